@@ -1,18 +1,20 @@
-"""The `graphflow` command until graphflow is loaded, which takes half a second.
+"""The `graphflow` command while graphflow loads, which takes half a second.
 
-It is no module of the package, since whatever is imported from there loads the package first.
+This file is not in the package, since importing any module of the package loads all of it first.
 """
 
 import signal
 
 
 def main() -> int:
-    """Run the command line; returns the exit code. Ctrl-C in between ends the process as the
-    signal does one that has nothing to put in order: without a traceback of imports."""
-    meant = signal.getsignal(signal.SIGINT)
-    if meant is signal.default_int_handler:  # else it is ignored: a job in the background
+    """Run the command line, and return its exit code.
+
+    Ctrl-C during the import ends the process by the signal, without a traceback.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a background job ignores Ctrl-C instead
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from graphflow.cli.main import main as run
 
-    signal.signal(signal.SIGINT, meant)
+    signal.signal(signal.SIGINT, before)
     return run()

@@ -1,7 +1,6 @@
-"""Every error graphflow raises, in one hierarchy.
+"""All errors that graphflow raises, in one hierarchy.
 
-Each message says what happened, where (node, user's line), with which numbers, and what to do
-about it.
+A message says what happened, where (node and user's line), with which numbers, and what to do.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ class GraphflowError(Exception):
     """Base of all errors that graphflow raises on purpose.
 
     Attributes:
-        longest: characters of a message; of a longer one, which shows a value that somebody gave
-            for another, the middle is left out.
+        longest: most characters of a message. The middle of a longer one is left out: it may
+            show a large value that the user gave by mistake.
     """
 
     longest = 20_000
@@ -22,8 +21,7 @@ class GraphflowError(Exception):
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, as text that can be sent: a user's class may make of its message what it
-    likes."""
+    """Return an error's message as text that can be sent; a user's `__str__` may fail."""
     try:
         text = str(error)
     except Exception as failed:
@@ -32,12 +30,12 @@ def error_text(error: BaseException) -> str:
 
 
 def escape_surrogates(text: str) -> str:
-    """A text in which lone surrogates, which UTF-8 does not have, are told by their numbers."""
+    """Return text with lone surrogates as escapes, since UTF-8 cannot encode them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def escape_unprintable(text: str) -> str:
-    """The text with control characters, and all others that do not print, written as escapes."""
+    """Return text with control and other unprintable characters as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -67,19 +65,19 @@ class DTypeError(GraphError):
 
 
 class ArgumentError(GraphError):
-    """An argument of an op or function is not one of those it takes."""
+    """An argument of an op or function has a wrong kind or value."""
 
 
 class DifferentiationError(GraphError):
-    """A gradient was asked of something that has none."""
+    """A gradient was requested of something that has none."""
 
 
 class OpCheckError(GraphError):
-    """`gf.check_op` found that an op does not do what it declares."""
+    """`gf.check_op` found that an op does not do what its declaration says."""
 
 
 class VariableError(GraphError):
-    """A variable is declared twice under a name, or assigned twice in a step."""
+    """Two variables have one name, or a step assigns one variable twice."""
 
 
 # Planning -------------------------------------------------------------------------------------
@@ -88,8 +86,9 @@ class VariableError(GraphError):
 class PlacementError(GraphflowError):
     """No placement satisfies the constraints.
 
-    `nodes` are the indices, in the placement problem, of the nodes at fault, so that a caller can
-    name them.
+    Attributes:
+        nodes: indices, in the placement problem, of the nodes at fault, so that a caller can
+            name them.
     """
 
     nodes: tuple[int, ...] = ()
@@ -100,8 +99,8 @@ class DeviceError(PlacementError):
 
 
 class DeviceLost(DeviceError):
-    """A GPU failed in a way that only a new process gets over: an op read where there is no memory,
-    or the GPU's memory is broken."""
+    """A GPU failed so that only a new process can use it again, after an illegal memory access for
+    example."""
 
 
 class MemoryLimitError(PlacementError):
@@ -119,7 +118,7 @@ class ClusterError(PlacementError):
 
 
 class PlanError(PlacementError):
-    """A plan does not belong to this graph or cluster, or cannot be drawn or read."""
+    """A plan does not fit this graph or cluster, or cannot be drawn or read."""
 
 
 class ProblemError(PlacementError):
@@ -127,18 +126,18 @@ class ProblemError(PlacementError):
 
 
 class ShardingError(PlacementError):
-    """A graph cannot be cut over a mesh of devices as a strategy says."""
+    """A strategy cannot partition a graph over its mesh of devices."""
 
 
 class ScheduleError(PlacementError):
-    """A pipeline schedule misses or repeats tasks, would deadlock, or cannot be made so."""
+    """A pipeline schedule lacks or repeats tasks, would deadlock, or cannot be built."""
 
 
 # Running --------------------------------------------------------------------------------------
 
 
 class SessionError(GraphflowError):
-    """A session is used wrongly: closed, or with a fetch it cannot serve."""
+    """A session is used wrongly: after it was closed, or with a fetch that it cannot serve."""
 
 
 class FeedError(SessionError):
@@ -156,8 +155,10 @@ class OpError(GraphflowError):
 
 
 class CheckError(OpError):
-    """A `gf.debug.check` found its condition false, or an op a value that it has no result for (a
-    singular matrix, a signal shorter than its frames)."""
+    """A `gf.debug.check` failed, or an op has no result for its input.
+
+    Such inputs are a singular matrix, or a signal shorter than its frames.
+    """
 
 
 class DeviceOutOfMemory(OpError, MemoryLimitError):
@@ -165,20 +166,24 @@ class DeviceOutOfMemory(OpError, MemoryLimitError):
 
 
 class NonFiniteError(OpError):
-    """A step of a session with `check_finite` made a number that is not finite, and was undone;
-    names the first node that did."""
+    """A step of a session with `check_finite` produced NaN or infinity, and was undone.
+
+    The message names the first node that produced it.
+    """
 
 
 class WorkerLost(GraphflowError):
     """A worker process died, froze or cannot be reached.
 
     Attributes:
-        worker: its index; None where that is not known.
-        step: the step in which it was lost, if it was in one.
-        reason: in a few words, such as "out of memory".
-        op: the op that a signal ended it in, with its node and the user's line; "" if unknown.
+        worker: index of the worker; None if unknown.
+        step: the step during which it was lost, if any.
+        reason: a few words, such as "out of memory".
+        op: the op that was running when a signal ended the process, with its node and the
+            user's line; "" if unknown.
         program: the program that it was computing; "" if none.
-        ended: whether its process is known to have ended; else it may be frozen, or cut off.
+        ended: True if the process is known to have ended; otherwise it may be frozen or
+            unreachable.
     """
 
     def __init__(
@@ -202,20 +207,21 @@ class WorkerLost(GraphflowError):
 
 
 class StateLost(WorkerLost):
-    """A worker took variables with it when it was lost, and no checkpoint restores them."""
+    """A lost worker held variables, and no checkpoint restores them."""
 
 
 class PoisonedTask(GraphflowError):
-    """The same op, or program, ended three workers that computed it; it is not tried on another."""
+    """The same op or program ended three workers that computed it; it is not tried again."""
 
 
 class StepTimeout(GraphflowError):
-    """A step passed its deadline; names the edge and the peer that did not deliver.
+    """A step passed its deadline; the message names the edge and the peer that did not deliver.
 
-    Where workers wait for each other in a chain, that is the one at its end, which waits for none.
+    If workers wait for each other in a chain, that peer is the last of it, which waits for no
+    other.
 
     Attributes:
-        worker: the one that did not deliver; None where no worker was waited for.
+        worker: index of that worker; None if no worker was waited for.
     """
 
     def __init__(self, text: str = "", *, worker: int | None = None) -> None:
@@ -224,14 +230,15 @@ class StepTimeout(GraphflowError):
 
 
 class LinkLost(StepTimeout):
-    """Two workers do not reach each other, though both answer this process. The step has changed
-    nothing: it can be tried again once they do.
+    """Two workers cannot reach each other, though both reach this process.
+
+    The step has changed nothing; it can be tried again.
 
     Attributes:
-        source: the worker that has sent something.
-        target: the one that did not take it.
+        source: the worker that sent a tensor.
+        target: the worker that did not acknowledge it.
         step: the step.
-        edge: what was sent: the number of the edge, or the name of an exchange.
+        edge: the number of the edge, or the name of a collective.
     """
 
     def __init__(
@@ -251,15 +258,15 @@ class LinkLost(StepTimeout):
 
 
 class RendezvousTimeout(GraphflowError):
-    """Workers did not come up, or answer, within the start deadline."""
+    """Workers did not start or answer before the deadline."""
 
 
 class TransportError(GraphflowError):
-    """An address cannot be used: taken, malformed, or beyond loopback without keys."""
+    """An address cannot be used: malformed, occupied, or beyond loopback without keys."""
 
 
 class AddressInUse(TransportError):
-    """Another process listens at the address already."""
+    """Another process listens at the address."""
 
 
 class InsecureAddress(TransportError):
@@ -267,7 +274,7 @@ class InsecureAddress(TransportError):
 
 
 class KeyFileError(TransportError):
-    """A key is missing, damaged, of the wrong role, or not as private as a secret must be."""
+    """A key is missing or damaged, has a wrong role, or its file is readable by others."""
 
 
 class ProtocolError(GraphflowError):
@@ -283,23 +290,23 @@ class NotAuthorised(ProtocolError):
 
 
 class StaleEpoch(ProtocolError):
-    """The session was recovered meanwhile, and goes on without the one who missed that."""
+    """The session recovered to a newer epoch; this process belongs to the old one and must stop."""
 
 
 class StaleSession(ProtocolError):
-    """A message belongs to another session: one that is over, or whose secret it does not have."""
+    """A message belongs to a session that has ended, or lacks the secret of its session."""
 
 
 class MessageTooLarge(ProtocolError):
-    """A message exceeds its cap."""
+    """A message exceeds its size limit."""
 
 
 class GraphLimitError(ProtocolError):
-    """A graph from the wire exceeds the limits on nodes or bytes, or names an unknown op."""
+    """A graph from the wire exceeds the limit on nodes or bytes, or names an unknown op."""
 
 
 class ModuleNotAllowed(ProtocolError):
-    """A session asks for ops or functions of a module that is not allowed where they would run."""
+    """A session needs ops or functions of a module that a worker does not allow."""
 
 
 class CheckpointError(GraphflowError):
@@ -310,11 +317,11 @@ class CheckpointError(GraphflowError):
 
 
 class CompileError(GraphflowError):
-    """LLVM refuses the text of a generated kernel: a fault of ours."""
+    """LLVM rejects a generated kernel: a bug in graphflow."""
 
 
 class Untraceable(GraphflowError):
-    """An op's expression does what no generated loop does; the op keeps its plain kernel."""
+    """An op's expression cannot become a generated loop; the op keeps its numpy kernel."""
 
 
 # Models from files ----------------------------------------------------------------------------
@@ -325,4 +332,4 @@ class OnnxError(GraphflowError):
 
 
 class UnsupportedOnnxError(OnnxError):
-    """A model has nodes, or a graph has ops, that cannot be translated; the message lists all."""
+    """A model's nodes, or a graph's ops, cannot be translated; the message lists all of them."""

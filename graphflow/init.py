@@ -1,7 +1,7 @@
-"""Initial values of variables, as plain data that each worker draws by itself.
+"""Initial values of variables, described as plain data that each worker expands itself.
 
-An initializer holds a random stream from when it was made, so the same script gives the same
-values on any placement.
+An initializer takes its random stream when it is created. So a script gives the same values on any
+placement.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from graphflow.ir.spec import kind as kind_of
 
 @dataclass(frozen=True)
 class Initializer:
-    """What to fill a variable with: a kind, its parameters (a, b), and a random stream.
+    """How to fill a variable: a kind, its parameters a and b, and a random stream.
 
-    Kinds: "constant" (a); "uniform" on [a, b); "normal" of mean a and deviation b.
+    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b.
     """
 
     kind: str
@@ -35,11 +35,11 @@ class Initializer:
     stream: tuple[int, int] = (0, 0)
 
     def with_dtype(self, dtype: Any) -> Initializer:
-        """The same initial values in another dtype."""
+        """Return the same initial values in another dtype."""
         return replace(self, dtype=_dtype(dtype).name)
 
     def __call__(self) -> np.ndarray[Any, Any]:
-        """The array; the same at each call."""
+        """Return the array; each call returns the same values."""
         if self.kind == "constant":
             return np.full(self.shape, self.a, self.dtype)
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.stream)))
@@ -48,8 +48,10 @@ class Initializer:
 
 
 class SharedInitial:
-    """An initial value of which several variables have a part each: it is made when the first of
-    them is looked at, and let go of with the last."""
+    """An initial value that several shards share.
+
+    The array is created for the first shard that is read, and freed after the last.
+    """
 
     def __init__(self, initial: Any) -> None:
         self._initial, self._parts = initial, 0
@@ -59,12 +61,16 @@ class SharedInitial:
     def add_shard(
         self, spans: tuple[Span, ...], shape: tuple[int, ...], dtype: str
     ) -> InitialShard:
-        """One of its parts."""
+        """Register one more shard.
+
+        Args:
+            spans: the part of each axis.
+        """
         self._parts += 1
         return InitialShard(self, self._parts, spans, shape, dtype)
 
     def read_shard(self, number: int, spans: tuple[Span, ...]) -> np.ndarray[Any, Any]:
-        """What a part is."""
+        """Return the array of one shard."""
         made = self._made
         if made is None:
             made = np.asarray(self._initial() if callable(self._initial) else self._initial)
@@ -78,8 +84,10 @@ class SharedInitial:
 
 @dataclass(frozen=True, eq=False)
 class InitialShard:
-    """A part of an initial value, made when it is looked at: a search over strategies cuts large
-    models many times, and looks at none."""
+    """A shard of an initial value, created when it is read.
+
+    A search over strategies splits large models many times and reads none of their values.
+    """
 
     whole: SharedInitial
     number: int
@@ -88,7 +96,7 @@ class InitialShard:
     dtype: str
 
     def __call__(self) -> np.ndarray[Any, Any]:
-        """The array; the same at each call."""
+        """Return the array; each call returns the same values."""
         return self.whole.read_shard(self.number, self.spans).reshape(self.shape)
 
 
@@ -96,9 +104,11 @@ def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
     wanted = _dtype(dtype)
     if kind != "constant":
         if kind_of(wanted) != "float":
-            raise DTypeError(f"{_here()}: random values are floats, not {wanted}")
+            raise DTypeError(f"{_here()}: random values need a float dtype, not {wanted}")
         if not all(_is_number(x) and math.isfinite(x) for x in (a, b)):
-            raise ArgumentError(f"{_here()}: its parameters are finite numbers, not {a!r}, {b!r}")
+            raise ArgumentError(
+                f"{_here()}: the parameters must be finite numbers, not {a!r} and {b!r}"
+            )
     return Initializer(kind, _static_shape(shape), wanted.name, float(a), float(b), next_stream())
 
 
@@ -110,11 +120,13 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def _static_shape(shape: Any) -> tuple[int, ...]:
-    """The shape of a variable."""
+    """Return a variable's shape as a tuple of ints."""
     sizes = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
     counts = [s for s in sizes if isinstance(s, int | np.integer) and not isinstance(s, bool)]
     if len(counts) < len(sizes) or any(s < 0 for s in counts):
-        raise ShapeError(f"{_here()}: the shape of a variable is known: ints, not {shape!r}")
+        raise ShapeError(
+            f"{_here()}: the shape of a variable must be ints from 0 on, not {shape!r}"
+        )
     return tuple(map(int, sizes))
 
 
@@ -128,32 +140,32 @@ def _here() -> str:
 
 @checks_argument_names(ArgumentError)
 def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
-    """All 0."""
+    """Fill with 0."""
     return _make("constant", shape, dtype, 0.0, 0.0)
 
 
 @checks_argument_names(ArgumentError)
 def ones(shape: Any, dtype: Any = "float32") -> Initializer:
-    """All 1."""
+    """Fill with 1."""
     return _make("constant", shape, dtype, 1.0, 0.0)
 
 
 @checks_argument_names(ArgumentError)
 def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
-    """All `value`.
+    """Fill with `value`.
 
     Raises:
-        ArgumentError: not a number, or not one of that dtype.
+        ArgumentError: the value is no number, or the dtype cannot hold it.
     """
     wanted = _dtype(dtype)
     fits = _is_number(value) and (is_inexact(wanted) or _is_exact(value, wanted))
     if not fits:
-        raise ArgumentError(f"{_here()}: {value!r} is no value of dtype {wanted}")
+        raise ArgumentError(f"{_here()}: {value!r} is not a value of dtype {wanted}")
     return _make("constant", shape, dtype, value, 0.0)
 
 
 def _is_exact(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether an integer or bool dtype holds the value, and a float carries it there."""
+    """Return True if an integer or bool dtype holds the value, and float64 carries it exactly."""
     limits = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return bool(limits[0] <= value <= limits[1] and value == int(value) == int(float(value)))
 
@@ -162,7 +174,7 @@ def _is_exact(value: Any, dtype: np.dtype[Any]) -> bool:
 def uniform(
     shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32"
 ) -> Initializer:
-    """Uniform on [low, high)."""
+    """Draw from the uniform distribution on [low, high)."""
     if _is_number(low) and _is_number(high) and low > high:
         raise ArgumentError(f"{_here()}: low {low} is above high {high}")
     return _make("uniform", shape, dtype, low, high)
@@ -170,15 +182,15 @@ def uniform(
 
 @checks_argument_names(ArgumentError)
 def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float32") -> Initializer:
-    """Normal of the given mean and standard deviation."""
+    """Draw from the normal distribution with the given mean and standard deviation."""
     if _is_number(std) and std < 0:
-        raise ArgumentError(f"{_here()}: a standard deviation is not negative: {std}")
+        raise ArgumentError(f"{_here()}: the standard deviation must not be negative: {std}")
     return _make("normal", shape, dtype, mean, std)
 
 
 @checks_argument_names(ArgumentError)
 def glorot(shape: Any, dtype: Any = "float32") -> Initializer:
-    """Uniform on ±√(6 / (fan_in + fan_out)).
+    """Draw uniformly from ±√(6 / (fan_in + fan_out)).
 
     Source: Glorot & Bengio, AISTATS 2010, eq. 16.
     """
@@ -189,7 +201,7 @@ def glorot(shape: Any, dtype: Any = "float32") -> Initializer:
 
 @checks_argument_names(ArgumentError)
 def he(shape: Any, dtype: Any = "float32") -> Initializer:
-    """Normal of deviation √(2 / fan_in), for layers before a ReLU.
+    """Draw normally with standard deviation √(2 / fan_in), for layers before a ReLU.
 
     Source: He et al., ICCV 2015, eq. 10.
     """
@@ -197,7 +209,7 @@ def he(shape: Any, dtype: Any = "float32") -> Initializer:
 
 
 def _fans(shape: Any) -> tuple[int, int]:
-    """Inputs and outputs of a weight (..., in, out)."""
+    """Return the numbers of inputs and outputs of a weight (..., in, out)."""
     shape = _static_shape(shape)
     if not shape:
         return 1, 1

@@ -1,7 +1,7 @@
-"""Strategies: what divides a graph before it is optimised and placed.
+"""The protocol of strategies: how a graph is partitioned before it is optimised and placed.
 
-A training node carries its strategy; whoever places a graph asks for it here. Strategies themselves
-are in `graphflow.parallel`, which builds on everything: this is what the rest knows of them.
+A training node carries its strategy, and whoever places a graph looks it up here. The strategies
+themselves are in `graphflow.parallel`, which builds on all other folders.
 """
 
 from __future__ import annotations
@@ -20,44 +20,45 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableShards(Protocol):
-    """The variables that stand for one of the user's."""
+    """The variables that replace one variable of the user's."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """A variable for each shard; shards that share a device may share it."""
+        """A variable for each shard; shards on one device may be one variable."""
 
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """What part of the whole each one has."""
+        """The part of the whole variable that each shard holds."""
 
 
 class PartitionedGraph(Protocol):
-    """A graph that was divided."""
+    """A partitioned graph."""
 
     @property
     def graph(self) -> Graph:
-        """Output i stands for that of the whole graph."""
+        """The partitioned graph; its output i stands for output i of the user's graph."""
 
     @property
     def variables(self) -> Mapping[Node, Any]:
-        """`Pieces` of the user's variables."""
+        """`VariableShards` of each variable of the user's."""
 
     @property
     def tasks(self) -> Sequence[str]:
-        """What the nodes of a pipeline belong to, by their turns; else nothing."""
+        """The pipeline task of each node, in the order of execution; empty without a pipeline."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of all symbols, by those of the whole graph."""
+        """Return the sizes of all symbols, given those of the user's graph."""
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a step with symbols of these sizes would be divided as this is."""
+        """Return True if a step with symbols of these sizes would be partitioned in the same
+        way."""
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> Mapping[Node, Array]:
-        """What the divided graph is fed, by what the user feeds."""
+        """Return the feeds of the partitioned graph, given the user's feeds and sizes."""
 
 
 class Strategy(Protocol):
-    """Divides graphs."""
+    """Partitions graphs."""
 
     def divide(
         self,
@@ -66,32 +67,32 @@ class Strategy(Protocol):
         known: Mapping[Node, Any] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> PartitionedGraph:
-        """A graph for the devices of a cluster.
+        """Return the graph, partitioned for the devices of a cluster.
 
         Args:
-            known: variables that are divided already.
-            fed: sizes of symbols, where a step is about to be fed.
+            known: shards of variables that are partitioned already.
+            fed: sizes of symbols, if a step is about to run.
         """
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse what is no strategy.
+    """Refuse an object that is no strategy.
 
     Raises:
-        ArgumentError: it divides nothing.
+        ArgumentError: it has no method `divide`.
     """
     if isinstance(strategy, type) or not callable(getattr(strategy, "divide", None)):
         raise ArgumentError(
-            f"minimize at {user_location()}: strategy is one of gf.parallel's, such as "
+            f"minimize at {user_location()}: strategy must be one of gf.parallel's, such as "
             f"gf.parallel.Data(replicas=2), not {strategy!r}"
         )
 
 
 def strategy_of(graph: Graph) -> Strategy | None:
-    """The strategy by which a graph is to be divided; None where it is not.
+    """Return the strategy of a graph's training nodes; None if they have none.
 
     Raises:
-        ShardingError: there are two.
+        ShardingError: there are two different strategies.
     """
     found: dict[int, tuple[Strategy, Node]] = {}
     for node in graph.of_op("group"):
@@ -103,8 +104,8 @@ def strategy_of(graph: Graph) -> Strategy | None:
         if a != b:
             raise ShardingError(
                 f"{first.name!r} (made at {first.location}) has the strategy {a!r}, and "
-                f"{second.name!r} (made at {second.location}) {b!r}: what is fetched together is "
-                "divided by one strategy; give both the same, or fetch them apart"
+                f"{second.name!r} (made at {second.location}) {b!r}: fetches of one step "
+                "must share one strategy; give both the same, or fetch them in separate steps"
             )
     return next(iter(found.values()))[0] if found else None
 
@@ -112,7 +113,10 @@ def strategy_of(graph: Graph) -> Strategy | None:
 def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
 ) -> tuple[Graph, PartitionedGraph | None]:
-    """A graph as it is to be placed, and how it was divided, if it was."""
+    """Partition a graph by the strategy of its training nodes, if they have one.
+
+    Return the graph to place, and the `Division` or None.
+    """
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
@@ -127,7 +131,7 @@ def divide_with(
     known: Mapping[Node, Any] | None = None,
     fed: Mapping[str, int] | None = None,
 ) -> PartitionedGraph:
-    """A graph as a strategy divides it; what it refuses names the line that made the strategy.
+    """Partition a graph by a strategy; an error names the line that created the strategy.
 
     Raises:
         ShardingError, ScheduleError, DeviceError: see the strategy.

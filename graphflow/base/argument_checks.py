@@ -1,24 +1,23 @@
-"""Arguments of public functions are what their annotations say, or an error names them.
+"""Checks of the arguments that users give to public functions.
 
-One reading of annotations for functions, layers and frozen values: flags, numbers and words, lists
-and dicts of them, functions, and our own classes. What an annotation leaves open (`Any`, `Tensor`,
-a name that is only imported for type checkers) is left to the function.
+A wrong argument raises an error that names the function, the user's line, what the argument must
+be, and what it is. Checks follow the annotations (`argument_kinds`); a function that checks its
+values itself has only its argument names checked here.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import inspect
 import math
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from graphflow.base.argument_kinds import REFUSED, Kind, kind_of
 from graphflow.base.argument_names import explain_repeated, translate_argument
 from graphflow.base.source_location import user_location, with_location
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
@@ -30,13 +29,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """A function whose arguments are what its annotations say, numpy's scalars as Python's, and
-    whose errors say that they are of `what`, on the user's line.
+    """Wrap `f` so that it checks each argument against its annotation before it runs.
+
+    Numpy scalars become Python numbers first. Errors name `what` and the user's line.
 
     Args:
-        what: its name; "" for that of its first argument's class.
+        what: the name for errors; "" for the class of the first argument.
     """
-    arguments = functools.cache(lambda: _arguments(f))  # at the first call: imports stay quick
+    # Parsing hundreds of signatures would slow the import, so it waits for the first call.
+    arguments = functools.cache(lambda: _arguments(f))
 
     @functools.wraps(f)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +50,7 @@ def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
             return f(*args, **kwargs)
         except GraphError as error:
             raise with_location(_subject(what, args), error) from None
-        except MemoryError as error:  # numbers that it puts into the graph
+        except MemoryError as error:  # from arrays that become constants of the graph
             too_large = ArgumentError(f"{error} while the graph is built; give smaller sizes")
             raise with_location(_subject(what, args), too_large) from None
         except TypeError:
@@ -61,8 +62,11 @@ def validate_arguments(f: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def checks_arguments(error: type[GraphflowError]) -> Callable[[F], F]:
-    """A public function, or a class whose `__init__`, refuses arguments that are not what its
-    annotations say, with such errors. What it refuses itself goes first: it knows a remedy."""
+    """Make a public function, or a class's `__init__`, raise `error` for arguments of a wrong kind.
+
+    The arguments are checked after the call: an error of this package that the function raises
+    itself takes precedence, since it knows the remedy.
+    """
 
     def decorate(public: F) -> F:
         if isinstance(public, type):
@@ -76,12 +80,15 @@ def checks_arguments(error: type[GraphflowError]) -> Callable[[F], F]:
 def checks_argument_names(
     error: type[GraphflowError], but: Collection[str] = ()
 ) -> Callable[[F], F]:
-    """A public function, or a class's `__init__` and public methods, tell what was meant by an
-    argument that they do not have, and what is missing, with such errors. For what checks its
-    values itself.
+    """Make a public function, or a class's methods, explain a misspelt or missing argument.
+
+    For functions that check the values themselves. The error names the argument that was probably
+    meant.
 
     Args:
-        but: methods of which each microsecond counts; their errors are Python's.
+        error: the class of the error.
+        but: methods that are called so often that a wrapper would cost too much; they keep
+            Python's own TypeError.
     """
 
     def decorate(public: F) -> F:
@@ -100,7 +107,8 @@ def checks_argument_names(
 
 
 def _own_method(cls: type, name: str) -> Any:
-    """A method as it stands in the class; those of a dataclass are made when they are asked for."""
+    """Return a method as it stands in the class; a lazy dataclass creates it on the first
+    access."""
     getattr(cls, name)
     return vars(cls)[name]
 
@@ -108,6 +116,8 @@ def _own_method(cls: type, name: str) -> Any:
 def _check_names(
     f: Callable[..., Any], what: str, error: type[GraphflowError]
 ) -> Callable[..., Any]:
+    """Wrap `f` so that a TypeError of the call itself becomes an `error` with a suggestion."""
+
     @functools.wraps(f)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -123,6 +133,7 @@ def _check_names(
 def _check_values(
     f: Callable[..., Any], what: str, error: type[GraphflowError]
 ) -> Callable[..., Any]:
+    """Wrap `f` so that arguments of a wrong kind raise `error`, whatever the call itself did."""
     arguments = functools.cache(lambda: _arguments(f))
 
     def find_error(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GraphflowError | None:
@@ -154,11 +165,14 @@ def _check_values(
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature:
-    """What a function takes. Its annotations stay unevaluated, where Python since 3.14 evaluates
-    them: names that a user imports for type checkers only would be errors.
+    """Return the signature of a function, with its annotations unevaluated.
+
+    Since Python 3.14 `inspect.signature` evaluates annotations. Names that a user imports only for
+    type checkers would fail there.
 
     Raises:
-        TypeError, ValueError: nothing is known of it, as of what is written in C.
+        TypeError, ValueError: the function has no signature that Python knows, as some C
+            functions.
     """
     if sys.version_info >= (3, 14):
         return inspect.signature(f, annotation_format=Format.STRING)  # noqa: TID251
@@ -166,13 +180,18 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature:
 
 
 def did_you_mean(word: Any, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
-    """`did you mean 'axis'?`, of a word that is not known; "" where nothing is like it."""
+    """Return "did you mean 'axis'?" for a word that is close to some of the known ones, else "".
+
+    Args:
+        most: how many suggestions to name.
+        cutoff: least similarity, from 0 to 1.
+    """
     near = difflib.get_close_matches(str(word), list(known), most, cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def format_value(value: Any, most: int = 200) -> str:
-    """A value as an error shows it, in so many characters."""
+    """Return a value's repr for an error message, shortened to about `most` characters."""
     try:
         text = repr(value)
     except Exception as error:  # a user's __repr__
@@ -180,20 +199,12 @@ def format_value(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-most // 4 :]}"
 
 
-class _Kind(NamedTuple):
-    """What an annotation asks for."""
-
-    words: str
-    take: Callable[[Any], Any]  # the value, as the function gets it, or _NOT
-
-
 class _Argument(NamedTuple):
+    """An argument that has a check: its position, its name, and the check."""
+
     place: int
     name: str
-    kind: _Kind
-
-
-_NOT = object()
+    kind: Kind
 
 
 def _subject(what: str, args: Sequence[Any]) -> str:
@@ -203,36 +214,36 @@ def _subject(what: str, args: Sequence[Any]) -> str:
 def _convert_arguments(
     arguments: Sequence[_Argument], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[int, str, Any]]:
-    """Those that are given as something else than they are taken as: where, and as what.
+    """Return (position, name, converted value) of each argument that is not passed on unchanged.
 
     Raises:
-        ArgumentError: one is not what its annotation says.
+        ArgumentError: a value is not of the kind that its annotation asks for.
     """
     found = []
     for place, name, kind in arguments:
-        value = args[place] if place < len(args) else kwargs.get(name, _NOT)
-        taken = value if value is _NOT else kind.take(value)
+        value = args[place] if place < len(args) else kwargs.get(name, REFUSED)
+        taken = value if value is REFUSED else kind.take(value)
         if taken is not value:
             _require(taken, name, kind, value)
             found.append((place, name, taken))
     return found
 
 
-def _require(taken: Any, name: str, kind: _Kind, value: Any) -> None:
-    if taken is _NOT:
-        raise ArgumentError(f"{name} is {kind.words}, not {format_value(value)}")
+def _require(taken: Any, name: str, kind: Kind, value: Any) -> None:
+    if taken is REFUSED:
+        raise ArgumentError(f"{name} must be {kind.words}, not {format_value(value)}")
 
 
 def _arguments(f: Callable[..., Any]) -> list[_Argument]:
-    """The arguments of a function whose annotations say what they are."""
-    f = inspect.unwrap(f)  # other decorators take any arguments
+    """Return the arguments of a function whose annotations can be checked."""
+    f = inspect.unwrap(f)  # the wrapper of another decorator takes any arguments
     code = getattr(f, "__code__", None)
     if code is None:
         return []
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     found = []
     for i, name in enumerate(names):
-        kind = _kind_of(f.__annotations__.get(name), getattr(f, "__globals__", {}))
+        kind = kind_of(f.__annotations__.get(name), getattr(f, "__globals__", {}))
         if kind is not None:
             found.append(_Argument(i if i < code.co_argcount else sys.maxsize, name, kind))
     return found
@@ -241,7 +252,7 @@ def _arguments(f: Callable[..., Any]) -> list[_Argument]:
 def _describe_mismatch(
     f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with a call that gives other arguments than a function has; None: nothing."""
+    """Say why a call does not fit the signature of a function; None if it fits."""
     signature = signature_of(f)
     try:
         signature.bind(*args, **kwargs)
@@ -257,7 +268,7 @@ def _describe_mismatch(
 
 
 def describe_unexpected(word: str, names: Sequence[str]) -> str:
-    """What is wrong with a call that gives the argument `word` to a function that takes `names`."""
+    """Say that a call gave an unknown argument `word` to a function that takes `names`."""
     hint = translate_argument(word, names) or did_you_mean(word, names)
     told = f"got an unexpected keyword argument {word!r}" + f" ({hint})" * bool(hint)
     return f"{told}; it takes {', '.join(names) or 'nothing'}"
@@ -267,14 +278,14 @@ def describe_unexpected(word: str, names: Sequence[str]) -> str:
 
 
 def to_builtin(value: Any) -> Any:
-    """A number of numpy's as Python has it; anything else as it is."""
+    """Return a numpy integer or float as Python's; any other value as it is."""
     if isinstance(value, np.integer):
         return int(value)
     return float(value) if isinstance(value, np.floating) else value
 
 
 def as_seconds(value: Any) -> float | None:
-    """A number of seconds from 0 on; None where a value is none, or no float holds it."""
+    """Return a finite, non-negative number as a float; None for any other value."""
     value = to_builtin(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -283,130 +294,3 @@ def as_seconds(value: Any) -> float | None:
     except OverflowError:
         return None
     return found if 0 <= found < math.inf else None
-
-
-# What annotations say --------------------------------------------------------------------------
-
-
-def _to_flag(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
-    return bool(value) if isinstance(value, np.bool_) else _NOT
-
-
-def _to_integer(value: Any) -> Any:
-    if type(value) is int:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        return _NOT
-    return int(value)
-
-
-def _to_number(value: Any) -> Any:
-    if type(value) is int:
-        return value
-    if isinstance(value, bool | complex | np.complexfloating) or not isinstance(
-        value, int | float | np.number
-    ):
-        return _NOT
-    if isinstance(value, int | np.integer):
-        return int(value)
-    number = value if type(value) is float else float(value)
-    return _NOT if number != number else number  # NaN is nobody's rate
-
-
-def _accept_instances(*kinds: type) -> Callable[[Any], Any]:
-    return lambda value: value if isinstance(value, kinds) else _NOT
-
-
-_PLAIN = {
-    "bool": _Kind("True or False", _to_flag),
-    "int": _Kind("an int", _to_integer),
-    "float": _Kind("a number", _to_number),
-    "str": _Kind("a str", _accept_instances(str)),
-    "None": _Kind("None", _accept_instances(type(None))),
-    "Callable": _Kind("a function", lambda value: value if callable(value) else _NOT),
-    "PathLike": _Kind("a path", _accept_instances(os.PathLike)),
-    "Mapping": _Kind("a dict", _accept_instances(Mapping)),
-    "dict": _Kind("a dict", _accept_instances(Mapping)),
-}
-_LISTS = ("Sequence", "list", "tuple")
-
-
-def _kind_of(annotation: Any, names: Mapping[str, Any]) -> _Kind | None:
-    """What an annotation (a str, as `annotations` of `__future__` leaves it) asks for; None where
-    that is not for here to say."""
-    if not isinstance(annotation, str):
-        return None
-    return _parse_kind(ast.parse(annotation, mode="eval").body, names)
-
-
-def _parse_kind(node: ast.expr, names: Mapping[str, Any]) -> _Kind | None:
-    match node:
-        case ast.Constant(value=None):
-            return _PLAIN["None"]
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _kind_of_union(_parse_kind(left, names), _parse_kind(right, names))
-        case ast.Name(id=name):
-            return _PLAIN.get(name) or _kind_of_name(names.get(name))
-        case ast.Attribute(attr="PathLike"):
-            return _PLAIN["PathLike"]
-        case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _LISTS:
-            return _kind_of_list(inner, names)
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
-            return _kind_of_choice(ast.literal_eval(ast.Tuple([inner], ast.Load())))
-        case ast.Subscript(value=value):
-            return _parse_kind(value, names)
-    return None
-
-
-def _kind_of_union(first: _Kind | None, other: _Kind | None) -> _Kind | None:
-    if first is None or other is None:
-        return None
-
-    def take(value: Any) -> Any:
-        taken = first.take(value)
-        return other.take(value) if taken is _NOT else taken
-
-    return _Kind(f"{first.words} or {other.words}", take)
-
-
-def _kind_of_name(found: Any) -> _Kind | None:
-    """A name for some words, or one of our own classes; a tensor is left to the function, since so
-    much becomes one."""
-    if get_origin(found) is Literal:
-        return _kind_of_choice(get_args(found))
-    if not isinstance(found, type) or not found.__module__.startswith("graphflow."):
-        return None
-    if found.__name__ == "Tensor" or getattr(found, "_is_protocol", False):
-        return None
-    return _Kind(f"a {found.__name__}", _accept_instances(found))
-
-
-def _kind_of_list(inner: ast.expr, names: Mapping[str, Any]) -> _Kind:
-    """A list or tuple, of one kind where that is said; numpy's arrays and ranges are lists, too."""
-    item = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
-    alike = not isinstance(inner, ast.Tuple) or (
-        len(inner.elts) == 2 and isinstance(inner.elts[1], ast.Constant)
-    )
-    kind = _parse_kind(item, names) if alike else None
-
-    def take(value: Any) -> Any:
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-            return _NOT
-        if isinstance(value, np.ndarray) and not value.ndim:
-            return _NOT
-        if kind is not None and any(kind.take(item) is _NOT for item in value):
-            return _NOT
-        return value
-
-    return _Kind("a list or tuple" + (f" (each {kind.words})" if kind else ""), take)
-
-
-def _kind_of_choice(words: tuple[Any, ...]) -> _Kind:
-    """One of some words (a tuple of them within the tuple, where they stand in an annotation)."""
-    among = words[0] if isinstance(words[0], tuple) else words
-    return _Kind(
-        f"one of {', '.join(map(repr, among))}",
-        lambda value: value if isinstance(value, str | int) and value in among else _NOT,
-    )

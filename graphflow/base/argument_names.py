@@ -1,5 +1,7 @@
-"""Names that arguments have elsewhere (PyTorch, JAX, TensorFlow, numpy, onnxruntime): what stands
-for each in the function that was called with it."""
+"""Names that arguments have in other libraries (PyTorch, JAX, TensorFlow, numpy, onnxruntime).
+
+An error about an unknown argument says what it is called here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Sequence
 _PLACE = 'build it in a block `with gf.device("/worker:0/gpu:0"):` instead'
 _DEVICES = 'give cluster=gf.Cluster.here(devices=["gpu:0"]), or pin nodes by gf.device'
 
-# Names of ours, the first of which that the function takes; or a sentence, which has spaces.
+# For each foreign name the names used here: the first that the function takes is suggested. An
+# entry with spaces is a sentence to show as it is.
 _NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dim", "dims", "reduction_indices"), ("axis", "axes")),
     **dict.fromkeys(("keepdim", "keep_dims"), ("keepdims",)),
@@ -44,8 +47,10 @@ _REPEATED = {"lr": "an optimiser takes its variables in minimize(loss, variables
 
 
 def translate_argument(word: str, names: Sequence[str]) -> str:
-    """Return what to write instead of the argument `word` of a function that takes `names`; "" if
-    the table does not know."""
+    """Return what to write instead of the argument `word` of a function that takes `names`.
+
+    The result is "" if the table has no entry for it.
+    """
     for ours in _NAMES.get(word, ()):
         if " " in ours:
             return ours
@@ -55,5 +60,5 @@ def translate_argument(word: str, names: Sequence[str]) -> str:
 
 
 def explain_repeated(word: str) -> str:
-    """Return what to do about an argument that is given by position and by name."""
+    """Return the remedy for an argument that a call gives by position and by name."""
     return _REPEATED.get(word, f"the call gives {word} by position already")

@@ -1,7 +1,7 @@
-"""Arrays of other libraries, masked, sparse or on another device, as arrays of numpy.
+"""Arrays of other libraries as numpy arrays: masked, sparse, or on another device.
 
-Each entrance of a user's values goes through `array_of`: feeds, constants, initial values, values
-that variables are set to, results of host calls.
+All values of users pass through `array_of`: feeds, constants, initial values, values for variables,
+and results of host calls.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ _NUMBERS = {bool, int, float, complex}
 
 
 class NoArrayError(TypeError):
-    """A value is no array of numbers; a noun phrase that says why, and what to give."""
+    """A value cannot become an array of numbers. The text is a noun phrase: what it is, and the
+    remedy."""
 
 
 def array_of(value: Any) -> Array:
-    """A value as an array, through `__array__`, the buffer protocol or DLPack.
+    """Return a value as an array, through `__array__`, the buffer protocol or DLPack.
 
     Raises:
-        NoArrayError: it is none, or some of its elements have no value.
+        NoArrayError: the value is no array, or some of its elements are masked or missing.
     """
     if type(value) is np.ndarray:
         return value
@@ -36,7 +37,7 @@ def array_of(value: Any) -> Array:
             array = np.asarray(value)
     except MemoryError:
         raise
-    except Exception as cause:  # the value's own
+    except Exception as cause:  # raised by the value's own methods
         raise NoArrayError(f"no array: {str(cause)[:300]}; {_remedy(value)}") from cause
     if array.dtype == object and hasattr(value, "to_numpy"):
         raise NoArrayError(
@@ -47,7 +48,7 @@ def array_of(value: Any) -> Array:
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether a value is an array or a matrix of any library, numpy's included."""
+    """Return True for an array or matrix of any library, numpy's included."""
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "toarray"))
 
 
@@ -55,14 +56,13 @@ def cast_in_range(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return an array in another dtype.
 
     Raises:
-        OverflowError: a finite element is beyond the floats of that dtype, or an integer beyond its
-            integers.
+        OverflowError: a finite element is out of the range of that dtype.
     """
     if array.dtype.kind in "iu" and dtype.kind in "iu" and not np.can_cast(array.dtype, dtype):
         result = array.astype(dtype)
         beyond = (result != array) | ((result < 0) != (array < 0))
     else:
-        try:  # the processor's flag costs nothing
+        try:  # the processor's overflow flag costs nothing to check
             with np.errstate(over="raise", under="ignore", invalid="ignore"):
                 return array.astype(dtype)
         except FloatingPointError:
@@ -99,7 +99,7 @@ def _remedy(value: Any) -> str:
 
 
 def _columns(value: Any) -> str:
-    """The dtypes of a frame or a series."""
+    """Name the dtypes of a data frame or a series."""
     dtypes = getattr(value, "dtypes", getattr(value, "dtype", "?"))
     named = dtypes.items() if hasattr(dtypes, "items") else ()
     return ", ".join(f"{n}: {d}" for n, d in list(named)[:8]) or f"dtype {dtypes}"

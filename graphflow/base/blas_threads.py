@@ -1,8 +1,8 @@
-"""BLAS on one thread, wherever a graph's values are computed.
+"""One BLAS thread wherever a graph's values are computed.
 
-A product's bits depend on how many threads BLAS shares it among (measured: OpenBLAS on Zen 3), so
-it has one while a program runs, while constants are folded, and in the interpreter. Programs share
-products among threads of their own, in blocks that depend on shapes alone.
+The bits of a product depend on the number of threads that BLAS uses (measured with OpenBLAS on Zen
+3). So BLAS has one thread while a program runs, while constants are folded, and in the interpreter.
+Programs split large products over threads of their own, in blocks that depend on shapes alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import cache
 
 
 class _OneBlasThread:
-    """Holds BLAS to one thread while anybody of the process is inside, and then restores it."""
+    """Context manager that holds BLAS to one thread while any thread of the process is inside."""
 
     def __init__(self) -> None:
-        from threadpoolctl import ThreadpoolController  # scans loaded libraries: once, when needed
+        from threadpoolctl import ThreadpoolController  # scans all loaded libraries, so only once
 
         self._lock = threading.RLock()
-        # What each who is inside puts back: None but for the first. A signal's handler that runs a
-        # session comes between any two lines here, and has to leave everything as it found it.
+        # The thread counts that each block restores: None for all but the first. A stack, since a
+        # signal handler that runs a session may enter and leave between any two lines here.
         self._before: list[list[int] | None] = []
         controllers = ThreadpoolController().lib_controllers
         self._blas = [c for c in controllers if c.user_api == "blas"]
@@ -46,5 +46,8 @@ class _OneBlasThread:
 
 @cache
 def one_blas_thread() -> _OneBlasThread:
-    """BLAS held to one thread inside; entering it again, as programs do, asks no library."""
+    """Return the process's context manager that holds BLAS to one thread.
+
+    Entering it again, as nested programs do, calls no BLAS function.
+    """
     return _OneBlasThread()

@@ -1,5 +1,7 @@
-"""Variables of the environment that graphflow heeds: read here, so that a value which means nothing
-is refused rather than taken for another."""
+"""Environment variables that graphflow reads, all in one place.
+
+A value without a meaning is an error; it is never taken for another value.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,43 @@ SWITCHES = (
     "GRAPHFLOW_GPU_LIBRARIES",
     "GRAPHFLOW_SHARED_MEMORY",
 )
-"""Each is on unless it is `off`."""
+"""Features that are on unless the variable is `off`."""
 NCCL = "GRAPHFLOW_NCCL", ("off", "host", "on")
-"""Among which GPUs NCCL may carry exchanges: none, those of one host (default), any."""
-_KEPT = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # where kernels and measurements are kept
+"""The GPUs among which NCCL may run collectives: none, those of one host (default), or any."""
+_CACHE_FOLDERS = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # for kernels and measurements
 
 
 def setting(name: str) -> str | None:
-    """A folder or an address; None where it is not set, or empty."""
+    """Return the value of a variable; None if it is unset or empty."""
     return os.environ.get(name) or None
 
 
 def set_default(name: str, default: Callable[[], str]) -> None:
-    """Set what another library heeds where nobody has, for this process and those it starts."""
+    """Set a variable for this process and its children, unless the user has set it.
+
+    For variables that other libraries read.
+    """
     if setting(name) is None:
         os.environ[name] = default()
 
 
 def folder_setting(name: str) -> Path | None:
-    """A folder, `~` as the user's home; None where it is not set, or empty.
+    """Return a folder, with `~` expanded; None if the variable is unset or empty.
 
     Raises:
-        ArgumentError: it is in the home of a user who is not there.
+        ArgumentError: it names the home of a user that does not exist.
     """
     told = setting(name)
     try:
         return None if told is None else Path(told).expanduser()
     except RuntimeError:
         raise ArgumentError(
-            f"{name} in the environment is {told!r}, a home that is not there; give the whole path"
+            f"{name} in the environment is {told!r}, but there is no such home; give the whole path"
         ) from None
 
 
 def home_folder() -> Path:
-    """The user's home; / for one who has none, as container runtimes have it."""
+    """Return the user's home folder; "/" for a user without one, as in containers."""
     try:
         return Path.home()
     except RuntimeError:
@@ -57,21 +62,21 @@ def home_folder() -> Path:
 
 
 def choice_setting(name: str, among: Sequence[str]) -> str | None:
-    """One of a few words; None where it is not set, or empty.
+    """Return one of a few words; None if the variable is unset or empty.
 
     Raises:
-        ArgumentError: another word.
+        ArgumentError: it holds another word.
     """
     told = setting(name)
     if told is not None and told not in among:
         several = "one of " if len(among) > 2 else ""
         named = ", ".join(among) if several else " or ".join(among)
-        raise ArgumentError(f"{name} in the environment is {several}{named}, not {told!r}")
+        raise ArgumentError(f"{name} in the environment must be {several}{named}, not {told!r}")
     return told
 
 
 def is_on(switch: str) -> bool:
-    """Whether something is to be done.
+    """Return True unless a switch is off.
 
     Raises:
         ArgumentError: it is neither on nor off.
@@ -80,15 +85,14 @@ def is_on(switch: str) -> bool:
 
 
 def check_environment() -> None:
-    """Refuse what would be refused later, in the middle of a step, where a session or a worker
-    begins.
+    """Refuse wrong variables when a session or worker starts, not in the middle of a step.
 
     Raises:
-        ArgumentError: a switch is none of its words, or what is kept is to be in the home of a
-            user who is not there.
+        ArgumentError: a switch has an unknown value, or a cache folder is in the home of a user
+            that does not exist.
     """
     for switch in SWITCHES:
         is_on(switch)
     choice_setting(*NCCL)
-    for folder in _KEPT:
+    for folder in _CACHE_FOLDERS:
         folder_setting(folder)

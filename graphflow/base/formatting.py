@@ -1,7 +1,7 @@
-"""How numbers are told to people: with units, three digits, and the right form of the noun.
+"""Numbers as text: units, three significant digits, and the plural of a noun.
 
-Everything that prints, draws or complains takes them from here, so that one number reads the same
-in a plan, on its page, in a report and in an error.
+Plans, pages, reports and errors all format numbers here, so that one number reads the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def show_seconds(value: float) -> str:
-    """1.23 ms"""
+    """Format a duration, as in "1.23 ms"."""
     for unit, name in _SECONDS:
         if abs(value) >= unit:
             return f"{_digits(value / unit, 3)} {name}"
@@ -21,22 +21,25 @@ def show_seconds(value: float) -> str:
 
 
 def show_bytes(value: float) -> str:
-    """1.21 MiB"""
+    """Format a size, as in "1.21 MiB"."""
     return _in_bytes(value, 3)
 
 
 def show_memory(value: float) -> str:
-    """1.207 MiB, or unlimited memory: what is needed beside what there is takes a digit more."""
+    """Format a size with four digits, as in "1.207 MiB"; infinity is "unlimited memory".
+
+    Needed and available memory are often equal to three digits.
+    """
     return "unlimited memory" if isinf(value) else _in_bytes(value, 4)
 
 
 def show_count(number: int, noun: str) -> str:
-    """1 node, 1,234 nodes"""
+    """Format a number with its noun, as in "1 node" or "1,234 nodes"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """(seconds, name) of the unit in which an axis up to `longest` seconds reads well."""
+    """Return (seconds, name) of the unit for an axis that ends at `longest` seconds."""
     return next(((unit, name) for unit, name in _SECONDS if longest >= unit), _SECONDS[-1])
 
 
@@ -48,5 +51,5 @@ def _in_bytes(value: float, digits: int) -> str:
 
 
 def _digits(value: float, count: int) -> str:
-    """So many digits, as far as they say something; never an exponent."""
+    """Format a number with `count` significant digits, never with an exponent."""
     return f"{value:.0f}" if abs(value) >= 10 ** (count - 1) - 0.05 else f"{value:.{count}g}"

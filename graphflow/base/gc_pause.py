@@ -1,7 +1,7 @@
-"""The garbage collector rests while graphs grow.
+"""Pauses of the garbage collector while large graphs are built.
 
-Nodes, tensors and their tables are many, live long and form no garbage: looking through them again
-and again took a third of the time of a large graph's way to its first step.
+A graph has many long-lived nodes and tensors and no garbage cycles. Repeated collections took a
+third of the time from building a large graph to its first step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class _PauseState:
-    """How many blocks keep the collector off, and whether it was on before the first."""
+    """The number of open pauses, and whether the collector was on before the first."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -29,8 +29,10 @@ _collector = _PauseState()
 
 
 class gc_paused:
-    """No cycle collection in the block, in any thread; blocks nest, and the last one that ends
-    leaves the collector as the first one found it. Reference counting goes on."""
+    """Context manager that disables cycle collection in all threads.
+
+    Pauses may nest: the last one that ends restores the collector. Reference counting goes on.
+    """
 
     def __enter__(self) -> None:
         with _collector.lock:
@@ -47,7 +49,7 @@ class gc_paused:
 
 
 def without_collection(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that runs `uncollected`."""
+    """Run a function inside `gc_paused`."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

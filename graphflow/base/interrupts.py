@@ -29,24 +29,26 @@ _NUMBERS = tuple(
     for number in signal.Signals
     if not (number.name in _FAULTS or number.name.startswith("SIGRT"))
 )
-"""The signals whose handlers are held back: neither those of faults, nor real-time signals, to look
-at all of which would make a step longer."""
+"""Signals whose handlers are deferred.
+
+Faults are left out. So are real-time signals: looking at all of them would slow down each step.
+"""
 _LIBRARIES = {
     "cupy", "graphflow", "highspy", "llvmlite", "ml_dtypes", "msgpack", "networkx",
     "numpy", "onnx", "opt_einsum", "rich", "safetensors", "scipy", "threadpoolctl", "typer",
     "xxhash", "zmq",
 }  # fmt: skip
-"""Whose functions call none of the user's on the way of a call."""
+"""Packages whose functions do not call the user's code while this package calls them."""
 
 
 class DeferredSignals:
-    """A signal's handler that notes it, for a moment in which nothing may be raised.
+    """Signal handler that records a signal and raises nothing.
 
     Args:
-        on_signal: is called when one comes.
+        on_signal: called when a signal comes.
 
     Attributes:
-        received: the numbers of the signals.
+        received: numbers of the signals that came.
     """
 
     def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
@@ -59,7 +61,8 @@ class DeferredSignals:
             self._on_signal()
 
     def hold(self) -> list[tuple[int, Any]]:
-        """Stand in for all handlers that are Python functions: the handlers, for `restore`."""
+        """Replace every handler that is a Python function, and return the handlers for
+        `restore`."""
         get, found = _signal.getsignal, list[tuple[int, Any]]()
         try:
             for number in _NUMBERS:
@@ -73,7 +76,7 @@ class DeferredSignals:
         return found
 
     def restore(self, handlers: list[tuple[int, Any]]) -> None:
-        """Give signals their handlers back; then those run whose signals came."""
+        """Put handlers back, then raise the received signals again for them."""
         try:
             while handlers:
                 number, handler = handlers[-1]
@@ -86,7 +89,7 @@ class DeferredSignals:
         self.release()
 
     def release(self) -> None:
-        """Raise the signals that came again: their handlers are what they were before."""
+        """Raise the received signals again, for the handlers that are installed now."""
         try:
             while self.received:
                 signal.raise_signal(self.received.pop(0))
@@ -97,7 +100,7 @@ class DeferredSignals:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Hold signals' handlers back until the block is done, so that a commit is never half done."""
+    """Defer signal handlers to the end of the block, so that it is never half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -110,8 +113,10 @@ def defer_signals() -> Iterator[None]:
 
 
 class Interrupt(BaseException):
-    """What a handler raised, on its way out of a block of `passing_interrupts`: `except Exception`
-    and `except OSError` let it by, as they do KeyboardInterrupt.
+    """A handler's exception on its way out of a block of `passing_interrupts`.
+
+    It derives from BaseException, so `except Exception` inside the block lets it pass, as it does
+    KeyboardInterrupt.
 
     Attributes:
         error: the handler's exception.
@@ -123,10 +128,10 @@ class Interrupt(BaseException):
 
 
 class passing_interrupts:
-    """Let what signals' handlers raise in the block leave it unchanged, whatever the block catches,
-    or raises as it cleans up.
+    """Context manager that lets exceptions of signal handlers leave the block unchanged.
 
-    Functions of the user's that the block calls see the handler's exception itself.
+    Neither `except` clauses inside the block nor errors of its clean-up replace them. A function of
+    the user's that the block calls sees the handler's own exception.
     """
 
     def __enter__(self) -> Self:
@@ -145,7 +150,7 @@ class passing_interrupts:
 
     def _pass(self, number: int, handler: Any, block: FrameType) -> None:
         if isinstance(handler, _ForwardingHandler) and not _is_on_stack(block, handler.block):
-            handler = handler.handler  # it was left there by a signal at the end of that block
+            handler = handler.handler  # left there by a signal at the end of that block
         if _may_raise(handler):
             self._passed.append(_ForwardingHandler(number, handler, block))
             _signal.signal(number, self._passed[-1])
@@ -174,7 +179,7 @@ class passing_interrupts:
 
 
 def passes_interrupts(public: F) -> F:
-    """Make a function a block of `passing_interrupts`."""
+    """Run a function inside `passing_interrupts`."""
 
     @wraps(public)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -185,7 +190,7 @@ def passes_interrupts(public: F) -> F:
 
 
 class _ForwardingHandler:
-    """A handler of the user's while a block runs, whose frame is `block`."""
+    """Stands in for a user's handler while a block runs; `block` is the frame of the block."""
 
     def __init__(self, number: int, handler: Callable[..., Any], block: FrameType) -> None:
         self.number, self.handler, self.block = number, handler, block
@@ -202,16 +207,20 @@ class _ForwardingHandler:
 
 
 def _may_raise(handler: Any) -> bool:
-    """Return True for a handler that may raise anything but KeyboardInterrupt: a function that is
-    none of this package's own."""
+    """Return True if a handler may raise something other than KeyboardInterrupt.
+
+    Handlers of this package never do.
+    """
     if handler is _signal.default_int_handler or not callable(handler):
         return False
     return not str(getattr(handler, "__module__", "")).startswith("graphflow.")
 
 
 def _is_in_users_code(frame: FrameType | None, block: FrameType) -> bool:
-    """Return True if a function of the user's, which a block calls, is on the stack of `frame`; or
-    if the block is over, or begins."""
+    """Return True if the block has called a function of the user's that is on the stack of `frame`.
+
+    Also True if the block has ended or is about to begin.
+    """
     while frame is not block:
         if frame is None or frame.f_code in _EDGES:
             return True
@@ -234,13 +243,15 @@ _EDGES = {
 
 
 def _is_on_stack(frame: FrameType | None, sought: FrameType) -> bool:
+    """Return True if `sought` is `frame` or one of its callers."""
     while frame is not None and frame is not sought:
         frame = frame.f_back
     return frame is not None
 
 
 def _raise_bare(raised: Interrupt) -> None:
-    """Raise what a handler raised, with the trace and the context that it has without us."""
+    """Raise a handler's exception with the traceback and context that it has without this
+    module."""
     error, end = raised.error, raised.__traceback__
     context = error.__context__
     while end is not None and end.tb_next is not None:
@@ -254,17 +265,19 @@ def _raise_bare(raised: Interrupt) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True if a signal's handler raised the error, as Ctrl-C's does."""
+    """Return True if a signal handler raised the error, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if not isinstance(error, Exception):
-        return True  # nothing else raises what ends programs here
+        return True  # only handlers raise KeyboardInterrupt or SystemExit here
     return _signal_of(error) is not None
 
 
 def resend_signal(error: BaseException, seconds: float) -> bool:
-    """Have the signal come again, some seconds later, whose handler raised an error that nobody
-    would see; False if none did."""
+    """Raise a handler's signal again after some seconds, for an error that nobody would see.
+
+    Return False if no handler raised the error.
+    """
     number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else _signal_of(error)
     if number is None:
         return False
@@ -274,7 +287,7 @@ def resend_signal(error: BaseException, seconds: float) -> bool:
 
 
 def _signal_of(error: BaseException) -> int | None:
-    """The signal whose handler is in an error's trace."""
+    """Return the number of the signal whose handler is in an error's traceback."""
     codes = {
         code: number
         for number in _NUMBERS
@@ -289,7 +302,7 @@ def _signal_of(error: BaseException) -> int | None:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """The code that a handler runs first, if it is Python's."""
+    """Return the code that a handler runs first, if it is written in Python."""
     while isinstance(handler, partial):
         handler = handler.func
     if not isinstance(handler, FunctionType | MethodType):  # an object that can be called

@@ -1,8 +1,7 @@
-"""`dataclass` as the standard library has it, but for when methods are made: when they are first
-asked for.
+"""`dataclass` that generates its methods on first use.
 
-The library compiles up to six functions of each class while its module loads. For our hundreds of
-classes that was a third of what `import graphflow` takes, and most of them are never called.
+The standard library compiles up to six methods per class when a module loads. For the hundreds of
+classes here that took a third of `import graphflow`, and most of these methods are never called.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
 _FLAGS = {"__init__": "init", "__repr__": "repr", "__eq__": "eq", "__hash__": "unsafe_hash"}
-"""Methods, and what the library is told in order to make them."""
+"""Generated methods, and the keyword of `dataclasses.dataclass` that asks for each."""
 
 
 class _LazyMethod:
-    """Stands for a method of a class until it is asked for."""
+    """Descriptor that generates a method of a class when it is first looked up."""
 
     def __init__(self, cls: Any, name: str, frozen: bool) -> None:
         self._cls = cls
@@ -30,12 +29,12 @@ class _LazyMethod:
         return made.__get__(instance, owner)
 
     def _generate(self) -> Any:
-        """What the library makes for a class of the same fields."""
+        """Return the method as the standard library generates it for a class of the same fields."""
         cls, name = self._cls, self._name
         kept = ("__module__", "__qualname__", "__post_init__")
         body = {each: getattr(cls, each) for each in kept if hasattr(cls, each)}
         body["__annotations__"] = {field.name: field.type for field in fields(cls)}
-        body["__doc__"] = name  # else the library makes one of the signature
+        body["__doc__"] = name  # keeps the library from building one from the signature
         like = type(cls.__name__, (), body | {field.name: field for field in fields(cls)})
         wanted = {flag: each == name for each, flag in _FLAGS.items()}
         dataclasses.dataclass(frozen=self._frozen and name == "__init__", **wanted)(like)
@@ -43,7 +42,7 @@ class _LazyMethod:
 
 
 def _frozen_methods(cls: Any) -> dict[str, Any]:
-    """What keeps fields of an instance as they are."""
+    """Return `__setattr__` and `__delattr__` that protect the fields of a frozen class."""
     names = frozenset(field.name for field in fields(cls))
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
@@ -60,13 +59,14 @@ def _frozen_methods(cls: Any) -> dict[str, Any]:
 
 
 def _add_lazy_methods(cls: type, frozen: bool, **wanted: bool) -> type:
-    """A class with its fields, and with methods to come where it has none of its own."""
-    cls.__doc__ = cls.__doc__ or cls.__name__  # which the library would make of the signature
+    """Collect a class's fields, and add lazy methods where it defines none itself."""
+    # Without a docstring the library would build one from the signature, which takes time.
+    cls.__doc__ = cls.__doc__ or cls.__name__
     own = dict(cls.__dict__)
     derived = any("__dataclass_fields__" in base.__dict__ for base in cls.__mro__[1:])
     nothing = dict.fromkeys(("init", "repr", "eq"), False)
     dataclasses.dataclass(frozen=frozen and derived, **nothing)(cls)
-    if frozen and not derived:  # by functions that need not be compiled
+    if frozen and not derived:  # closures serve here: nothing has to be compiled
         cls.__dataclass_params__.frozen = True  # type: ignore[attr-defined]
         for name, refuse in _frozen_methods(cls).items():
             setattr(cls, name, refuse)
@@ -81,14 +81,15 @@ def _add_lazy_methods(cls: type, frozen: bool, **wanted: bool) -> type:
 
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as dataclass  # noqa: PLC0414 - for others to import
+    from dataclasses import dataclass as dataclass  # noqa: PLC0414 - re-exported
 else:
 
     def dataclass(
         cls: type | None = None, /, *, init: bool = True, repr: bool = True, eq: bool = True,
         frozen: bool = False, **rest: bool,
     ) -> type | Callable[[type], type]:  # fmt: skip
-        """As `dataclasses.dataclass`, which does it all where slots or an order are asked for."""
+        """As `dataclasses.dataclass`; options such as slots or order go to the library
+        unchanged."""
         if rest:
             whole = dataclasses.dataclass(init=init, repr=repr, eq=eq, frozen=frozen, **rest)
             return whole if cls is None else whole(cls)

@@ -1,7 +1,7 @@
-"""Large initial values that sessions of this process read without a copy of their own.
+"""Large initial values that sessions of this process share without copies.
 
-The values lie in a file without a name, which only this process knows. The graph maps it for
-reading. A session maps it as its own: the kernel shares each page until the session writes to it.
+The values lie in an anonymous file (memfd). The graph maps the file read-only. Each session maps it
+copy-on-write: the kernel shares a page until the session writes to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 SMALL = 1 << 16
-"""Bytes below which an array is not worth pages of its own."""
+"""Arrays below this many bytes are copied instead."""
 
 
 class Pages(mmap.mmap):
-    """A file without a name, mapped for reading; arrays that lie in it keep it open."""
+    """An anonymous file, mapped read-only; arrays that lie in it keep it open."""
 
     descriptor: int
 
@@ -42,12 +42,12 @@ class Pages(mmap.mmap):
         return self
 
     def view(self, start: int, count: int) -> Array:
-        """Bytes of the file as an array, which nobody can write to."""
+        """Return `count` bytes of the file from `start` on as a read-only array."""
         return np.frombuffer(self, np.uint8, count, start)
 
     @property
     def address(self) -> int:
-        """Where the file is mapped."""
+        """Address of the mapping."""
         return int(np.frombuffer(self, np.uint8, 1).__array_interface__["data"][0])
 
 
@@ -55,7 +55,7 @@ _all: weakref.WeakSet[Pages] = weakref.WeakSet()
 
 
 def is_supported() -> bool:
-    """Return True if this system has files without a name."""
+    """Return True if this system has anonymous files."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
@@ -65,17 +65,17 @@ def round_to_pages(nbytes: int) -> int:
 
 
 class PrivatePages:
-    """One session's own mappings of pages: what it writes to them, nobody else sees."""
+    """One session's copy-on-write mappings."""
 
     def __init__(self) -> None:
         self._maps: weakref.WeakKeyDictionary[Pages, mmap.mmap] = weakref.WeakKeyDictionary()
         self._given: list[tuple[int, int]] = []  # first and last address of arrays, in order
 
     def array(self, value: Array) -> Array | None:
-        """Memory that holds a value of some pages, to be written to.
+        """Return writable memory of this session that holds a value; None if it has to be copied.
 
-        None where it has to be copied: the value does not begin a page of this kind, or some of it
-        was given before and may have been written to.
+        A copy is needed if the value does not start at a page of such a file, or if some of its
+        pages were given out before and may have been written to.
         """
         address = value.__array_interface__["data"][0]
         extent = (address, address + value.nbytes - 1)

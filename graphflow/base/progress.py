@@ -1,4 +1,4 @@
-"""Progress: what takes long is told on a terminal, and nowhere else."""
+"""Progress of slow work, shown on a terminal and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 SILENT = 2.0
-"""Seconds that work may take before it is told."""
+"""Seconds that work may take before it is shown."""
 LARGE = 2_000
-"""Nodes from which it may take that long: less is not even timed."""
+"""Nodes from which work may take that long; for smaller graphs not even a timer starts."""
 
 
 class show_progress:
-    """A line on the terminal while the block runs, once it has run for `SILENT` seconds; nothing if
-    standard error is no terminal, or the graph is small.
+    """Context manager that shows a line on the terminal after `SILENT` seconds.
+
+    It shows nothing if standard error is no terminal, or if the graph is small.
 
     Args:
-        what: is done, such as "placing".
-        nodes: of the graph; None for what no graph's size decides.
+        what: the work, such as "placing".
+        nodes: number of nodes of the graph; None if the work does not depend on a graph.
     """
 
     def __init__(self, what: str, nodes: int | None = None) -> None:
@@ -59,12 +60,14 @@ class show_progress:
 
 
 class show_wait:
-    """Tells, from `SILENT` seconds on and once a second, what the block still waits for: a line on
-    the terminal, if there is one, and whoever `hears` it.
+    """Context manager that reports once a second what the block still waits for, after `SILENT`
+    seconds.
+
+    The report goes to the terminal, if there is one, and to `hears`.
 
     Args:
-        describe: what is waited for, given the seconds so far; asked on another thread.
-        hears: is told the seconds so far.
+        describe: says what is waited for, given the seconds so far; called on another thread.
+        hears: called with the seconds so far.
     """
 
     def __init__(self, describe: Callable[[float], str], hears: Callable[[float], None]) -> None:

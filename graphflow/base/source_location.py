@@ -1,4 +1,4 @@
-"""The user's line: where a node counts as made, and what errors of arguments name."""
+"""The user's source line: where a node was built, and where an error occurred."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Location(NamedTuple):
 
 
 def user_location() -> Location:
-    """The innermost line on the stack that is not graphflow's own."""
+    """Return the innermost line on the stack that is outside this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_own(frame.f_code.co_filename, frame.f_globals):
         frame = frame.f_back
@@ -32,27 +32,29 @@ def user_location() -> Location:
 
 
 def _readable(file: str) -> str:
-    """A path as it can be written anywhere: one that is no UTF-8, with marks for what is not."""
+    """Return a path as valid UTF-8; undecodable bytes become replacement characters."""
     return file if file.isascii() else os.fsencode(file).decode("utf-8", "replace")
 
 
 def is_own(file: str, names: Mapping[str, Any]) -> bool:
-    """Whether code is ours: from our files, or written for them (`__init__` of a dataclass)."""
+    """Return True if code belongs to this package: its files, or methods generated for its
+    classes."""
     if file == "<string>":
         return str(names.get("__name__")).startswith("graphflow.")
     return file.startswith(_PACKAGE)
 
 
 def with_location(what: str, error: GraphError) -> GraphError:
-    """An error that says what failed and on which line of the user's, once."""
+    """Return the error with `what` and the user's line in front, unless it names the line
+    already."""
     at = f" at {user_location()}: "
     return error if at in str(error) else type(error)(f"{what}{at}{error}")
 
 
 class error_location:
-    """Name what is built and the user's line in errors of arguments checked before a node is made.
+    """Context manager that adds `what` and the user's line to a GraphError of the block.
 
-    Not a generator: the frames of contextlib would be taken for the user's.
+    A generator with `contextmanager` would not do: frames of contextlib would count as the user's.
     """
 
     def __init__(self, what: str) -> None:

@@ -1,8 +1,8 @@
-"""Users' modules of ops and host functions: which of them a process imports because a session asks.
+"""Users' modules of ops and host functions, and which of them a process may import.
 
-Nothing executable crosses the wire. A session sends the names of modules; a worker imports one only
-if it was started with that name allowed. What a module registers stays for the life of the
-process, so that all its sessions see it.
+No executable code crosses the wire. A session sends names of modules. A worker imports a module
+only if it was started with that name allowed. Registered ops stay for the life of the process, and
+all its sessions see them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ _admitted: set[str] = set()
 
 
 def module_names(names: Any, what: str) -> tuple[str, ...]:
-    """Names of modules as the user gave them.
+    """Return names of modules as the user gave them, without duplicates.
 
     Raises:
-        ArgumentError: no list of names such as "my_ops" or "package.ops".
+        ArgumentError: not a list of names such as "my_ops" or "package.ops".
     """
     if isinstance(names, str) or not isinstance(names, Sequence | Set):
-        raise ArgumentError(f"{what} is a list of names of modules, such as ['my_ops']: {names!r}")
+        raise ArgumentError(
+            f"{what} must be a list of names of modules, such as ['my_ops'], not {names!r}"
+        )
     for name in names:
         if not isinstance(name, str) or not all(p.isidentifier() for p in name.split(".")):
-            raise ArgumentError(f"{what} holds names of modules, such as 'my_ops', not {name!r}")
+            raise ArgumentError(
+                f"{what} must hold names of modules, such as 'my_ops', not {name!r}"
+            )
     return tuple(dict.fromkeys(names))
 
 
 def require_modules(names: Collection[str], what: str) -> None:
-    """Refuse names of modules that this process would not find. None of them is imported, but for
-    the packages that a module is in.
+    """Refuse names of modules that this process cannot find.
+
+    The modules are not imported, but Python imports the packages that they are in.
 
     Raises:
         ArgumentError: there is no such module.
@@ -43,9 +48,9 @@ def require_modules(names: Collection[str], what: str) -> None:
     for name in names:
         try:
             found = importlib.util.find_spec(name)
-        except ImportError:  # of a package that it is in
+        except ImportError:  # the package that it is in cannot be imported
             found = None
-        except ValueError:  # a module of this process without a file, such as __main__
+        except ValueError:  # loaded already, without a file: __main__, for example
             continue
         if found is None:
             raise ArgumentError(
@@ -55,11 +60,11 @@ def require_modules(names: Collection[str], what: str) -> None:
 
 
 def import_allowed(names: Collection[str], allowed: Collection[str] | None = None) -> None:
-    """Import modules that a session names.
+    """Import the modules that a session names.
 
     Args:
-        allowed: the names that this process was started with; None: the session is this process's
-            own.
+        allowed: the names that this process was started with; None if the session is this
+            process's own.
 
     Raises:
         ModuleNotAllowed: a name is not among those allowed; nothing is imported.
@@ -89,7 +94,7 @@ def _import_module(name: str) -> Any:
 
 
 def module_folders(names: Collection[str]) -> list[str]:
-    """Where this process finds modules: what a process started for it must have on its path."""
+    """Return the folders in which this process finds modules, for the path of a child process."""
     found = []
     for name in names:
         spec = importlib.util.find_spec(name.partition(".")[0])
@@ -100,15 +105,15 @@ def module_folders(names: Collection[str]) -> list[str]:
 
 
 def load_function(place: str) -> Callable[..., Any]:
-    """The function `module:name`, in a process that may import the module whatever it is.
+    """Return the function `module:name`. Call it only with trusted names: it imports any module.
 
     Raises:
-        ArgumentError: no such function.
+        ArgumentError: there is no such function.
         OpError: the module cannot be imported.
     """
     module, _, name = place.partition(":")
     if not name or not all(p.isidentifier() for p in (*module.split("."), *name.split("."))):
-        raise ArgumentError(f"a function is named as 'module:function', not {place!r}")
+        raise ArgumentError(f"a function must be named as 'module:function', not {place!r}")
     found: Any = _import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -118,8 +123,9 @@ def load_function(place: str) -> Callable[..., Any]:
 
 
 def allowed_function(place: str) -> Callable[..., Any]:
-    """The function `module:name` that a graph from the wire asks for: one that the module itself
-    defines, not one that it imports.
+    """Return the function `module:name` that a graph from the wire calls.
+
+    The module itself must define the function: one that it merely imports is refused.
 
     Raises:
         ModuleNotAllowed: no session was given that module here.

@@ -1,4 +1,4 @@
-"""What the arguments of the command line mean: clusters, placers, scripts and what they define."""
+"""Parse the arguments of the command line: clusters, placers, scripts and what they define."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from graphflow.placement.placers.auto import Auto
 
 @contextmanager
 def option_errors(option: str) -> Iterator[None]:
-    """Whatever refuses the value of an option makes it a wrong argument."""
+    """Turn errors of the block into ArgumentErrors that name the option."""
     try:
         yield
     except ArgumentError:
@@ -37,6 +37,7 @@ def option_errors(option: str) -> Iterator[None]:
 
 
 def names_of(devices: str) -> list[str]:
+    """Return the device names of a comma-separated list."""
     names = [name.strip() for name in devices.split(",") if name.strip()]
     if not names:
         raise ArgumentError(f"--devices {devices!r} names no device; give e.g. cpu:0")
@@ -44,7 +45,7 @@ def names_of(devices: str) -> list[str]:
 
 
 def gpu_names() -> list[str]:
-    """Names of this machine's GPUs."""
+    """Return the names of this machine's GPUs."""
     found: list[str] = []
     while True:
         try:
@@ -57,6 +58,7 @@ def gpu_names() -> list[str]:
 def cluster_of(
     workers: int | None, path: Path | None, devices: str, threads: int | None
 ) -> Cluster:
+    """Return the cluster that --workers, --cluster, --devices and --threads mean."""
     if workers is not None and path is not None:
         raise ArgumentError("give --workers or --cluster, not both")
     if path is not None:
@@ -72,11 +74,13 @@ def cluster_of(
 
 
 def load_cluster(path: Path) -> Cluster:
+    """Read a cluster file."""
     with option_errors("--cluster"):
         return Cluster.load(existing_file(path))
 
 
 def placer_of(name: str, seconds: float | None) -> str | Placer:
+    """Return a placer by name; --seconds limits the search of "auto"."""
     with option_errors("--placer"):
         get_placer(name)
     if seconds is None:
@@ -88,26 +92,28 @@ def placer_of(name: str, seconds: float | None) -> str | Placer:
 
 
 def hardware_of(hardware: str) -> Cluster:
-    """Hardware by its short name, with a link between hosts after an @."""
+    """Return a hypothetical cluster by its short name, with the network of its hosts after an @."""
     name, separator, network = hardware.partition("@")
     with option_errors("--hardware"):
         return Cluster.hypothetical(name, network=network.strip() if separator else None)
 
 
 def existing_folder(path: Path) -> Path:
-    if not os.path.isdir(path):  # Path.is_dir raises what a name of 5,000 letters comes to
+    """Return the absolute path of a folder that exists."""
+    if not os.path.isdir(path):  # Path.is_dir raises an error for a name that is too long
         raise ArgumentError(f"{path}: there is no such directory")
     return path.absolute()
 
 
 def existing_file(path: Path) -> Path:
+    """Return the path of a file that exists."""
     if not os.path.isfile(path):
         raise ArgumentError(f"{path}: there is no such file")
     return path
 
 
 def load_target(target: str) -> Any:
-    """What `script.py:name` names; a function is called."""
+    """Run a script, and return what `script.py:name` names; if that is a function, its result."""
     path, separator, name = target.rpartition(":")
     if not separator or not name.isidentifier():
         raise ArgumentError(
@@ -134,11 +140,12 @@ def load_target(target: str) -> Any:
 
 @contextmanager
 def run_user_code(script: Path, ours: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Run a user's code, which may import what lies beside it, as under `python script.py`: its
-    errors end the command with the traceback, from the script on.
+    """Run a user's code as `python script.py` would, with its folder on the path.
+
+    An error ends the command, with the traceback from the script on.
 
     Args:
-        ours: errors that tell everything themselves; they pass.
+        ours: errors whose message is enough; they pass.
     """
     beside = str(script.resolve().parent)
     sys.path.insert(0, beside)
@@ -158,6 +165,7 @@ def run_user_code(script: Path, ours: type[Exception] | tuple[()] = ()) -> Itera
 
 
 def shapes_of(target: str, fetches: Any, given: Sequence[str]) -> Mapping[Tensor, tuple[int, ...]]:
+    """Return the shapes of a target's placeholders, from options such as x=128,64."""
     try:
         graph = Graph(flatten(fetches)[0])
     except FetchError:

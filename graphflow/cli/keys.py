@@ -1,4 +1,5 @@
-"""`graphflow keys`: the keys by which workers beyond loopback know whom they talk to."""
+"""`graphflow keys`: keys with which workers and sessions beyond loopback authenticate each
+other."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from graphflow.runtime.security.keys import (
 
 app = typer.Typer(
     name="keys",
-    help="Make keys, and say whose are trusted: for workers beyond this machine.",
+    help="Make keys, and choose which to trust: for workers beyond this machine.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-_LONGEST = 1000  # bytes that are looked at: whatever is named, it may have no end
+_MAX_BYTES = 1000  # to read of a key file, which may be endless, such as /dev/zero
 Name = Annotated[str, typer.Argument(help="The key's name: letters, digits, dots, dashes.")]
 
 
@@ -38,7 +39,7 @@ def new(
         str, typer.Option(help="coordinator: opens sessions; worker: serves; client: may look.")
     ] = COORDINATOR,
 ) -> None:
-    """Make a key of this machine's user. The secret stays here; hand NAME.public to the others.
+    """Make a key of this machine's user. The secret stays here; give NAME.public to the others.
 
     Example: graphflow keys new box1 --role worker
     """
@@ -50,7 +51,7 @@ def new(
     typer.echo(f"{pair.public}")
     typer.echo(
         f"made {ring.folder / name}.secret (keep it) and {name}.public (copy it to the machines "
-        "that shall trust it, and run `graphflow keys add` there)",
+        "that are to trust it, and run `graphflow keys add` there)",
         err=True,
     )
 
@@ -59,7 +60,7 @@ def new(
 def add(
     file: Annotated[str, typer.Argument(help="A file NAME.public, or - to read from stdin.")],
 ) -> None:
-    """Trust somebody's public key: a worker lets coordinators in, and a session finds workers.
+    """Trust a public key: workers accept its coordinator, and sessions its worker.
 
     Example: graphflow keys add alice.public
     """
@@ -67,7 +68,7 @@ def add(
     where = "stdin" if piped else file
     try:
         with nullcontext(sys.stdin.buffer) if piped else Path(file).open("rb") as source:
-            text = source.read(_LONGEST).decode("ascii")
+            text = source.read(_MAX_BYTES).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{where} cannot be read as a key: {error}") from None
     key = Keyring().add(text, where)
@@ -76,7 +77,7 @@ def add(
 
 @app.command("list")
 def list_keys() -> None:
-    """Show one's own keys, and those that are trusted here."""
+    """Show your own keys, and those that are trusted here."""
     from rich.console import Console
     from rich.table import Table
 
@@ -97,7 +98,7 @@ def list_keys() -> None:
 
 @app.command()
 def revoke(name: Name) -> None:
-    """Trust a key no longer. Workers that run notice within a second; what it had begun ends.
+    """Stop trusting a key. Running workers notice within a second, and end its sessions.
 
     Example: graphflow keys revoke alice
     """

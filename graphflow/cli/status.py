@@ -1,4 +1,4 @@
-"""`graphflow status`: what workers do now, asked over the wire: a table, JSON, or a screen."""
+"""`graphflow status`: ask workers over the wire what they do, and print a table or JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.cli.arguments import option_errors
+from graphflow.cli.options import (
+    AnswerSeconds,
+    AsJson,
+    AskInsecurely,
+    OwnKey,
+    StatusTargets,
+    Watch,
+    WatchSeconds,
+    WorkersKeys,
+)
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.view.text import printable
@@ -27,46 +37,20 @@ if TYPE_CHECKING:
 
     Answers = Sequence[tuple[WorkerAddress, Report | GraphflowError]]
 
-_WIDE = 180  # columns where there is no terminal
-_FOLDED = 32  # letters that a column of several lines has at least, where it needs them
-_GAP = 2  # spaces between two columns, and before the lines that go on
+_DEFAULT_WIDTH = 180  # columns if the output is no terminal
+_MIN_WRAPPED_WIDTH = 32  # of a column that wraps
+_GAP = 2  # spaces between two columns, and indent of continued lines
 
 
 def status(
-    target: Annotated[
-        list[str],
-        typer.Argument(help="Addresses tcp://host:port of workers, or one cluster file."),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again until Ctrl-C.")] = False,
-    every: Annotated[
-        float, typer.Option(min=0.2, metavar="S", help="Seconds between two looks, with --watch.")
-    ] = 2.0,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=600.0, metavar="S", help="Seconds to wait for answers.")
-    ] = 3.0,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="One's own key, a client's or coordinator's; default: the cluster file's, or the "
-            "only one.",
-        ),
-    ] = None,
-    worker_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="The workers' public key: its name here, or its digits; repeated, one for each "
-            "address.",
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure", help="Ask beyond loopback without keys: on a trusted network only."
-        ),
-    ] = False,
+    target: StatusTargets,
+    as_json: AsJson = False,
+    watch: Watch = False,
+    every: WatchSeconds = 2.0,
+    timeout: AnswerSeconds = 3.0,
+    key: OwnKey = None,
+    worker_key: WorkersKeys = None,
+    insecure: AskInsecurely = False,
 ) -> None:
     """Ask workers what they do: sessions, step rate, memory, what they wait for.
 
@@ -89,7 +73,7 @@ def status(
         return list(zip(workers, found, strict=True))
 
     if watch and as_json:
-        raise ArgumentError("--watch is for eyes and --json for programs: give one of them")
+        raise ArgumentError("--watch is for people and --json for programs: give one of them")
     if watch:
         _watch(look, every)
         return
@@ -97,8 +81,9 @@ def status(
     if as_json:
         typer.echo(json.dumps(_to_json(answers), indent=2, allow_nan=False))
     else:
-        # What is no terminal has no width: a file, or a pipe to another program.
-        Console(width=None if sys.stdout.isatty() else _WIDE).print(render_answers(answers))
+        Console(width=None if sys.stdout.isatty() else _DEFAULT_WIDTH).print(
+            render_answers(answers)
+        )
     if any(isinstance(answer, GraphflowError) for _, answer in answers):
         raise typer.Exit(1)
 
@@ -106,7 +91,7 @@ def status(
 def _workers(
     targets: Sequence[str], keys: Sequence[str], ring: Keyring
 ) -> tuple[list[WorkerAddress], Cluster | None]:
-    """Whom to ask, and what a cluster file says, where one is given."""
+    """Return the workers to ask, and the cluster file's cluster if one is given."""
     from graphflow.runtime.security.keys import WORKER
     from graphflow.runtime.transport import transport_of
     from graphflow.runtime.worker.worker_status import WorkerAddress
@@ -129,7 +114,7 @@ def _workers(
     (target,) = targets
     if not os.path.isfile(target):
         raise ArgumentError(
-            f"{target!r} is neither an address tcp://host:port nor a file that is there"
+            f"{target!r} is neither an address tcp://host:port nor an existing file"
         )
     with option_errors("TARGET"):
         cluster = Cluster.load(target)
@@ -145,8 +130,11 @@ def _workers(
 def _pair(
     workers: Sequence[WorkerAddress], key: str | None, cluster: Cluster | None, ring: Keyring
 ) -> KeyPair | None:
-    """The key to ask with, if one is needed: --key, else the one that the cluster file names. Who
-    may only look has the file, too, but not the key with which its sessions run."""
+    """Return the key to ask with, if one is needed: --key, else the one that the cluster file
+    names.
+
+    A client that may only look has the cluster file, but perhaps not the key of its sessions.
+    """
     from graphflow.runtime.worker.worker_status import choose_key_pair
 
     if key is None and not any(worker.key for worker in workers):
@@ -158,12 +146,13 @@ def _pair(
 
 
 def _watch(look: Any, every: float) -> None:
+    """Print the answers again and again."""
     from rich.console import Console
     from rich.live import Live
 
-    if not Console().is_terminal:  # one look after the other, for a file or another program
+    if not Console().is_terminal:  # print one table after the other
         while True:
-            Console(width=_WIDE).print(render_answers(look()))
+            Console(width=_DEFAULT_WIDTH).print(render_answers(look()))
             sys.stdout.flush()
             time.sleep(every)
     with Live(render_answers(look()), refresh_per_second=4) as live:
@@ -173,6 +162,7 @@ def _watch(look: Any, every: float) -> None:
 
 
 def _to_json(answers: Answers) -> dict[str, Any]:
+    """Return the answers as plain data."""
     workers: list[Mapping[str, Any]] = []
     for worker, answer in answers:
         if isinstance(answer, GraphflowError):
@@ -183,12 +173,12 @@ def _to_json(answers: Answers) -> dict[str, Any]:
     return {"workers": workers}
 
 
-# For eyes -----------------------------------------------------------------------------------------
+# Tables -------------------------------------------------------------------------------------------
 
 
 def render_answers(answers: Answers) -> RenderableType:
-    """The answers: workers, then sessions, then what goes between workers; at the end who does not
-    answer, and why."""
+    """Return tables of workers, sessions and links; at the end the workers that failed to
+    answer."""
     from rich.console import Group
     from rich.text import Text
 
@@ -213,13 +203,14 @@ def render_answers(answers: Answers) -> RenderableType:
 
 @dataclass(frozen=True)
 class _StatusTable:
-    """What is told of several things alike: a table where there is room for all of it, else some
-    lines for each, for rich would shorten what a narrow terminal has no room for.
+    """Rows that are printed as a table, or as some lines each if the terminal is too narrow.
+
+    Rich would shorten the cells of a table that does not fit.
 
     Args:
-        left: heads of columns that begin at the left.
-        right: heads of numbers.
-        last: the head of a column that may take several lines; "" for none.
+        left: heads of the first columns, aligned left.
+        right: heads of columns of numbers.
+        last: head of a last column that may wrap; "" for none.
     """
 
     title: str
@@ -239,13 +230,13 @@ class _StatusTable:
         return (*self.left, *self.right, *([self.last] if self.last else []))
 
     def _width(self) -> int:
-        """Letters that a line of the table needs."""
+        """Return the columns that a line of the table needs."""
         from rich.cells import cell_len
 
         columns = zip(self._heads, *self.rows, strict=True)
         widths = [max(map(cell_len, column)) for column in columns]
         if self.last:
-            widths[-1] = min(widths[-1], _FOLDED)
+            widths[-1] = min(widths[-1], _MIN_WRAPPED_WIDTH)
         return sum(widths) + _GAP * len(widths)
 
     def _table(self) -> RenderableType:
@@ -260,7 +251,7 @@ class _StatusTable:
         if self.last:
             table.add_column(self.last, overflow="fold")
         for row in self.rows:
-            table.add_row(*map(Text, row))  # no markup
+            table.add_row(*map(Text, row))  # Text: cells must not be read as markup
         return table
 
     def _lines(self, width: int) -> Iterator[RenderableType]:
@@ -277,7 +268,7 @@ class _StatusTable:
 
 
 def _fill_lines(parts: Sequence[str], width: int) -> str:
-    """Lines of as many parts each as there is room for."""
+    """Join parts into lines of at most `width` columns."""
     from rich.cells import cell_len
 
     lines: list[str] = []
@@ -291,7 +282,7 @@ def _fill_lines(parts: Sequence[str], width: int) -> str:
 
 
 def _sanitise(value: object) -> str:
-    """What a worker said, in one line and without anything that steers a terminal."""
+    """Return a worker's text in one line, without control sequences for the terminal."""
     return " ".join(printable(str(value)).split())
 
 
@@ -341,6 +332,7 @@ def _sessions_rows(reports: Mapping[str, Report]) -> _StatusTable:
 
 
 def _describe_activity(session: Mapping[str, Any]) -> str:
+    """Say what a session does now, and what it waits for."""
     if session["parked"]:
         return "its coordinator is silent"
     if not session["doing"]:
@@ -368,7 +360,7 @@ def _links_rows(reports: Mapping[str, Report]) -> _StatusTable:
 
 
 def show_age(value: float) -> str:
-    """A duration from seconds to days: "3 d 4 h", "5 min", "12 s"."""
+    """Format a duration from seconds to days: "3 d 4 h", "5 min", "12 s"."""
     for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
         if value >= unit:
             return f"{int(value // unit)} {name} {int(value % unit // smaller)} {below}"

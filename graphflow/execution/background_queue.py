@@ -1,4 +1,4 @@
-"""Queued: steps that a session runs later, one after the other, on a thread of their own."""
+"""A queue of steps that a session runs one after the other on a background thread."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from graphflow.runtime.host.session_state import register_thread
 
 
 class SerialExecutor:
-    """What is queued in a session.
+    """Runs submitted calls in order, on one thread that starts with the first of them.
 
     Attributes:
-        lock: held while something is put into the queue, and when it is closed.
+        lock: held while a call is submitted and while the queue is closed.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._runner: ThreadPoolExecutor | None = None
-        self._threads: set[int] = set()  # the one, once it runs
+        self._threads: set[int] = set()  # the id of the thread, once it runs
 
     def submit(self, run: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Run something when what was put before it is done; by who holds the lock."""
+        """Run a call when those submitted before it are done. The caller must hold the lock."""
         if self._runner is None:
-            # The thread keeps what it begins with: not this, or it would outlive its session.
+            # The thread keeps its initializer alive, which so must not refer to the session.
             begin = partial(register_thread, self._threads)
             self._runner = ThreadPoolExecutor(1, "graphflow-session", initializer=begin)
-        with defer_signals():  # the executor's own locks would stay taken
+        with defer_signals():  # an interrupt would leave the executor's locks taken
             return self._runner.submit(run, *arguments)
 
     def close(self, *, wait: bool) -> None:
-        """Cancel what has not begun; `wait` for what has, unless that is who calls."""
+        """Cancel calls that have not begun.
+
+        Args:
+            wait: wait for the running call, unless the caller is on that call's thread.
+        """
         if self._runner is not None:
             waits = wait and threading.get_ident() not in self._threads
             self._runner.shutdown(wait=waits, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""Fitting: how the names in a checkpoint meet the names of a model's variables.
+"""Match the names in a checkpoint with the names of a model's variables.
 
     checkpoint ─rename→ names of the model ─differences→ loaded, missing, unexpected
 
-Knows names, dtypes and shapes only; `state` has the variables and the values.
+Only names, dtypes and shapes are needed here; `variable_store` holds the variables and values.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from graphflow.runtime.checkpoint.manifest import Groups, Signature, list_some
 
 T = TypeVar("T")
 Rename = Mapping[str, str]
-_BETWEEN = re.compile(r"[/.]")  # scopes here, and modules of PyTorch
-_LIKE = 0.5  # how alike a missing and an unexpected name are for a suggestion
-_COMPARED = 200  # names of a kind that are compared for suggestions
+_SEPARATOR = re.compile(r"[/.]")  # of scopes here, and of modules in PyTorch
+_MIN_LIKENESS = 0.5  # of a missing and an unexpected name for a suggestion
+_MAX_COMPARED = 200  # names; the comparison is quadratic
 _SUGGESTED = 4
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a session took of a checkpoint, by name. Print it.
+    """What a session loaded from a checkpoint, by name. Print it.
 
     Attributes:
         source: the folder or file.
-        step: the number of steps that the session continued from.
-        loaded: variables that the session has met, and whose values are the checkpoint's.
-        missing: variables that the session has met and the checkpoint lacks.
-        unexpected: names in the checkpoint for which the session has no variable. Their values
-            wait, because a later fetch may bring the variable.
+        step: the number of steps from which the session continued.
+        loaded: variables of the session that have the checkpoint's values.
+        missing: variables of the session that the checkpoint lacks.
+        unexpected: names in the checkpoint for which the session has no variable yet. Their
+            values wait, since a later fetch may bring the variable.
     """
 
     source: str
@@ -65,8 +65,9 @@ class LoadedCheckpoint:
     Attributes:
         source: the folder or file.
         signatures: dtypes and shapes in it, by the model's names.
-        strict: whether a variable that it lacks is an error.
-        unnamed: groups of variables that were numbered, in the order of their creation.
+        strict: True if a variable that it lacks is an error.
+        unnamed: groups of variables without names, which were numbered in the order of their
+            creation.
     """
 
     source: str
@@ -76,10 +77,10 @@ class LoadedCheckpoint:
     unnamed: Groups = ()
 
     def report(self, known: Iterable[str]) -> Loaded:
-        """What of it is in use.
+        """Report which of its variables are in use.
 
         Args:
-            known: names of the variables that the session has met.
+            known: names of the variables that the session has seen.
         """
         met = sorted(known)
         return Loaded(
@@ -92,12 +93,13 @@ class LoadedCheckpoint:
 
 
 def check_order(nodes: Mapping[str, Node], origin: LoadedCheckpoint) -> None:
-    """Refuse variables without names that the program used in another order than the one which
-    wrote the checkpoint: numbers are given in the order of use, so that values of one shape would
-    change places.
+    """Refuse unnamed variables that the program used in another order than the checkpoint's.
+
+    Unnamed variables are numbered in the order of use. In another order, variables of one shape
+    would swap their values.
 
     Args:
-        nodes: the variables that the session has met, by name.
+        nodes: the variables that the session has seen, by name.
 
     Raises:
         CheckpointError: two variables were created in the other order there.
@@ -110,9 +112,9 @@ def check_order(nodes: Mapping[str, Node], origin: LoadedCheckpoint) -> None:
                 raise CheckpointError(
                     f"checkpoint {origin.source} does not tell {first!r} (made at {a.location}) "
                     f"from {second!r} (made at {b.location}): these variables have no names, and "
-                    "the program that wrote it used them in another order than this one, so that "
-                    "they may have each other's values. Fetch them in that order, or give them "
-                    "names and load with rename={'"
+                    "the program that wrote it used them in another order, so that each may get "
+                    "the other's value. Fetch them in that order, or give them names and load with "
+                    "rename={'"
                     f"{first}': 'its name', …}}"
                 )
 
@@ -120,8 +122,10 @@ def check_order(nodes: Mapping[str, Node], origin: LoadedCheckpoint) -> None:
 def ambiguous_names(
     fresh: Mapping[str, Node], nodes: Mapping[str, Node], origin: LoadedCheckpoint
 ) -> list[str]:
-    """Names of new variables that may be others of the checkpoint: they have no names, and more of
-    their group and kind wait for a variable."""
+    """Return the new unnamed variables that may be confused with others of the checkpoint.
+
+    That is so while more variables of the same group, dtype and shape are still to come.
+    """
     found = []
     for group in origin.unnamed:
         waiting = {origin.signatures.get(name) for name in group if name not in nodes}
@@ -131,24 +135,24 @@ def ambiguous_names(
 
 
 def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
-    """The argument `rename`, {} for None; `strict` is checked, too.
+    """Return the argument `rename` as a dict, {} for None; check `strict` as well.
 
     Args:
-        again: whether later checkpoints, which have the new names, are renamed by it, too.
+        again: True if later checkpoints, which have the new names, are renamed by it as well.
 
     Raises:
-        ArgumentError: strict is no bool; rename is no dict of names; with `again`, a new name would
-            be renamed once more.
+        ArgumentError: strict is no bool; rename is no dict of names; or, with `again`, a new
+            name would be renamed once more.
     """
     if not isinstance(strict, bool):
-        raise ArgumentError(f"strict is True or False, not {strict!r}")
+        raise ArgumentError(f"strict must be True or False, not {strict!r}")
     if rename is None:
         return {}
     if not isinstance(rename, Mapping) or not all(
         isinstance(name, str) and name for pair in rename.items() for name in pair
     ):
         raise ArgumentError(
-            "rename is a dict from names in the checkpoint to names of variables, such as "
+            "rename must be a dict from names in the checkpoint to names of variables, such as "
             f"{{'encoder/w': 'enc/w'}}, not {format_value(rename)}"
         )
     twice = [new for new in rename.values() if again and _rename(new, rename) != new]
@@ -161,12 +165,12 @@ def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
 
 
 def rename_variables(found: Mapping[str, T], rename: Rename, source: object) -> dict[str, T]:
-    """Give what a checkpoint has the names of the model.
+    """Return the variables of a checkpoint under the names of the model.
 
     A key of `rename` is a variable or a scope: `{"encoder": "enc"}` renames "encoder/w" to "enc/w",
-    and an optimiser's "train/encoder/w/adam_mean" with it. The longest key that matches counts. A
-    key that matches nothing is accepted where the new name is there already, so that a session may
-    be started with the same `rename` again.
+    and an optimiser's "train/encoder/w/adam_mean" with it. The longest matching key wins. A key
+    without a match is accepted if the new name is there already, so that a session can be restarted
+    with the same `rename`.
 
     Raises:
         CheckpointError: a key matches nothing, or two variables would have one name.
@@ -198,13 +202,13 @@ def mismatch_error(
     wrong: Sequence[str],
     source: str,
 ) -> CheckpointError:
-    """The error for a checkpoint that does not fit: all differences, and the remedy.
+    """Return the error for a checkpoint that does not fit, with all differences and the remedy.
 
     Args:
         nodes: the model's variables.
         wanted: their dtypes and shapes.
         there: those of the checkpoint.
-        wrong: names of variables with which it was noticed.
+        wrong: names of the variables that revealed it.
     """
     made = ", ".join(f"{name!r} (made at {nodes[name].location})" for name in wrong[:3])
     return CheckpointError(
@@ -214,7 +218,7 @@ def mismatch_error(
 
 
 def suggest_remedy(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
-    """What to do about a checkpoint that does not fit."""
+    """Say what to do about a checkpoint that does not fit."""
     suggested = suggest_rename(wanted, there)
     told = ""
     if suggested:
@@ -231,10 +235,13 @@ def suggest_remedy(wanted: Mapping[str, Signature], there: Mapping[str, Signatur
 def suggest_rename(
     wanted: Mapping[str, Signature], there: Mapping[str, Signature]
 ) -> dict[str, str]:
-    """A `rename` that gives missing variables the values of unexpected ones of the same dtype and
-    shape with a similar name; by scopes, where a scope was renamed."""
-    missing = [name for name in wanted if name not in there][:_COMPARED]
-    spare = [name for name in there if name not in wanted][:_COMPARED]
+    """Return a `rename` from unexpected variables to missing ones with similar names.
+
+    Only variables of equal dtype and shape are paired. Where a whole scope was renamed, the scopes
+    are named instead of their variables.
+    """
+    missing = [name for name in wanted if name not in there][:_MAX_COMPARED]
+    spare = [name for name in there if name not in wanted][:_MAX_COMPARED]
     scores = []
     for new in missing:
         alike = [old for old in spare if there[old] == wanted[new]]
@@ -242,7 +249,7 @@ def suggest_rename(
         scores += [(_likeness(old, new) + only, old, new) for old in alike]
     found: dict[str, str] = {}
     for score, old, new in sorted(scores, reverse=True):
-        if score >= _LIKE and old not in found and new not in found.values():
+        if score >= _MIN_LIKENESS and old not in found and new not in found.values():
             found[old] = new
     fitting = [name for name in there if name in wanted]
     short: dict[str, str] = {}
@@ -268,7 +275,7 @@ def load_renamed(folder: Path, rename: Rename = MappingProxyType({})) -> Checkpo
 
 
 def rename_checkpoint(checkpoint: Checkpoint, rename: Rename, source: object) -> Checkpoint:
-    """Give a checkpoint the names of the model; see `rename_variables`."""
+    """Return a checkpoint under the names of the model; see `rename_variables`."""
     found = checkpoint.variables
     unnamed = tuple(tuple(_rename(n, rename, found) for n in g) for g in checkpoint.unnamed)
     return Checkpoint(rename_variables(found, rename, source), checkpoint.step, unnamed)
@@ -287,20 +294,21 @@ def _rename(name: str, rename: Rename, found: Container[str] = ()) -> str:
 
 
 def _is_in(name: str, scope: str) -> bool:
-    """Whether a name is this scope's, or this name itself."""
+    """Return True if a name is the scope's own name or lies in the scope."""
     rest = name[len(scope) :]
     ends = not rest or scope[-1] in "/." or rest[0] in "/."
     return name.startswith(scope) and ends
 
 
 def _likeness(old: str, new: str) -> float:
-    parts, others = _BETWEEN.split(old), _BETWEEN.split(new)
+    """Return a similarity from 0 to 1; equal last parts count for half of it."""
+    parts, others = _SEPARATOR.split(old), _SEPARATOR.split(new)
     same = 0.5 if parts[-1] == others[-1] else 0.0
     return same + SequenceMatcher(None, "/".join(parts), "/".join(others)).ratio() / 2
 
 
 def _without_common_end(old: str, new: str) -> tuple[str, str]:
-    """Two names less the ends in which they agree, cut between scopes."""
+    """Return two names without the scopes at the end in which they agree."""
     while True:
         before, _, end = old.rpartition("/")
         after, _, other = new.rpartition("/")

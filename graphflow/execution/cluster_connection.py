@@ -1,4 +1,4 @@
-"""Connect: which cluster a session runs on, and the hosts behind it."""
+"""Connect a session to its cluster: choose the cluster, start or reach its hosts, survey it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from graphflow.runtime.client.cluster_survey import (
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts
 
 default_cluster: ContextVar[Cluster | None] = ContextVar("default_cluster", default=None)
-"""What `Session()` uses instead of this process; `graphflow run` sets it."""
+"""The cluster of a plain `Session()`; None for this process. `graphflow run` sets it."""
 
 
 is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
-"""Whether sessions that begin only try something out: workers do not count what these do."""
+"""True while sessions only measure strategies; workers leave those out of their metrics."""
 
 
 def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None) -> Cluster:
-    """The cluster that a session's arguments mean.
+    """Return the cluster that a session's arguments mean.
 
     Raises:
         ClusterError, SessionError: neither a cluster nor the path of a cluster file.
-        PlanError: the plan is for devices that the cluster does not have.
+        PlanError: the plan uses devices that the cluster does not have.
     """
     if plan is not None and not isinstance(plan, Plan):
-        raise SessionError(f"plan is a gf.Plan, not {plan!r}; read a saved one with gf.Plan.load")
+        raise SessionError(
+            f"plan must be a gf.Plan, not {plan!r}; read a saved one with gf.Plan.load"
+        )
     if cluster is None:
         cluster = plan.cluster if plan is not None else default_cluster.get()
     if cluster is None:
@@ -46,7 +48,9 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     if isinstance(cluster, str | os.PathLike):
         cluster = Cluster.load(cluster)
     if not isinstance(cluster, Cluster):
-        raise SessionError(f"a session takes a gf.Cluster or the path of a file, not {cluster!r}")
+        raise SessionError(
+            f"cluster must be a gf.Cluster or the path of a cluster file, not {cluster!r}"
+        )
     if plan is not None:
         foreign = set(plan.placement.values()) - {*cluster.devices, CLIENT}
         if foreign:
@@ -60,17 +64,17 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
 def hosts_of(
     cluster: Cluster, ops: Sequence[str] = (), store: CheckpointStore | None = None
 ) -> Hosts:
-    """The hosts of a cluster, connected and ready; those of a local one are started.
+    """Return the hosts of a cluster, connected and ready; start the workers of a local one.
 
     Args:
         ops: names of the modules of users' ops that the workers import.
-        store: where the session's checkpoints are, and its name and epoch.
+        store: the session's checkpoint directory, with its name and epoch.
 
     Raises:
-        SessionError: the cluster is hypothetical; or this process may not open so many files, or
-            start so many threads.
+        SessionError: the cluster is hypothetical, or this process may not open enough files or
+            start enough threads.
         ModuleNotAllowed: a worker does not allow one of the modules.
-        RendezvousTimeout, VersionMismatch: a worker does not come up, or runs something else.
+        RendezvousTimeout, VersionMismatch: a worker does not start, or runs another version.
     """
     if cluster.kind == "hypothetical":
         raise SessionError(
@@ -80,7 +84,7 @@ def hosts_of(
     if cluster.kind == "here":
         threads = [d.threads for d in cluster.workers[0].devices if d.threads is not None]
         return LocalHosts(cluster.devices, max(threads, default=None))
-    with defer_signals():  # what Ctrl-C cuts short in loading may not load again
+    with defer_signals():  # a module that Ctrl-C interrupts while it loads may not load again
         from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     try:
@@ -97,17 +101,19 @@ def hosts_of(
 
 
 def _describe_shortage(error: Exception) -> str | None:
-    """What a process has too little of to begin a session, if that is what an error says."""
-    number = getattr(error, "errno", None)  # also of ZeroMQ's errors
+    """Say which resource limit of the process an error means; None if it means none."""
+    number = getattr(error, "errno", None)  # ZeroMQ's errors have it, too
     if number in (errno.EMFILE, errno.ENFILE):
-        return "more files and sockets than this process may open: raise that (`ulimit -n 65536`)"
+        return (
+            "more files and sockets than this process may open: raise the limit (`ulimit -n 65536`)"
+        )
     if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
-        return "more processes and threads than this user may have: raise that (`ulimit -u`)"
+        return "more processes and threads than this user may have: raise the limit (`ulimit -u`)"
     return None
 
 
 def survey_of(hosts: Hosts, cluster: Cluster) -> ClusterSurvey:
-    """What planning for the cluster takes that has to be measured there."""
+    """Measure what planning for the cluster needs and its description lacks."""
     if cluster.kind == "here":
         return ClusterSurvey()
     from graphflow.runtime.client.remote_hosts import RemoteHosts
@@ -117,8 +123,8 @@ def survey_of(hosts: Hosts, cluster: Cluster) -> ClusterSurvey:
 
 
 def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:
-    """The links between a cluster's workers as they are now; None where nothing is to be measured:
-    they are described, or of this machine."""
+    """Measure the links between a cluster's workers; None if they are described or on this
+    machine."""
     if cluster.kind in ("here", "local"):
         return None
     from graphflow.runtime.client.remote_hosts import RemoteHosts

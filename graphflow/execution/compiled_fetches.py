@@ -1,4 +1,4 @@
-"""Compiled: a set of fetches on its way through a session, and what of a step depends on it
+"""A set of fetches on its way through a session, and everything of a step that depends on it
 alone."""
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from graphflow.strategy import PartitionedGraph
 
 Array = np.ndarray[Any, Any]
 MAX_TIMES = 31
-"""Steps whose time is remembered."""
+"""Steps whose durations are kept."""
 MAX_CACHED_STEPS = 64
-"""Combinations of sizes that have a shorter way: each step with other feeds than the last looks at
-all of them, and each keeps what was compiled for it."""
+"""Cached steps of one set of fetches, one for each combination of sizes.
+
+A step with other feeds than the last tries them all, and each keeps its compiled program alive.
+"""
 MAX_CHECKED_SIZES = 4096
 """Combinations of sizes that are known to fit."""
 _OF_GROUP = re.compile(rf"{EXCHANGE_PREFIX}[^/]+/([0-9]{{1,9}})/")
@@ -45,17 +47,21 @@ _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
 
 
 _MAX_PLAIN_FLOAT = 6e4
-"""Python floats below this are finite in all dtypes."""
+"""Python floats below this are finite in all dtypes, float16 included."""
 
 
 class CachedStep:
-    """The shorter way of steps whose feeds are as those of the last step were: what has to be
-    looked at each time, and nothing else.
+    """A fast path for steps whose feeds have the shapes and dtypes of an earlier step.
+
+    It holds only what has to be checked again in each step.
 
     Args:
-        feeds: for each placeholder that is fed: it, its name on the worker (None: fed for its size
-            alone), and the array's shape.
-        values: for each fetch its number among those of the worker, or a function of the feeds.
+        ready: runs the step on the host.
+        feeds: for each placeholder that is fed: its tensor, its name on the worker (None if
+            only its size matters), and the shape.
+        values: for each fetch, its index among the worker's results, or a function of the
+            feeds.
+        bindings: sizes of the symbols.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class CachedStep:
         self._plain = all(isinstance(v, int) for v in values)
 
     def match_feeds(self, given: Any) -> dict[str, Array] | None:
-        """Feeds by name, as the worker takes them; None where they are of another kind, or wrong.
+        """Return the feeds by the worker's names; None if they do not fit this step.
 
         Raises:
             FeedError: a value does not convert.
@@ -98,7 +104,7 @@ class CachedStep:
         return result
 
     def values(self, fetched: Sequence[Array], given: Any) -> list[Any]:
-        """The value of each fetch."""
+        """Return the value of each fetch."""
         if self._plain:
             return [fetched[i] for i in self._values]  # type: ignore[index]
         arrays = convert_feeds(given)
@@ -106,31 +112,33 @@ class CachedStep:
 
 
 def key_of(tensors: Sequence[Tensor], variant: int = 0) -> tuple[int, ...]:
-    """Fetches, told apart by identity, and by what number of division they are."""
+    """Return the key of a set of fetches: their identities and the number of the division."""
     return (*map(id, tensors), *((variant,) if variant else ()))
 
 
 @dataclass
 class CompiledFetches:
-    """A set of fetches, optimised; later placed, partitioned and given to the workers.
+    """A set of fetches, optimised; later placed, partitioned and sent to the workers.
 
     Attributes:
-        fetches: what the user asked for.
+        fetches: the user's tensors.
         source: their graph as it was built.
-        graph: the same, optimised; output i is fetch i (see `outputs`).
+        graph: the optimised graph; output i is fetch i (see `outputs`).
         sizes: shapes of the placeholders for which it was placed.
-        program: its name on the workers; empty until they have it.
-        name: the same, also when it has to be given to them again.
-        devices: where each node is.
-        trace: its steps inside the session's trace block that is open.
+        program: its name on the workers; empty while they do not have it.
+        name: the same name, kept for when it has to be sent again.
+        plan: the placement; None on a single device.
+        devices: the device of each node.
+        partitions: the part of each device.
+        trace: its steps inside the session's open trace block.
         runs: steps that ran.
-        traced: the sizes of symbols in each of these steps.
-        measured: what the last such block measured.
-        took: seconds of the last steps that were neither traced nor begun ahead.
-        cached: of feeds as those of the last step, if there is one.
-        division: how a strategy divided the source before it was optimised.
-        variant: of those that a strategy divided in several ways, for batches of several sizes, the
-            number.
+        traced: the sizes of symbols in each traced step.
+        measured: the measurements of the last trace block.
+        recent_seconds: durations of the last steps that were neither traced nor begun ahead.
+        cached_step: the fast path for feeds like those of the last step, if there is one.
+        division: how a strategy partitioned the source before it was optimised.
+        variant: number of the division; a strategy may partition batches of other sizes in
+            other ways.
     """
 
     fetches: tuple[Tensor, ...]
@@ -152,19 +160,24 @@ class CompiledFetches:
     variant: int = 0
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
-    _accepted: set[Node] = field(default_factory=set)  # fed before
+    _accepted: set[Node] = field(
+        default_factory=set
+    )  # placeholders whose feeds were accepted before
     _concerns: dict[Node, bool] = field(default_factory=dict)
     _fitting: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What tells it apart; it keeps alive what it is told apart by."""
+        """Key among the session's sets of fetches. The set keeps the tensors alive whose ids it
+        is."""
         return key_of(self.fetches, self.variant)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """What stands for the fetches; beyond these the graph may have another output, of what else
-        has to happen in a step."""
+        """Outputs of the graph that stand for the fetches.
+
+        The graph may have one more output, for side effects of the step.
+        """
         return self.graph.outputs[: len(self.fetches)]
 
     @property
@@ -178,15 +191,15 @@ class CompiledFetches:
     def check_feeds(
         self, given: Mapping[Node, Array], others: Iterable[CompiledFetches] = ()
     ) -> dict[Node, Array]:
-        """Feeds, checked to have all that the fetches need.
+        """Return the feeds, after checking that the fetches have all that they need.
 
         Args:
-            others: further fetches of the session, whose feeds are accepted, too, so that one dict
-                serves them all. For the same reason, so are feeds of what the fetches are
-                derivatives of.
+            others: other fetches of the session. Their feeds are accepted too, so that one dict
+                serves all of them. The same holds for feeds of functions whose derivatives are
+                fetched.
 
         Raises:
-            FeedError: one is missing, or unknown to all of these.
+            FeedError: a feed is missing, or unknown to all of these.
         """
         for node in given:
             if node in self._accepted:
@@ -207,19 +220,19 @@ class CompiledFetches:
         return dict(given)
 
     def _depends_on(self, node: Node) -> bool:
-        """Whether the fetches depend on a placeholder, or on its size."""
+        """Return True if the fetches depend on a placeholder's value or size."""
         if node not in self._concerns:
             self._concerns[node] = depends_on_placeholder(self.source, node)
         return self._concerns[node]
 
     def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
-        """Whether feeds of such shapes would be divided as this is."""
+        """Return True if feeds of such shapes would be partitioned as this set is."""
         if self.division is None or frozenset(shapes.items()) in self._bindings:
             return True
         return self.division.suits(fed_sizes(self.source, shapes))
 
     def bindings(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[str, int]:
-        """Sizes of the symbols under feeds of some shapes; checked once for each combination.
+        """Return the sizes of the symbols; feeds of each combination of shapes are checked once.
 
         Raises:
             FeedError: sizes that must agree do not.
@@ -233,10 +246,10 @@ class CompiledFetches:
         return self._bindings[key]
 
     def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
-        """Check, once for each combination of sizes, that every device has the memory.
+        """Check that every device has enough memory, once for each combination of sizes.
 
         Raises:
-            MemoryLimitError: one has not; names the largest tensors.
+            MemoryLimitError: a device has not; names the largest tensors.
         """
         key = tuple(sorted(bindings.items()))
         if key not in self._fitting:
@@ -247,7 +260,7 @@ class CompiledFetches:
             self._fitting.add(key)
 
     def worker_feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
-        """What each worker is fed, by name."""
+        """Return each worker's feeds by name."""
         if self.division is not None:
             sizes = self.bindings({node: a.shape for node, a in arrays.items()})
             arrays = {**arrays, **self.division.feeds(arrays, sizes)}
@@ -258,7 +271,7 @@ class CompiledFetches:
 
     @cached_property
     def _worker_placeholders(self) -> dict[int, dict[str, Node]]:
-        """The placeholders that each worker reads, by name; once it is partitioned."""
+        """The placeholders that each worker reads, by name. Valid once the set is partitioned."""
         named = {self.graph.names[node]: node for node in self.graph.placeholders}
         return {
             worker: {name: named[name] for part in parts for name in part.feeds}
@@ -268,10 +281,10 @@ class CompiledFetches:
     def find_cached_step(
         self, hosts: Hosts, shapes: Mapping[Node, tuple[int, ...]], names: dict[str, int]
     ) -> None:
-        """Look for the shorter way of the next steps with feeds of such shapes.
+        """Prepare the fast path for the next steps with feeds of such shapes, if they can have one.
 
         Args:
-            names: sizes of the symbols, as `bindings` gives them.
+            names: sizes of the symbols, as `bindings` returned them.
         """
         self.cached_step = self._cached_steps.get(id(names))
         if self.cached_step is not None or not self.partitions or self.division is not None:
@@ -303,7 +316,7 @@ class CompiledFetches:
     def match_other_step(
         self, hosts: Hosts, feeds: Any
     ) -> tuple[CachedStep, dict[str, Array]] | None:
-        """The way of earlier steps whose feeds were as these are, and the feeds by name."""
+        """Return an earlier cached step that the feeds fit, and the feeds by name; else None."""
         for cached in self._cached_steps.values():
             named = cached.match_feeds(feeds) if cached is not self.cached_step else None
             if named is not None:
@@ -313,18 +326,20 @@ class CompiledFetches:
         return None
 
     def drop_cached_steps(self) -> None:
-        """The workers have let go of a program."""
+        """Forget the cached steps, after the workers have freed the program."""
         self.cached_step = None
         self._cached_steps.clear()
 
     def keep_measured(self) -> None:
-        """Sum up the traced steps, if any, at the end of a trace block."""
+        """Summarise the traced steps, if any, at the end of a trace block."""
         if self.trace.steps:
             self.measured, self.trace, self.traced = self.trace.measured(), Trace(), []
 
     def edges(self, bindings: Mapping[str, int]) -> dict[int, tuple[str, str, str, int]]:
-        """Cut edges, those inside loops and branches too: tensor, source and target device,
-        bytes."""
+        """Return tensor, source device, target device and bytes of each cut edge.
+
+        Edges inside loops and branches are included.
+        """
         return {
             node.attrs["edge"]: (
                 _tensor_name(part.graph.names.get(node, node.name), node.attrs["edge"]),
@@ -338,7 +353,7 @@ class CompiledFetches:
         }
 
     def explain_link_loss(self, error: LinkLost) -> LinkLost:
-        """An error of a link, with what it was to carry: a tensor, or a part of an exchange."""
+        """Add to the error of a link which tensor or collective the link was to carry."""
         op, attribute, number = _find_receiver(error.edge)
         for part in self.partitions.values():
             for node in part.graph.walk():
@@ -350,7 +365,7 @@ class CompiledFetches:
         return error
 
     def exchanges(self, bindings: Mapping[str, int]) -> dict[tuple[str, str], Exchange]:
-        """Collectives over several devices, by the device and the name of the span of each part."""
+        """Return the collectives between devices, by device and name of the span of each part."""
         return {
             (part.device, part.graph.names[node]): Exchange(
                 node.attrs["group"],
@@ -364,7 +379,7 @@ class CompiledFetches:
         }
 
     def values(self, fetched: Mapping[str, Array], arrays: Mapping[Node, Array]) -> list[Any]:
-        """The value of each fetch: from the workers, or what the client has itself."""
+        """Return the value of each fetch: from the workers, or from the client itself."""
         return [
             _client_value(output, arrays) if str(i) not in fetched else fetched[str(i)]
             for i, output in enumerate(self.outputs)
@@ -375,7 +390,7 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
     counts = Counter([id(spec) for node in part.graph.nodes for spec in node.specs])
     known = {id(spec): spec for node in part.graph.nodes for spec in node.specs}
     every = sum([evaluate(known[i].nbytes, bindings) * n for i, n in counts.items()])
-    if every <= limit:  # without any reuse: no need to look closer
+    if every <= limit:  # fits even without reuse of buffers: skip the exact layout
         return
     tensors = [t for node in part.graph.nodes for t in node.outputs]
     sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
@@ -396,7 +411,7 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
 
 
 def _find_receiver(key: Key | None) -> tuple[str, str, int]:
-    """Where the other end of what was sent is: op, attribute and its value; -1 is nowhere."""
+    """Return op, attribute and value that identify the receiving node of a key; -1 matches none."""
     if isinstance(key, str):
         group, taken = _OF_GROUP.match(key), _OF_EDGE.match(key)
         if group is not None:
@@ -406,8 +421,11 @@ def _find_receiver(key: Key | None) -> tuple[str, str, int]:
 
 
 def _tensor_name(name: str, edge: int) -> str:
-    """The tensor that a node is named after: "recv/tower0/relu/3" has edge 3, "start/grad" starts
-    an exchange."""
+    """Return the name of the tensor after which a node is named.
+
+    "recv/tower0/relu/3" receives "tower0/relu" on edge 3; "start/grad" starts a collective on
+    "grad".
+    """
     return name.removeprefix("start/").removeprefix("recv/").removesuffix(f"/{edge}")
 
 
@@ -420,13 +438,13 @@ def _client_value(output: Tensor, arrays: Mapping[Node, Array]) -> Array | None:
         case "constant":
             return np.array(output.node.attrs["value"])
     raise ProtocolError(
-        f"no worker has told the value of {output.node} at {output.node.location}; do all of them "
+        f"no worker returned the value of {output.node} at {output.node.location}; do all of them "
         "run the same code?"
     )
 
 
 def worker_of(device: str) -> int:
-    """The worker's index in a full device name."""
+    """Return the index of the worker in a full device name."""
     worker = DeviceName.parse(device).worker
     assert worker is not None
     return worker

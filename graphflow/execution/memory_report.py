@@ -1,4 +1,5 @@
-"""What a step takes of each device's memory: predicted, part by part, and recorded."""
+"""Reports of the memory that a step takes on each device: predicted by kind of use, and
+recorded."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from graphflow.runtime.memory.memory_use import MemoryUse, memory_use
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one device.
+    """Memory of one device, in bytes.
 
     Attributes:
-        use: what they are for: arena (values of the step), variables, constants, feeds, arrivals
-            from other devices, and the most that a kernel takes for itself.
-        recorded: the most that traced steps took; None before a step ran inside `s.trace`. In
-            `s.trace(memory=True)`, what kernels take is counted; else it is the predicted figure.
-        limit: what the device has.
+        use: predicted bytes by kind: arena (values of the step), variables, constants, feeds,
+            arrivals from other devices, and the largest workspace of a kernel.
+        recorded: the peak of traced steps; None before a step ran inside `s.trace`. Workspaces
+            are measured only with `s.trace(memory=True)`, otherwise predicted.
+        limit: the memory of the device.
     """
 
     device: str
@@ -32,7 +33,7 @@ class DeviceMemory:
 
     @property
     def predicted(self) -> int:
-        """The most in use at once."""
+        """Predicted peak, in bytes."""
         return self.use.peak
 
 
@@ -52,7 +53,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
         return len(self._devices)
 
     def table(self) -> TextTable:
-        """A row for each device."""
+        """Return a table with a row for each device."""
         heads = (
             "device", "predicted", "recorded", "of", "arena", "variables", "constants", "feeds",
             "arrivals", "workspace",
@@ -80,8 +81,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
 
 
 def memory_report(compiled: CompiledFetches, cluster: Cluster) -> MemoryReport:
-    """What fetches take on the devices where they are placed, for the sizes that they were placed
-    for."""
+    """Report the memory of fetches on their devices, for the sizes for which they were placed."""
     bindings = compiled.bindings(compiled.sizes)
     measured = compiled.measured.peak_memory if compiled.measured is not None else {}
     return MemoryReport(

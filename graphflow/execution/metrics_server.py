@@ -1,4 +1,4 @@
-"""Metering: a session's metrics served over HTTP, and its steps counted where nobody else does."""
+"""Metrics of a session: serve them over HTTP, and count the steps of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class MeteredStepExecutor(StepExecutor):
-    """The steps of a session in this process, counted; those over workers are by their hosts."""
+    """Runs and counts the steps of a session in this process.
+
+    Steps over workers are counted by their hosts.
+    """
 
     def run_cached(
         self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
@@ -57,8 +60,7 @@ class MeteredStepExecutor(StepExecutor):
 
 
 def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
-    """Serves what hosts count at an address, or at `$GRAPHFLOW_METRICS`; None where neither is
-    given.
+    """Serve the counters of hosts at an address, or at `$GRAPHFLOW_METRICS`; None without either.
 
     Raises:
         ArgumentError, InsecureAddress, AddressInUse, TransportError: as `MetricsServer`.
@@ -77,6 +79,6 @@ def serve_metrics(address: str | None, hosts: Hosts) -> MetricsServer | None:
 def make_step_executor(
     hosts: Hosts, deadline: float, sampling: bool, is_metered: bool
 ) -> StepExecutor:
-    """The steps of a session, counted if its metrics are served."""
+    """Return the step executor of a session; it counts steps if the session serves metrics."""
     kind = MeteredStepExecutor if is_metered and isinstance(hosts, LocalHosts) else StepExecutor
     return kind(hosts, deadline, sampling)

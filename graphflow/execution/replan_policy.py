@@ -1,8 +1,8 @@
-"""Replanning: what going over to another placement came to, and when a session looks for one.
+"""When a session with replan="auto" looks for a better placement, and what replanning achieved.
 
-The automatic mode traces a few steps now and then, ever more rarely, and asks for a new plan only
-if they took otherwise than predicted; the new one must be better by a tenth. So it settles, and
-what it costs beside the steps goes to zero.
+The session traces short windows of steps at ever longer distances. It plans again only if a window
+drifted from the prediction, and changes the placement only for a gain of a tenth. So placements
+settle, and the overhead tends to zero.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from graphflow.errors import ArgumentError
 from graphflow.runtime.tracing.events import TraceStep
 
 GAIN = 0.1
-"""Share of a step that the automatic mode must gain."""
+"""Least share of a step that an automatic change of the placement must save."""
 DRIFT = 0.1
-"""Share by which a traced step must differ from what was predicted to count as drift."""
+"""Least relative difference between traced and predicted time that counts as drift."""
 SEEN = 3
-"""Traced steps that must have drifted."""
+"""Traced steps of a window that must have drifted."""
 WINDOW = 6
-"""Steps traced in a row; the first warms up."""
+"""Steps traced in a row; the first one warms up."""
 FIRST = 10
-"""Steps of some fetches before their first window; the next begin at twice the number each."""
+"""Steps of a set of fetches before its first window. Each further window begins at twice the
+number."""
 
 
 @dataclass(frozen=True)
 class Replanned:
-    """What planning again came to.
+    """The result of planning again.
 
     Args:
-        moved: names of the variables that live elsewhere now.
-        before, after: predicted seconds of a step, by what is known now: as it was placed, and as
-            it is now; the mean over the steps that ran where there are several sets of fetches.
+        moved: names of the variables that moved to another device.
+        before: predicted seconds of a step with the old placement, by what is known now.
+        after: predicted seconds of a step with the present placement. With several sets of
+            fetches, both are means over the steps that ran.
     """
 
     moved: tuple[str, ...]
@@ -57,20 +59,21 @@ class Replanned:
 
 
 def check_replan(replan: str | None) -> bool:
-    """Whether a session looks for better placements by itself.
+    """Return True if the session is to look for better placements by itself.
 
     Raises:
         ArgumentError: neither None nor "auto".
     """
     if replan is not None and not (isinstance(replan, str) and replan == "auto"):
         raise ArgumentError(
-            f"replan is None (only when s.replan() is called) or 'auto', not {replan!r}"
+            f"replan must be None (plan again only in s.replan()) or 'auto', not {replan!r}"
         )
     return replan == "auto"
 
 
 def window_position(runs: int) -> int | None:
-    """The place in a window, from 0, of the step after so many of the same fetches; or None."""
+    """Return the position in a window, from 0, of the step after `runs` steps; None outside
+    windows."""
     start = FIRST
     while start <= runs:
         if runs < start + WINDOW:
@@ -80,7 +83,7 @@ def window_position(runs: int) -> int | None:
 
 
 def shows_drift(steps: Sequence[TraceStep], predicted: float, mark: float) -> bool:
-    """Whether enough steps took otherwise than predicted, all in one direction.
+    """Return True if enough steps differ from the prediction, all in one direction.
 
     Args:
         predicted: seconds of a step.
@@ -97,7 +100,7 @@ def shows_drift(steps: Sequence[TraceStep], predicted: float, mark: float) -> bo
 
 
 def _max_spans(step: TraceStep) -> int:
-    """Spans of the device that has most: devices mark theirs beside each other."""
+    """Return the spans of the busiest device; tracing overheads of different devices overlap."""
     counts: dict[str, int] = {}
     for event in step.events:
         if event.kind in ("compute", "send"):

@@ -1,6 +1,7 @@
-"""Stepping: compiled fetches and feeds in, values out; counts the steps, and tells traces of them.
+"""Run steps: compiled fetches and feeds in, values out. Counts steps and records them in traces.
 
-Most steps are like one before, on one device of this process: they go a shorter way, a `Route`.
+Most steps repeat an earlier one on a device of this process. They take the fast path of a
+`CachedStep`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Array = np.ndarray[Any, Any]
 
 
 class StepExecutor:
-    """The steps of a session.
+    """Runs the steps of a session.
 
     Args:
         deadline: seconds that a step may take.
-        sampling: whether a few steps of the same fetches are traced now and then.
+        sampling: True to trace a window of steps now and then, for replan="auto".
 
     Attributes:
-        committed: steps that committed, by which random numbers are drawn.
-        trace: of the block that is open.
-        last: the fetches of the last step.
-        lost: why there will be no more steps.
+        committed: steps that committed; random numbers depend on it.
+        trace: trace of the open trace block, if any.
+        last: fetches of the last step.
+        lost: why no further step can run.
     """
 
     def __init__(self, hosts: Hosts, deadline: float, sampling: bool) -> None:
@@ -53,8 +54,10 @@ class StepExecutor:
         self._programs = 0
 
     def add(self, compiled: CompiledFetches) -> str:
-        """Give the workers the partitions of fetches, under a name of their own, which is to be
-        `compiled.program` when all that they read is there, too."""
+        """Send the partitions of fetches to the workers under a new name, and return the name.
+
+        The caller sets `compiled.program` to it when the variables are there as well.
+        """
         if not compiled.name:
             compiled.name = f"p{self._programs}"
             self._programs += 1
@@ -62,8 +65,10 @@ class StepExecutor:
         return compiled.name
 
     def _next_number(self, ahead: int = 0) -> int:
-        """Return the number on the wire of the step after `ahead` others that are not decided: that
-        of the session, and bits above it that make it larger than all numbers before."""
+        """Return the wire number of the step after `ahead` others that are not decided yet.
+
+        It is the session's step number plus a base that makes it larger than every number before.
+        """
         if self._number_base + self.committed + ahead <= self._number:
             self._number_base += 1 << STEP_BITS
         self._number = self._number_base + self.committed + ahead
@@ -72,7 +77,7 @@ class StepExecutor:
     def run_cached(
         self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
     ) -> list[Any] | None:
-        """A step by the shorter way; None if it is not for it. As `run` otherwise."""
+        """Run a step by its fast path; None if that does not fit. Raises as `run`."""
         if self.trace is not None:
             return None
         named = cached.match_feeds(feeds)
@@ -89,7 +94,7 @@ class StepExecutor:
         try:
             fetched = cached.ready(number, self.committed, named, self._deadline)
         except NonFiniteError:
-            return None  # the long way finds out where it came from
+            return None  # `run` repeats the step and names the node at fault
         except LinkLost as error:
             raise compiled.explain_link_loss(error) from None
         except WorkerLost as error:
@@ -110,7 +115,7 @@ class StepExecutor:
     def run(
         self, compiled: CompiledFetches, arrays: Mapping[Node, Array], bindings: dict[str, int]
     ) -> list[Any]:
-        """A step over all workers: the value of each fetch.
+        """Run a step over all workers, and return the value of each fetch.
 
         Raises:
             OpError, StepTimeout, WorkerLost: the step failed, and changed nothing.
@@ -146,7 +151,7 @@ class StepExecutor:
             fetched = result.fetches
             if traced:
                 edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
-                with defer_signals():  # else one of them has a step that the others lack
+                with defer_signals():  # the lists must stay of equal length
                     compiled.traced.append(bindings)
                     for trace in filter(None, (self.trace, compiled.trace)):
                         trace.add_step(
@@ -163,12 +168,12 @@ class StepExecutor:
 
     @property
     def can_begin(self) -> bool:
-        """Whether a step may begin before the one before it is decided."""
+        """True if a step may begin before the one before it is decided."""
         return self.trace is None and not self._sampling and self._hosts.can_begin_ahead
 
     @property
     def is_near(self) -> bool:
-        """Whether all workers are on this host."""
+        """True if all workers are on this host."""
         return self._hosts.is_single_host
 
     def begin(
@@ -179,9 +184,14 @@ class StepExecutor:
         ahead: int,
         follows: int,
     ) -> Any:
-        """Begin a step that is `ahead` of others that are not decided, for `finish`; None where
-        that cannot be, as after a recovery, in which workers were given what it needed only.
-        `follows` is the number of the one before it, -1 if that is decided."""
+        """Begin a step ahead of time, and return the handle for `finish`; None if that cannot be.
+
+        It cannot be after a recovery, until the workers have the program again.
+
+        Args:
+            ahead: number of steps before it that are not decided yet.
+            follows: wire number of the step before it; -1 if that is decided.
+        """
         if not compiled.partitions or not compiled.program:
             return None
         return self._hosts.begin(
@@ -196,7 +206,8 @@ class StepExecutor:
     def finish(
         self, begun: Any, compiled: CompiledFetches, arrays: Mapping[Node, Array]
     ) -> list[Any]:
-        """Decide the first of the steps that were begun: the value of each fetch; as `run`."""
+        """Decide the first of the steps begun ahead, and return the value of each fetch; raises as
+        `run`."""
         step = self.committed
         try:
             result = self._hosts.finish(begun)
@@ -214,13 +225,17 @@ class StepExecutor:
         return compiled.values(result.fetches, arrays)
 
     def _count_interrupted(self, error: BaseException, number: int, before: int) -> None:
-        """Count a step that an interrupt ended if it had committed by then, by its number on the
-        wire; `before` it, so many had."""
+        """Count a step that an interrupt ended, if it had committed by then.
+
+        Args:
+            number: its number on the wire.
+            before: steps that had committed before it.
+        """
         if is_interrupt(error) and self._hosts.has_committed(number, error):
             self.committed = before + 1
 
     def undo(self, begun: Sequence[Any]) -> None:
-        """End steps that were begun: nothing of them happens."""
+        """Discard steps that were begun ahead; they change nothing."""
         self._hosts.undo(begun)
 
     def _find_nonfinite(
@@ -230,8 +245,11 @@ class StepExecutor:
         arrays: Mapping[Node, Array],
         bindings: Mapping[str, int],
     ) -> NonFiniteError:
-        """What is to be said of a step that was undone because a result is not finite: it runs
-        again, node by node, to name the first that was not. Nothing is committed."""
+        """Return the error for a step that was undone because of a result that is not finite.
+
+        The step runs again with a check after each node, to name the first node at fault. It
+        commits nothing.
+        """
         program = f"{compiled.program}-{EVERY}"
         parts = {
             worker: [replace(part, checks=EVERY) for part in mine]
@@ -253,5 +271,5 @@ class StepExecutor:
         )
 
     def _should_sample(self, compiled: CompiledFetches) -> bool:
-        """Whether the next step of some fetches is traced though no block is open."""
+        """Return True if the next step of some fetches is traced outside a trace block."""
         return self._sampling and window_position(compiled.runs) is not None

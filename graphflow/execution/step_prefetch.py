@@ -1,9 +1,9 @@
-"""Streaming: many steps of the same fetches, the feeds of the next ones sent ahead.
+"""Many steps of the same fetches, with the feeds of the next ones sent ahead.
 
-On workers, a step's feeds are converted and sent while the steps before it compute. It computes as
-soon as the one before it has committed, but is decided only when its result is asked for: so
-whoever stops early, or reads a variable in between, finds the state as after the last result that
-was seen, and other calls undo what was begun ahead.
+Workers receive the feeds of the next steps while earlier steps compute. A step computes as soon as
+the one before it has committed. It is decided only when its result is requested. So a caller that
+stops early, or reads a variable in between, sees the state after the last result that it took.
+Other calls undo the steps begun ahead.
 """
 
 from __future__ import annotations
@@ -26,47 +26,62 @@ from graphflow.ir.op import Node, Tensor
 Array = np.ndarray[Any, Any]
 Given = Mapping[Node, Array]
 Decide = Callable[[], list[Any] | None]
-"""Decides a step if it has begun, and then tells its values; else None."""
+"""Decides a step that has begun and returns its values; None if the step has not begun."""
 Run = Callable[[Sequence[Tensor], Given, Decide], list[Any]]
-"""A step of fetches and feeds: values of the fetches."""
+"""Runs a step of fetches and feeds, and returns the values of the fetches."""
 RunCached = Callable[[CompiledFetches, Any], list[Any] | None]
-"""The same of feeds as they were given, by the short way of steps like those before; None if it is
-not for them."""
+"""Runs a step on the feeds as given by its fast path; None if the fast path does not fit."""
 
 MAX_STEPS = 3
-"""Steps that are under way at most: one computes, and the feeds of the others are there."""
+"""Steps under way: one computes, and the feeds of the others have been sent."""
 
 SMALL_STEP_BYTES = 64 << 10
 """Bytes of feeds and fetches up to which a step is small."""
 
 QUICK_STEP_SECONDS = 1e-3
-"""Seconds of a step by itself below which none is begun ahead where all workers are on this host:
-it takes about as long as its client needs to keep several under way, on processors that the workers
-need, too."""
+"""Duration below which no step is begun ahead if all workers are on this host.
+
+The client needs about as long to keep several steps under way, on processors that the workers need,
+too.
+"""
 
 MAX_SMALL_STEPS = 16
-"""Small steps that are under way at most, if they need not wait for each other: they begin by half
-as many, since every time costs the workers a wake-up."""
+"""Small steps under way if they need not wait for each other.
+
+They begin in batches of half as many, since each batch costs the workers a wake-up.
+"""
 
 
 @dataclass
 class _QueuedStep:
+    """A step whose feeds are known: converted, or the error to raise when its turn comes.
+
+    Attributes:
+        repeated: True if the feeds have the shapes of the last step that ran by itself.
+        begun: the handle of a step begun ahead.
+        compiled: the fetches with which it was begun.
+    """
+
     given: Given | Exception
-    repeated: bool = False  # its feeds are as those of the last step that ran by itself
+    repeated: bool = False
     begun: Any = None
     compiled: CompiledFetches | None = None
 
 
 @dataclass(frozen=True)
 class _RepeatedFeeds:
-    """Feeds of some shapes, which ran: others that are like them need not be looked at closely."""
+    """Shapes and dtypes of feeds that ran: feeds that match them need no conversion.
+
+    Attributes:
+        feeds: for each key of the dict: the key, its placeholder, shape and dtype.
+    """
 
     compiled: CompiledFetches
     bindings: dict[str, int]
-    feeds: tuple[tuple[Any, Node, tuple[int, ...], Any], ...]  # as given, and what that was
+    feeds: tuple[tuple[Any, Node, tuple[int, ...], Any], ...]
 
     def copy_matching(self, feeds: Any) -> Given | None:
-        """Copies of feeds; None if they are of another kind."""
+        """Return copies of feeds that match; None if they do not."""
         if type(feeds) is not dict or len(feeds) != len(self.feeds):
             return None
         given = {}
@@ -82,10 +97,10 @@ class StepStream:
     """The steps of one `Session.run(fetches, feeds, steps=…)`.
 
     Args:
-        count: steps.
-        compiled: what the fetches are now, or None if they have not run in this way.
+        count: number of steps.
+        compiled: returns the compiled fetches, or None if they have not run in this form.
         run: runs one step as `Session.run` does.
-        run_cached: the same in less time, where that is possible.
+        run_cached: runs one step by its fast path, if it fits.
         placeholders: placeholders that feeds may name.
     """
 
@@ -109,17 +124,21 @@ class StepStream:
         self._placeholders = placeholders
         self._is_independent = False  # steps need not wait for each other
         self._cautious_steps = 1  # small steps to see before `MAX_STEPS` is exceeded
-        self._feeds_taken = 0  # feeds, from the iterator
-        self._arrived: list[Any] = []  # feeds, or steps with theirs, that are in no window yet
+        self._feeds_taken = 0  # from the iterator
+        self._arrived: list[Any] = []  # feeds, or steps, that are not in the window yet
         self._window: deque[_QueuedStep] = deque()
         # True while workers may have begun a step that the window lacks, after an interrupt.
         self._may_be_inconsistent = False
         self._repeated: _RepeatedFeeds | None = None
-        self._bindings: dict[Any, dict[str, int]] = {}  # of shapes that ran: they are prepared
+        self._bindings: dict[Any, dict[str, int]] = {}  # by shapes of feeds that ran
 
     def take_feeds(self) -> None:
-        """Takes the feeds of the next step, and of those that are to be begun ahead. The iterator
-        is the user's, and may wait for others who use the session: so by who does not hold it."""
+        """Take the feeds of the next step, and those of steps to begin ahead, from the user's
+        iterator.
+
+        The iterator may wait for other threads that use the session. So the caller must not hold
+        the session's lock.
+        """
         compiled = self._compiled()
         if not self._should_prefetch(compiled):
             if not self._window and not self._arrived:
@@ -133,18 +152,13 @@ class StepStream:
         while self._feeds_taken < self._count and len(fresh) + len(window) < self._depth:
             last = fresh[-1] if fresh else window[-1] if window else None
             if last is not None and isinstance(last.given, Exception):
-                return  # the stream ends there, when it is its turn
+                return  # the stream ends with this step
             fresh.append(step := self._as_step(self._next_feeds(), copied=True))
             if not isinstance(step.given, Exception):
                 self._note_size(step.given, ())
 
     def step(self, number: int) -> list[Any]:
-        """The values of the next step, the `number`-th from 1, whose feeds were taken.
-
-        Raises:
-            FeedError: its feeds are wrong, or there are none; the step is placeholders.
-            GraphflowError: as `Session.run`; nothing after the step before it has happened.
-        """
+        """Return the values of the next step; begin the steps after it."""
         if (values := self._quickly()) is not None:
             return values
         with passing_interrupts():
@@ -204,7 +218,7 @@ class StepStream:
         return values
 
     def undo_begun(self) -> None:
-        """Undoes what was begun ahead; it is begun again when it is asked for."""
+        """Undo the steps begun ahead; they begin again when they are requested."""
         begun = [step for step in self._window if step.begun is not None]
         if begun:
             self._cautious_steps = MAX_SMALL_STEPS  # other calls in between may come again
@@ -215,7 +229,7 @@ class StepStream:
         self._may_be_inconsistent = False
 
     def _should_prefetch(self, compiled: CompiledFetches | None) -> bool:
-        """Whether steps are begun ahead."""
+        """Return True if steps are to begin ahead."""
         if compiled is None or (
             self._near and min(compiled.recent_seconds, default=0.0) < QUICK_STEP_SECONDS
         ):
@@ -224,11 +238,11 @@ class StepStream:
 
     @property
     def _depth(self) -> int:
-        """How many steps may be under way."""
+        """Largest number of steps under way."""
         return MAX_SMALL_STEPS if self._is_independent and not self._cautious_steps else MAX_STEPS
 
     def _note_size(self, given: Given, values: Sequence[Any]) -> None:
-        """Sees whether a step was small; of its feeds alone, it may still turn out not to be."""
+        """Note whether a step was small. Without values, only its feeds are judged."""
         nbytes = sum([a.nbytes for a in given.values()])
         nbytes += sum([getattr(each, "nbytes", 0) for each in values])
         if nbytes > SMALL_STEP_BYTES:
@@ -237,8 +251,8 @@ class StepStream:
             self._cautious_steps -= 1
 
     def _begin_all(self) -> None:
-        """Begins the steps whose feeds are there; many together, where several are under way, since
-        each time wakes the workers up."""
+        """Begin the steps whose feeds are there; small ones in batches, since each batch wakes the
+        workers."""
         compiled = self._compiled()
         if compiled is None or not self._should_prefetch(compiled):
             return
@@ -254,6 +268,7 @@ class StepStream:
             before = step.begun.step
 
     def _begin(self, step: _QueuedStep, compiled: CompiledFetches, ahead: int, before: int) -> bool:
+        """Begin a step ahead; return False if that cannot be."""
         repeated = self._repeated
         if (
             isinstance(step.given, Exception)
@@ -274,7 +289,7 @@ class StepStream:
         return True
 
     def _remember_shapes(self, given: Given) -> None:
-        """Feeds of such shapes ran, so that their program is prepared."""
+        """Note shapes of feeds that ran, so that their program is prepared."""
         compiled = self._compiled()
         if compiled is None:
             return
@@ -289,8 +304,10 @@ class StepStream:
                 step.repeated = False
 
     def _next_feeds(self) -> Any:
-        """The feeds of the next step; or the step with what is to be raised in their stead: when
-        its turn comes, since the steps before it have still to happen."""
+        """Return the next feeds, or a step that holds the error of the iterator.
+
+        The error is raised in that step's turn, since the steps before it have still to run.
+        """
         number = self._feeds_taken + 1
         try:
             feeds = next(self._feeds)
@@ -298,7 +315,7 @@ class StepStream:
             return _QueuedStep(
                 self._feed_error(number, f"the feeds ended after {self._feeds_taken}")
             )
-        except Exception as error:  # the iterator's own; Ctrl-C is not kept back
+        except Exception as error:  # of the user's iterator; Ctrl-C is raised at once
             if is_interrupt(error):
                 raise
             return _QueuedStep(error)
@@ -306,8 +323,11 @@ class StepStream:
         return feeds
 
     def _as_step(self, feeds: Any, *, copied: bool) -> _QueuedStep:
-        """The next step, with its feeds: copied where it comes later, for their arrays may be used
-        again by then."""
+        """Return the next step with its feeds.
+
+        Args:
+            copied: copy the arrays, which the user may reuse before the step begins.
+        """
         if isinstance(feeds, _QueuedStep):
             return feeds
         if copied and self._repeated is not None:
@@ -327,14 +347,14 @@ class StepStream:
 
 
 def check_stream(feeds: Any, steps: Any) -> None:
-    """Whether `steps` and the iterable of their feeds can be run.
+    """Check the number of steps and the iterable of their feeds.
 
     Raises:
         ArgumentError: steps is no positive integer.
-        FeedError: feeds are those of one step, or none.
+        FeedError: feeds are those of one step, or None.
     """
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
-        raise ArgumentError(f"run: steps is an integer above 0, not {steps!r}")
+        raise ArgumentError(f"run: steps must be a positive integer, not {steps!r}")
     if (
         feeds is None
         or isinstance(feeds, Mapping | Tensor | str | np.ndarray)
@@ -347,7 +367,7 @@ def check_stream(feeds: Any, steps: Any) -> None:
 
 
 def not_begun() -> None:
-    """A step that has not begun."""
+    """Return None: the `Decide` of a step that has not begun."""
 
 
 def _shapes(given: Given) -> Any:

@@ -1,9 +1,9 @@
-"""State: the variables of a session. Their names, where each lives, and values that wait until a
-home takes them.
+"""The variables of a session: their names, the devices they live on, and values without a device
+yet.
 
-A variable has a name from when the session first meets it, a home from when it is first placed, and
-a value there from when the workers have a program that reads it. What it is set to before that
-waits here, and so does what moves.
+A variable gets its name when the session first sees it, and its home when it is first placed. The
+home gets the value when the workers have a program that reads it. Until then a value that was set
+waits here, and so does a value that moves.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class VariableStore:
     """Variables by name, by home, and by value.
 
     Attributes:
-        names: of the variables, unique in the session.
-        variables: the same, by name.
-        homes: the device on which each one lives, or will.
-        shards: of variables that a strategy has divided; these have no home or value themselves.
-        wholes: those by name; checkpoints know them whole.
+        names: names of the variables, unique in the session.
+        variables: the variables by name.
+        homes: the device on which each one lives, or will live.
+        shards: shards of the variables that a strategy partitioned; these have no home or value
+            themselves.
+        wholes: the partitioned variables by name; checkpoints store them whole.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -55,20 +56,22 @@ class VariableStore:
         self.shards: dict[Node, VariableShards] = {}
         self.wholes: dict[str, Node] = {}
         self._hosts = hosts
-        self._at_home: set[Node] = set()  # variables that their home holds
+        self._at_home: set[Node] = set()  # variables whose home has the value
         self._pending: dict[str, Array] = {}
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
 
     def new_names(self, nodes: Sequence[Node]) -> dict[Node, str]:
-        """Names, unique in this session, of the variables that it does not know yet."""
+        """Return names, unique in the session, for the variables that it does not know yet."""
         names: dict[Node, str] = {}
         fresh = [node for node in nodes if node not in self.names]
         if not fresh:
             return names
         taken = {name: tensor.node for name, tensor in self.variables.items()} | self.wholes
-        numbers: dict[str, int] = {}  # the last one tried for each name: thousands may share it
+        numbers: dict[
+            str, int
+        ] = {}  # last number tried for each name, which thousands of variables may share
         for node in fresh:
             name, number = node.name, numbers.get(node.name, 0)
             while name in taken:
@@ -85,13 +88,13 @@ class VariableStore:
         return names
 
     def register(self, names: Mapping[Node, str]) -> None:
-        """Keep names that `new_names` gave."""
+        """Keep names that `new_names` returned."""
         for node, name in names.items():
             self.names[node] = name
             self.variables[name] = node.outputs[0]
 
     def _name(self, node: Node) -> str:
-        """The variable's name in this session."""
+        """Return the variable's name in this session."""
         self.register(self.new_names([node]))
         return self.names[node]
 
@@ -104,15 +107,15 @@ class VariableStore:
     ) -> None:
         """Refuse new variables that the loaded checkpoint does not fit.
 
-        A variable that the checkpoint lacks is refused as long as the checkpoint has values that no
-        variable has asked for. Once all its values are in use, new variables are further ones.
+        A variable that the checkpoint lacks is refused while some values of the checkpoint have no
+        variable. Once all its values are in use, further variables are new ones.
 
         Args:
-            divided: variables of which some of these are pieces.
+            divided: partitioned variables, whose shards are among the new ones.
 
         Raises:
-            CheckpointError: a value has another dtype or shape, or there is none for a variable;
-                all differences are listed. Or variables without names are used in another order.
+            CheckpointError: a value has another dtype or shape, or a variable has no value; the
+                message lists all differences. Or unnamed variables are used in another order.
         """
         origin = self._loaded_checkpoint
         if origin is None:
@@ -136,13 +139,15 @@ class VariableStore:
             _log.tell("checkpoint.partial", folder=origin.source, missing=list_some(lacking))
 
     def _fits(self, node: Node, name: str) -> bool:
-        """Whether a value that waits, if any, is of the variable's kind."""
+        """Return True unless a waiting value has another dtype or shape than the variable."""
         value = self._pending.get(name)
         return value is None or signature(value) == _signature(node)
 
     def assign_home(self, node: Node, device: str) -> None:
-        """Note where a variable lives, and give it the value that it was set to before, which waits
-        here until it is there: Ctrl-C may come meanwhile."""
+        """Note where a variable lives, and send its waiting value there.
+
+        The value stays here until it has arrived, since Ctrl-C may come in between.
+        """
         home, name = self.homes.setdefault(node, device), self.names[node]
         if name in self._pending:
             self._hosts.write(worker_of(home), name, self._pending[name])
@@ -150,7 +155,10 @@ class VariableStore:
         self._at_home.add(node)
 
     def release_homes(self, nodes: Collection[Node]) -> dict[int, list[str]]:
-        """Take variables from their homes; their values wait here. What each worker may forget."""
+        """Take variables from their homes, and keep their values here.
+
+        Return the names that each worker may forget.
+        """
         values = {
             self.names[node]: self._hosts.read(worker_of(self.homes[node]), self.names[node])
             for node in nodes
@@ -168,8 +176,10 @@ class VariableStore:
     # Pieces -----------------------------------------------------------------------------------
 
     def split(self, divided: Mapping[Node, VariableShards]) -> dict[int, list[str]]:
-        """Variables are pieces from now on, which have their values. What each worker may
-        forget."""
+        """Replace variables by their shards, which take over the values.
+
+        Return the names that each worker may forget.
+        """
         names = {node: self.names[node] for node in divided if node in self.names}
         names |= self._whole_names(divided)
         known = [node for node in divided if node in self.names]
@@ -188,19 +198,21 @@ class VariableStore:
         return leaving
 
     def _whole_names(self, divided: Mapping[Node, VariableShards]) -> dict[Node, str]:
-        """Names of variables that are divided before anybody knew them whole."""
+        """Return names of variables that are partitioned before the session knew them whole."""
         fresh = [node for node in divided if node not in self.shards]
         return self.new_names(sorted(fresh, key=lambda node: node.serial))
 
     def _user_variables(self) -> dict[str, Node]:
-        """The user's variables, by name: whole, where they are in pieces."""
+        """Return the user's variables by name; a partitioned one is whole."""
         parts = {piece for pieces in self.shards.values() for piece in pieces.nodes}
         nodes = {name: tensor.node for name, tensor in self.variables.items()}
         return {name: node for name, node in nodes.items() if node not in parts} | self.wholes
 
     def unnamed_groups(self) -> Groups:
-        """Groups of variables that have numbers because they have no names of their own, each in
-        the order in which its variables were created."""
+        """Return groups of variables that are numbered because they have no names of their own.
+
+        Each group is in the order in which its variables were created.
+        """
         groups: dict[str, list[Node]] = {}
         met = self._user_variables()
         names = {node: name for name, node in met.items() if not node.attrs["named"]}
@@ -213,8 +225,7 @@ class VariableStore:
         return (*kept, *(group for group in found if told.isdisjoint(group)))
 
     def shard_layouts(self) -> dict[str, tuple[Signature, tuple[VariablePiece, ...]]]:
-        """For each variable that is in pieces what it is, and its pieces: names, and where each one
-        starts and stops along every axis."""
+        """Return for each partitioned variable its signature, and names and spans of its shards."""
         found: dict[str, tuple[Signature, tuple[VariablePiece, ...]]] = {}
         for name, node in self.wholes.items():
             signature = _signature(node)
@@ -229,7 +240,7 @@ class VariableStore:
         return found
 
     def _assemble(self, node: Node) -> Array:
-        """The whole value of a variable that is in pieces."""
+        """Return the whole value of a partitioned variable."""
         spec = node.specs[0]
         value: Array = np.empty(spec.shape, spec.dtype)
         found: set[tuple[Span, ...]] = set()
@@ -242,7 +253,7 @@ class VariableStore:
     # Values -----------------------------------------------------------------------------------
 
     def get(self, node: Node) -> Array:
-        """A copy of a variable's value: its initial one if no step has used it.
+        """Return a copy of a variable's value: the initial one if no step has used it.
 
         Raises:
             CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
@@ -276,17 +287,17 @@ class VariableStore:
             self._pending[name] = value
 
     def values(self) -> dict[str, Array]:
-        """All of them by name, also of variables that were loaded and not met yet."""
+        """Return all values by name, also those that were loaded for variables not seen yet."""
         values = {name: self._value(node) for name, node in self._user_variables().items()}
         return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
 
     def load(self, checkpoint: Checkpoint, source: str, *, strict: bool = True) -> None:
-        """Take the values of a checkpoint; those of variables not met yet, when they are.
+        """Take the values of a checkpoint; those of variables not seen yet wait.
 
         Args:
             source: where it was read from, for errors.
-            strict: whether it has to have all variables. If not, those that it lacks keep their
-                values, and values that wait since an earlier checkpoint still do.
+            strict: require all variables. Otherwise, missing variables keep their values, and
+                values that wait since an earlier checkpoint go on waiting.
 
         Raises:
             CheckpointError: it does not fit the variables; nothing is changed.
@@ -301,18 +312,18 @@ class VariableStore:
         lacking = [name for name in nodes if name not in there]
         if lacking:
             _log.tell("checkpoint.partial", folder=source, missing=list_some(lacking))
-        if strict:  # else a variable would begin with the value of the checkpoint before
+        if strict:  # values of an earlier checkpoint must not leak into new variables
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
         self._loaded_checkpoint = origin
         self._set_by_name(checkpoint.variables)
 
     def values_beyond(self, checkpoint: Checkpoint) -> dict[str, Array]:
-        """Values of the variables that a checkpoint lacks, by name."""
+        """Return the values of the variables that a checkpoint lacks, by name."""
         nodes = self._user_variables()
         return {n: self._value(nodes[n]) for n in nodes.keys() - checkpoint.variables.keys()}
 
     def _mismatched_names(self, there: Mapping[str, Signature], strict: bool) -> list[str]:
-        """Names of variables that a checkpoint does not fit."""
+        """Return the names of variables that a checkpoint does not fit."""
         return [
             name
             for name, kind in _signatures(self._user_variables()).items()
@@ -328,7 +339,7 @@ class VariableStore:
         )
 
     def _set_by_name(self, values: Mapping[str, Array]) -> None:
-        """Set variables by name; values of those not met yet wait."""
+        """Set variables by name; values of those not seen yet wait."""
         nodes = self._user_variables()
         for name, value in values.items():
             if name in nodes:
@@ -337,17 +348,17 @@ class VariableStore:
                 self._pending[name] = value
 
     def describe_mismatch(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
-        """What a checkpoint has otherwise than the variables so far, in words; "" if it fits."""
+        """Say how a checkpoint differs from the variables so far; "" if it fits."""
         wanted = _signatures(self._user_variables())
         if not self._mismatched_names(there, strict):
             return ""
         return f"{differences(wanted, there)}; {suggest_remedy(wanted, there)}"
 
     def restore(self, checkpoint: Checkpoint, *, homes: bool) -> None:
-        """Go back to a checkpoint after all homes were lost; values wait until these are back.
+        """Return to a checkpoint after all homes were lost; the values wait for new homes.
 
         Args:
-            homes: whether variables will live where they did.
+            homes: True if variables will live where they did.
         """
         self._at_home.clear()
         if not homes:
@@ -356,7 +367,7 @@ class VariableStore:
         self._set_by_name(checkpoint.variables)
 
     def worker_signatures(self) -> dict[int, dict[str, Signature]]:
-        """Names and kinds of the variables that each worker holds."""
+        """Return names, dtypes and shapes of the variables that each worker holds."""
         result: dict[int, dict[str, Signature]] = {}
         for name, tensor in self.variables.items():
             if tensor.node in self._at_home:
@@ -365,7 +376,7 @@ class VariableStore:
         return result
 
     def client_values(self) -> dict[str, Array]:
-        """The values that no worker holds, by name; of pieces, where variables are in pieces."""
+        """Return the values that no worker holds, by name; partitioned variables by shard."""
         here = {
             name: self._value(tensor.node)
             for name, tensor in self.variables.items()
@@ -375,16 +386,16 @@ class VariableStore:
 
 
 def _signature(node: Node) -> Signature:
-    """The dtype and shape of a variable."""
+    """Return the dtype and shape of a variable."""
     spec = node.specs[0]
     return spec.dtype.name, tuple(int(size) for size in spec.shape)
 
 
 def _signatures(nodes: Mapping[str, Node]) -> dict[str, Signature]:
-    """Dtypes and shapes of variables, by name."""
+    """Return dtypes and shapes of variables, by name."""
     return {name: _signature(node) for name, node in nodes.items()}
 
 
 def _distinct_shards(pieces: VariableShards) -> dict[Node, tuple[Span, ...]]:
-    """Each variable that is a piece, once, and what part it has."""
+    """Return each variable that is a shard once, with its spans."""
     return dict(zip(pieces.nodes, pieces.spans, strict=True))

@@ -1,4 +1,4 @@
-"""Ahead: the sizes for which a session is asked to prepare steps before they run."""
+"""The sizes for which a session prepares steps before they run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Sizes = tuple[int, ...]
 
 
 def shape_signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[dict[Node, Sizes]]:
-    """The shapes of the placeholders that a graph reads, once for each step to prepare.
+    """Return the shapes of the placeholders that a graph reads, once for each step to prepare.
 
     Args:
         shapes: for each placeholder a shape, an array whose shape is meant, or a list of these:
-            the first step takes the first of each list, and so on. Placeholders of known shape may
-            be left out.
+            the first step takes the first of each list, and so on. Placeholders of static shape
+            may be left out.
 
     Raises:
-        FeedError: no placeholder of this graph, no shape, or lists of different lengths.
+        FeedError: not a placeholder of this graph, not a shape, or lists of different lengths.
     """
     wanted: dict[Node, list[Sizes]] = {}
     single: set[Node] = set()
@@ -56,27 +56,27 @@ def shape_signatures(graph: Graph, shapes: Mapping[Tensor, Any] | None) -> list[
 
 
 def by_placeholder(shapes: Mapping[Tensor, Any] | None) -> dict[Node, Any]:
-    """What is given for each placeholder.
+    """Return the given shapes by placeholder node.
 
     Raises:
-        FeedError: no dict of placeholders.
+        FeedError: not a dict of placeholders.
     """
     if shapes is not None and not isinstance(shapes, Mapping):
         raise FeedError(
-            f"shapes at {user_location()} are a dict from placeholders to shapes, "
+            f"shapes at {user_location()} must be a dict from placeholders to shapes, "
             f"not {format_value(shapes)}"
         )
     return {as_placeholder(tensor): given for tensor, given in (shapes or {}).items()}
 
 
 def _zip_shapes(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[dict[Node, Sizes]]:
-    """One dict for each place in the lists; what has one shape has it in all of them."""
+    """Return one dict for each position in the lists; a single shape counts for all positions."""
     lists = {node: len(each) for node, each in wanted.items() if node not in single}
     if len(set(lists.values())) > 1:
         told = ", ".join(
             f"{node.name!r} (made at {node.location}) has {n}" for node, n in lists.items()
         )
-        raise FeedError(f"lists of shapes are of one length, a shape for each step: {told}")
+        raise FeedError(f"lists of shapes must be of one length, a shape for each step: {told}")
     count = next(iter(lists.values()), 1)
     return [
         {node: each[0 if node in single else i] for node, each in wanted.items()}
@@ -85,7 +85,7 @@ def _zip_shapes(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[d
 
 
 def as_shape(node: Node, given: Any) -> Sizes:
-    """A shape as it was given: itself, or that of an array.
+    """Return a shape, given as such or as an array of that shape.
 
     Raises:
         FeedError: neither.

@@ -1,4 +1,4 @@
-"""graphflow as a backend in ONNX's sense, for tools and test suites that drive backends.
+"""graphflow as an ONNX backend, for tools and test suites that drive backends:
 
 onnx.backend.test.BackendTest(graphflow.onnx.backend.Backend, __name__)
 """
@@ -24,10 +24,10 @@ class BackendRep(base.BackendRep):
         self._deadline = deadline
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs, in the order of the model, as a named tuple.
+        """Run the model, and return its outputs as a named tuple in the order of the model.
 
         Args:
-            inputs: in the order of the model, or by name.
+            inputs: the inputs in the order of the model, or by name.
         """
         if not isinstance(inputs, Mapping | list | tuple):
             inputs = [inputs]
@@ -42,7 +42,7 @@ class Backend(base.Backend):
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether every node of a model has a translation."""
+        """Return True if every node of a model has a translation."""
         try:
             load(model)
         except UnsupportedOnnxError:
@@ -54,7 +54,8 @@ class Backend(base.Backend):
         """Load a model.
 
         Raises:
-            OnnxError: it is broken, has nodes without a translation, or is for another device.
+            OnnxError: the model is broken, has nodes without a translation, or the device is not
+                the CPU.
         """
         if not cls.supports_device(device):
             raise OnnxError(
@@ -78,7 +79,7 @@ class Backend(base.Backend):
         outputs_info: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node; `opset_version` chooses what it means (default: the newest)."""
+        """Run one node under the opset `opset_version` (default: the newest)."""
         values = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         names = [name for name in node.input if name]
         given = [_info(name, value) for name, value in zip(names, values, strict=True)]
@@ -91,12 +92,12 @@ class Backend(base.Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Only the CPU: on other devices, run `m.outputs` in a session over them."""
+        """Return True for the CPU only. For other devices, run `m.outputs` in a session."""
         return device.split(":", maxsplit=1)[0] == "CPU"
 
 
 def _info(name: str, value: Any) -> ValueInfoProto:
-    """The type of a value, with its shape."""
+    """Return the ONNX type of a value, with its shape."""
     if not hasattr(value, "dtype"):
         return ValueInfoProto(name=name)
     code = helper.np_dtype_to_tensor_dtype(value.dtype)

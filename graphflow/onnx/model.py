@@ -1,4 +1,4 @@
-"""`gf.onnx.load`: a model's inputs, outputs and variables as tensors, and a way to run it."""
+"""`gf.onnx.load`: ONNX models as graphs, with their inputs, outputs and variables as tensors."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Model:
     """An ONNX model as graphs.
 
     Attributes:
-        inputs: a placeholder for each input that has a dtype which tensors have.
+        inputs: a placeholder for each input of a dtype that tensors have.
         outputs: a tensor for each output.
-        variables: what weights became, by name; also those of later graphs if there are several.
-        output_names, input_names: in the order of the file.
+        variables: the variables of weights, by name, also of later graphs if there are several.
+        output_names, input_names: the names in the order of the file.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Model:
 
     @property
     def session(self) -> Session:
-        """The session of this process that `run` uses unless it is given another."""
+        """The session in this process that `run` uses by default."""
         if self._session is None:
             self._session = Session()
             weakref.finalize(self, self._session.close)
@@ -86,7 +86,7 @@ class Model:
 
     @property
     def whole(self) -> bool:
-        """Whether the model is one graph, without steps on the host."""
+        """True if the model is one graph, without host nodes."""
         return self._program.whole
 
     def run(
@@ -95,18 +95,19 @@ class Model:
         session: Session | None = None,
         deadline: float = DEADLINE,
     ) -> dict[str, Any]:
-        """The outputs by name, for inputs by name (or in the order of the file).
+        """Run the model, and return its outputs by name.
 
         Args:
-            session: default: one of this process, which the model keeps.
-            deadline: seconds that all may take; looked at between graphs and at each iteration
-                on the host. A single graph has the deadline of its session.
+            feeds: the inputs by name, or in the order of the file.
+            session: default: the model's own session in this process.
+            deadline: the time limit in seconds, checked between graphs and at each iteration on
+                the host. Each graph also has the deadline of its session.
 
         Raises:
             FeedError: an input is missing, unknown, or of another dtype or shape.
-            OnnxError: the deadline is no number of seconds.
+            OnnxError: the deadline is not a positive number.
             OpError: a node fails.
-            StepTimeout: `deadline` seconds have passed.
+            StepTimeout: the deadline has passed.
         """
         if not (isinstance(deadline, int | float) and deadline > 0):
             raise OnnxError(
@@ -148,7 +149,7 @@ class Model:
         return values
 
     def _check_shared(self, values: Mapping[str, Any]) -> None:
-        """A size that several inputs share is one number."""
+        """Check that inputs agree on the symbolic sizes that they share."""
         seen: dict[Any, tuple[int, str]] = {}
         for name, value in values.items():
             given = self._given.get(name)
@@ -207,19 +208,19 @@ def load(
     trainable: bool = True,
     limit: int = LIMIT,
 ) -> Model:
-    """Read an ONNX model: a path, bytes, or a `ModelProto`.
+    """Load an ONNX model from a path, from bytes, or from a `ModelProto`.
 
     Args:
-        shapes: of inputs, in place of those in the file: `{"data": (None, 3, 224, 224)}`.
-        values: of inputs that decide shapes; they are constants from then on.
-        variables: initializers of floats that become variables though they look like constants (a
-            single number is one), and outputs of Constant nodes that are weights.
+        shapes: shapes of inputs, which replace those in the file: `{"data": (None, 3, 224, 224)}`.
+        values: values of inputs that decide shapes; these inputs become constants.
+        variables: names of further weights: float initializers that look like constants (such as
+            single numbers), and outputs of Constant nodes.
         trainable: whether `minimize` updates the model's variables.
-        limit: bytes of the largest file that is parsed.
+        limit: the largest file to parse, in bytes.
 
     Raises:
-        OnnxError: the file is broken, too large, or not what it says.
-        UnsupportedOnnxError: lists every node that has no translation.
+        OnnxError: the file is broken, too large, or inconsistent.
+        UnsupportedOnnxError: nodes have no translation; the message lists them all.
     """
     model, large, file, folder = read(source, limit)
     opsets = _check_model(model, file)
@@ -250,7 +251,7 @@ def load(
         first = ImportedSegment(0, {}, {}, stop, given)
     else:
         first = importer.read_segment(body, 0, given)
-    if first.stop is not None:  # weights that only later graphs read
+    if first.stop is not None:  # make the variables that only later graphs read
         for value in body.initializers.values():
             if isinstance(value, Known) and value.parameter is not None:
                 importer.weight_variable(value)
@@ -258,7 +259,7 @@ def load(
 
 
 def _check_model(model: ModelProto, file: str) -> dict[str, int]:
-    """The opsets of a model that is whole and translatable."""
+    """Check a model, and return its opsets."""
     opsets = check_opsets(model, file)
     check_functions(model, file)
     check_names(model.graph, file)
@@ -271,7 +272,7 @@ def _initializer_value(array: Array, parameter: str | None) -> Value:
 
 
 def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) -> None:
-    """Raises UnsupportedOnnxError, which lists every node that nothing can translate."""
+    """Raise UnsupportedOnnxError, which lists all nodes without a translation."""
     functions = {(normal_domain(f.domain), f.name) for f in model.functions}
     wrong: list[str] = []
     graphs: list[tuple[Sequence[Any], Mapping[str, int]]] = [(model.graph.node, opsets)]
@@ -303,7 +304,7 @@ def _is_supported(domain: str, name: str, version: int) -> bool:
 
 
 def operators_known() -> dict[str, list[str]]:
-    """By domain, the operators that some opset of the installed onnx has and that can be loaded."""
+    """Return the operators of the installed onnx that can be loaded, by domain."""
     known: dict[str, set[str]] = {}
     for schema in defs.get_all_schemas():
         domain = normal_domain(schema.domain)
@@ -319,7 +320,7 @@ def _input_values(
     values: Mapping[str, Any],
     file: str,
 ) -> dict[str, Value]:
-    """What each input stands for: a placeholder, a given value, or something for the host."""
+    """Return the value of each input: a placeholder, a given value, or one for the host."""
     for what, option in (("shapes", shapes), ("values", values)):
         if not isinstance(option, Mapping):
             raise OnnxError(f"load at {user_location()}: {what} are {{input: …}}, not {option!r}")
@@ -337,7 +338,7 @@ def _input_values(
 
 
 def _fixed_input(info: ValueInfoProto, value: Any, file: str) -> Known:
-    """A value that is known from now on, in the dtype of the input."""
+    """Convert the given value of an input to a known value of the input's dtype."""
     dtype = dtype_of(info.type.tensor_type.elem_type)
     try:
         array = array_of(value)

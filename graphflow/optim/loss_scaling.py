@@ -1,8 +1,8 @@
 """Loss scaling: keeps small gradients from vanishing in float16, as a part of the graph.
 
 `minimize(loss, scaling=LossScaling())` differentiates scale·loss. The scale is a variable that
-finds its own value: it rises while all gradients are finite and falls when one is not, and such a
-step changes nothing else.
+adapts: it grows while all gradients are finite. When one is not, it shrinks, and the step changes
+nothing else.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ LEAST, MOST = 2.0**-24, 2.0**120
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
 class LossScaling:
-    """Gradients of scale·loss, divided by the scale: small ones survive float16 on the way.
+    """Differentiation of scale·loss, so that small gradients survive float16.
 
-    A step with a gradient that is infinite or NaN changes no parameter and no slot, and the scale
-    is multiplied by `backoff`; after `interval` steps in a row without one it is multiplied by
-    `growth`. It stays between 2⁻²⁴ and 2¹²⁰.
+    If a gradient is infinite or NaN, the step changes no parameter and no slot, and the scale is
+    multiplied by `backoff`. After `interval` finite steps in a row it is multiplied by `growth`.
+    It stays between 2⁻²⁴ and 2¹²⁰.
 
     Args:
-        initial: the first scale, or a float32 scalar variable to keep it in (to fetch it, or to
-            have it saved under a name).
-        interval: steps.
+        initial: the first scale, or a float32 scalar variable that holds it, to fetch it or to
+            save it under a name.
+        growth: factor from 1.
+        backoff: factor in (0, 1].
+        interval: number of steps.
 
     Raises:
         ArgumentError: initial is out of range, growth below 1, backoff not in (0, 1], or interval
@@ -53,27 +55,28 @@ class LossScaling:
         given = self.initial
         if isinstance(given, Tensor):
             if given.node.op is not REGISTRY["variable"] or repr(given.spec) != "float32()":
-                self._refuse("initial is a number or a float32 scalar variable", given)
+                self._refuse("initial must be a number or a float32 scalar variable", given)
         elif not _is_number(given) or not LEAST <= given <= MOST:
-            self._refuse("initial is a number from 2**-24 to 2**120", given)
+            self._refuse("initial must be a number from 2**-24 to 2**120", given)
         if not _is_number(self.growth) or not 1 <= self.growth < np.inf:
-            self._refuse("growth is a number from 1", self.growth)
+            self._refuse("growth must be a number from 1", self.growth)
         if not _is_number(self.backoff) or not 0 < self.backoff <= 1:
-            self._refuse("backoff is a number above 0, up to 1", self.backoff)
+            self._refuse("backoff must be a number above 0, up to 1", self.backoff)
         if type(self.interval) is not int or self.interval < 1:
-            self._refuse("interval is an int from 1", self.interval)
+            self._refuse("interval must be an int from 1", self.interval)
 
     def _refuse(self, what: str, given: Any) -> None:
         raise ArgumentError(f"LossScaling at {user_location()}: {what}, not {given!r}")
 
     def variable(self) -> Tensor:
-        """The variable of the scale."""
+        """Return the variable that holds the scale."""
         if isinstance(self.initial, Tensor):
             return self.initial
         return _state("loss_scale", init.full((), float(self.initial)))
 
     def unscale(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
-        """Gradients of the loss from those of scale·loss; 16 bits become float32 first."""
+        """Return gradients of the loss, given those of scale·loss; 16-bit ones become float32
+        first."""
         unscaled = []
         for gradient in grads:
             with origin_scope(gradient.node, "train/"):
@@ -84,7 +87,7 @@ class LossScaling:
         return unscaled
 
     def updates(self, scale: Tensor, finite: Tensor) -> list[Tensor]:
-        """Assignments of the scale and of the number of good steps in a row."""
+        """Return assignments of the scale and of the number of finite steps in a row."""
         where = FUNCTIONS["where"]
         with origin_scope(scale.node, "train/"):
             good = _state(f"{scale.node.name}/good_steps", init.zeros((), "int64"))
@@ -99,7 +102,7 @@ class LossScaling:
 
 
 def all_finite(grads: Sequence[Tensor]) -> Tensor:
-    """Whether no element of any gradient is infinite or NaN: a bool scalar."""
+    """Return a bool scalar: True if all elements of all gradients are finite."""
     total: Tensor | None = None
     for gradient in grads:
         with origin_scope(gradient.node, "train/"):
@@ -110,7 +113,7 @@ def all_finite(grads: Sequence[Tensor]) -> Tensor:
 
 
 def assign_if(finite: Tensor, update: Tensor) -> Tensor:
-    """The assignment, of the variable's own value if not `finite`."""
+    """Return the assignment `update`, which keeps the variable's value unless `finite` is true."""
     variable, value = update.node.inputs
     with origin_scope(variable.node, "train/"):
         return assign(variable, FUNCTIONS["where"](finite, value, variable))

@@ -1,11 +1,11 @@
-"""Optimisers: a loss -> one node that updates the variables at the end of a step.
+"""Optimisers: from a loss to one node that updates variables at the end of a step.
 
-Each optimiser is a frozen value; `minimize` builds gradients, slots (variables that hold its
-memory) and assignments. Rates may be tensors, so a schedule is just part of the graph.
+Each optimiser is a frozen value. `minimize` builds gradients, slots (variables for its state, such
+as a momentum) and assignments. A rate may be a tensor, so a schedule is a part of the graph.
 
-A gradient that is rows of a table (of lookups only, see `gf.nn.embedding`) is not spread over the
-table where that changes nothing, or where `sparse=True` asks for it: an update then reads and
-writes the rows that occur, and takes memory for no others.
+The gradient of a table that is used by lookups alone (`gf.nn.embedding`) consists of rows. It stays
+sparse if that changes no value, or if `sparse=True` allows it: the update then reads and writes
+only those rows.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Optimizer:
     """Base of all optimisers.
 
     Args:
-        sparse: update only those rows of a table, and of its slots, that were looked up in a step:
-            elsewhere moments do not decay, and weights neither ("lazy" updates). What is always
-            zero where the gradient is (SGD without momentum, Adagrad) is updated so anyway.
+        sparse: update only the rows of a table, and of its slots, that a step looked up ("lazy"
+            updates): elsewhere neither moments nor weights decay. Optimisers for which a zero
+            gradient changes nothing (SGD without momentum, Adagrad) update so in any case.
     """
 
     sparse: bool = field(default=False, kw_only=True)
 
-    if not TYPE_CHECKING:  # it would have every attribute
+    if not TYPE_CHECKING:  # type checkers would allow every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             told = f"{type(self).__name__} has no attribute {name!r}"
@@ -78,43 +78,48 @@ class Optimizer:
         strategy: Strategy | None = None,
         scaling: LossScaling | None = None,
     ) -> Tensor:
-        """A node that moves variables against the gradient of the loss; fetching it gives None.
+        """Return a node that moves variables against the gradient of the loss; fetching it gives
+        None.
 
         Args:
             loss: a float scalar.
             variables: default: all trainable variables that the loss depends on.
-            strategy: how the step is divided over devices: `gf.parallel.Data(replicas=2)`,
-                `gf.parallel.Shard(…)`. The numbers are those of one device, but for the order of
+            transform: changes the list of gradients first, e.g. `lambda g:
+                clip_by_global_norm(g, 1.0)[0]`.
+            strategy: how to partition the step over devices: `gf.parallel.Data(replicas=2)`,
+                `gf.parallel.Shard(…)`. Results are those of one device, except for the order of
                 sums.
-            transform: changes the gradients first, e.g. `lambda g: clip_by_global_norm(g, 1.0)[0]`.
-            scaling: differentiate a multiple of the loss, for gradients that float16 would lose.
+            scaling: differentiate a multiple of the loss, for gradients that float16 would
+                lose.
 
         Raises:
-            DifferentiationError: the loss is no float scalar, or an op on the way has no gradient.
-            VariableError: nothing to train.
+            DifferentiationError: the loss is not a float scalar, or it depends on a variable
+                through an op without a gradient.
+            VariableError: there is nothing to train.
         """
         if strategy is not None:
             check_strategy(strategy)
         if variables is not None and not isinstance(variables, list | tuple):
             raise VariableError(
-                f"minimize at {user_location()}: variables are a list, as [w] or "
+                f"minimize at {user_location()}: variables must be a list, such as [w] or "
                 f"[*model.parameters().values()], not {format_value(variables)}"
             )
         if transform is not None and not callable(transform):
             raise ArgumentError(
-                f"minimize at {user_location()}: transform is a function of the list of gradients, "
-                f"not {transform!r}"
+                f"minimize at {user_location()}: transform must be a function of the list of "
+                f"gradients, not {transform!r}"
             )
         if not isinstance(loss, Tensor) or loss.ndim or kind(loss.dtype) != "float":
             raise DifferentiationError(
-                f"minimize at {user_location()}: the loss is a float scalar, not {loss!r}; "
+                f"minimize at {user_location()}: the loss must be a float scalar, not {loss!r}; "
                 "reduce it with gf.mean"
             )
         chosen = _trainable(loss) if variables is None else list(variables)
         if not chosen:
             raise VariableError(
                 f"minimize at {user_location()}: the loss depends on no trainable variable; make "
-                "weights by gf.variable(initial) or layers of gf.nn, and the loss of them"
+                "weights with gf.variable(initial) or layers of gf.nn, and compute the loss from "
+                "them"
             )
         if scaling is None:
             grads = gradients(loss, chosen)
@@ -122,7 +127,8 @@ class Optimizer:
             return self._apply(grads, chosen, strategy=strategy, loss=loss)
         if not isinstance(scaling, LossScaling):
             raise ArgumentError(
-                f"minimize at {user_location()}: scaling is a gf.optim.LossScaling, not {scaling!r}"
+                f"minimize at {user_location()}: scaling must be a gf.optim.LossScaling, "
+                f"not {scaling!r}"
             )
         scale = scaling.variable()
         grads = scaling.unscale(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
@@ -131,14 +137,14 @@ class Optimizer:
         return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
 
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
-        """A node that updates variables by given gradients; fetching it gives None.
+        """Return a node that updates variables by given gradients; fetching it gives None.
 
-        A variable of 16 bits is updated, and its slots are kept, in float32: squares and small
-        rates are below what float16 holds.
+        A 16-bit variable and its slots are updated in float32: float16 cannot hold squares and
+        small rates.
 
         Raises:
-            VariableError: not variables, one twice, or another number of them than of gradients.
-            ArgumentError: a gradient is no tensor.
+            VariableError: not variables, one of them twice, or not as many as gradients.
+            ArgumentError: a gradient is not a tensor.
         """
         return self._apply(grads, variables)
 
@@ -152,11 +158,15 @@ class Optimizer:
         strategy: Strategy | None = None,
         loss: Tensor | None = None,
     ) -> Tensor:
-        """As `apply`, but if not `finite`, all keeps its value. `more`: updates in any case."""
+        """As `apply`; unless `finite` is true, variables and slots keep their values.
+
+        Args:
+            more: updates that happen in any case.
+        """
         for what, given in (("gradients", grads), ("variables", variables)):
             if not isinstance(given, list | tuple):
                 raise ArgumentError(
-                    f"apply at {user_location()}: {what} are a list of tensors, not {given!r}; "
+                    f"apply at {user_location()}: {what} must be a list of tensors, not {given!r}; "
                     "does transform return one?"
                 )
         if len(grads) != len(variables):
@@ -166,7 +176,7 @@ class Optimizer:
         seen: set[Tensor] = set()
         for variable in variables:
             if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
-                raise VariableError(f"apply at {user_location()}: {variable!r} is no variable")
+                raise VariableError(f"apply at {user_location()}: {variable!r} is not a variable")
             if kind(variable.dtype) == "complex" and not isinstance(self, SGD):
                 raise VariableError(
                     f"apply at {user_location()}: {variable!r} is complex, which only SGD trains; "
@@ -178,8 +188,8 @@ class Optimizer:
         for gradient in grads:
             if not isinstance(gradient, Tensor):
                 raise ArgumentError(
-                    f"apply at {user_location()}: a gradient is a tensor, not {gradient!r}; does "
-                    "transform return a list of gradients?"
+                    f"apply at {user_location()}: a gradient must be a tensor, not {gradient!r}; "
+                    "does transform return a list of gradients?"
                 )
         with name_scope("train"):
             shared, updates = self._begin(grads)
@@ -195,7 +205,7 @@ class Optimizer:
         return group
 
     def _build_update(self, shared: Any, variable: Tensor, gradient: Tensor) -> VariableUpdate:
-        """The assignments of a variable and of its slots."""
+        """Return the assignments of a variable and of its slots."""
         with origin_scope(variable.node, "train/"):
             target, gradient = self._choose_target(variable, gradient)
             value = widen(target.part(variable))
@@ -204,33 +214,39 @@ class Optimizer:
         return VariableUpdate([*target.updates, last], target.slots)
 
     def _is_determined_by_specs(self, variable: Tensor, gradient: Tensor) -> bool:
-        """Whether another variable and gradient of these specs have the same update: a user's own
-        optimiser may look at more, and so do the rows of a lookup."""
+        """Return True if all variables and gradients of these specs have the same update.
+
+        A user's own optimiser may look at more, and so do updates of looked-up rows.
+        """
         if type(self) not in (SGD, Adam, AdamW, RMSProp, Adagrad):
             return False
-        rate = vars(self)["lr"]  # it may be what is trained
+        rate = vars(self)["lr"]  # the rate may itself be trained
         return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
-        """What all variables share in a step, and the updates of that."""
+        """Return what all variables share in a step, and assignments for it."""
         return None, []
 
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
-        """The next value of a variable, or of those of its rows that have a gradient.
+        """Return the next value of a variable, or of its rows that have a gradient.
 
         Args:
-            value, gradient: the variable's, in the dtype to compute in.
-            target: reads and writes the slots, of the same part.
+            value: the variable's value, in the dtype to compute in.
+            gradient: its gradient, in that dtype.
+            target: reads and writes the slots, for the same rows.
+            shared: the result of `_begin`.
         """
         raise NotImplementedError
 
     def _rests_at_zero(self) -> bool:
-        """Whether a gradient of zero changes nothing, the slots included."""
+        """Return True if a zero gradient changes nothing, slots included."""
         return False
 
     def _choose_target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
-        """What to update, and the gradient of that: the rows with a gradient, if they are enough
-        (and fewer), else all."""
+        """Return the part of a variable to update, and its gradient.
+
+        The part is the looked-up rows if updating these suffices and they are fewer than all.
+        """
         lookups = lookups_of(gradient, variable)
         if not lookups or not (self.sparse or self._rests_at_zero()):
             return Target(variable), gradient
@@ -252,22 +268,24 @@ def _trainable(loss: Tensor) -> list[Tensor]:
 
 
 def _magnitude(x: Tensor) -> Tensor:
-    """x itself, or how large its complex numbers are."""
+    """Return x, or the absolute values of complex numbers."""
     size: Tensor = FUNCTIONS["abs"](x) if kind(x.dtype) == "complex" else x
     return size
 
 
 def _check_numbers(optimizer: Optimizer, **values: Any) -> None:
-    """Check an optimiser's numbers, and keep them as Python floats: numpy's would set the dtype."""
+    """Check an optimiser's numbers, and store them as Python floats: numpy's would change the
+    dtype."""
     if not isinstance(optimizer.sparse, bool):
         raise ArgumentError(
-            f"optimiser at {user_location()}: sparse is True or False, not {optimizer.sparse!r}"
+            f"optimiser at {user_location()}: sparse must be True or False, "
+            f"not {optimizer.sparse!r}"
         )
     for name, value in values.items():
         if name == "lr" and isinstance(value, Tensor):
             if value.ndim or kind(value.dtype) == "bool":
                 raise ArgumentError(
-                    f"optimiser at {user_location()}: lr is a scalar number, not {value!r}"
+                    f"optimiser at {user_location()}: lr must be a scalar number, not {value!r}"
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")
@@ -279,7 +297,8 @@ def _check_numbers(optimizer: Optimizer, **values: Any) -> None:
             listed = name == "lr" and isinstance(value, list | tuple)
             hint = "; " + explain_repeated("lr") if listed else ""
             raise ArgumentError(
-                f"optimiser at {user_location()}: {name} is a number {bound}, not {value!r}{hint}"
+                f"optimiser at {user_location()}: {name} must be a number {bound}, "
+                f"not {value!r}{hint}"
             )
         object.__setattr__(optimizer, name, float(value))
 
@@ -302,7 +321,7 @@ class SGD(Optimizer):
         _check_numbers(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if not isinstance(self.nesterov, bool):
             raise ArgumentError(
-                f"SGD at {user_location()}: nesterov is True or False, not {self.nesterov!r}"
+                f"SGD at {user_location()}: nesterov must be True or False, not {self.nesterov!r}"
             )
         if self.nesterov and not self.momentum:
             raise ArgumentError(f"SGD at {user_location()}: nesterov needs a momentum above 0")
@@ -338,7 +357,7 @@ class Adam(Optimizer):
         _check_numbers(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
-        """1 − β₁ᵗ and √(1 − β₂ᵗ) of the step, from the powers that are carried along."""
+        """Return 1 − β₁ᵗ and √(1 − β₂ᵗ) of step t; two variables carry the powers."""
         power1 = state_variable("adam/beta1_power", init.ones((), "float64"))
         power2 = state_variable("adam/beta2_power", init.ones((), "float64"))
         new1, new2 = power1 * self.beta1, power2 * self.beta2
@@ -432,18 +451,19 @@ class Adagrad(Optimizer):
         return descend(value, self.lr, direction)
 
     def _rests_at_zero(self) -> bool:
-        return bool(np.float32(self.epsilon) > 0)  # else a rest of 0 / 0
+        return bool(np.float32(self.epsilon) > 0)  # otherwise it would compute 0 / 0
 
 
 @checks_argument_names(ArgumentError)
 def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:
-    """Gradients scaled down together so that their joint 2-norm is at most `max_norm`, and that
-    norm (at least float32).
+    """Scale gradients down together to a joint 2-norm of at most `max_norm`.
+
+    Return the gradients and the norm before (at least float32).
 
     Source: Pascanu, Mikolov & Bengio, ICML 2013.
 
     Raises:
-        ArgumentError: no gradients, or a norm that is not a number above 0.
+        ArgumentError: no gradients, or a norm that is not a positive number.
     """
     at = f"clip_by_global_norm at {user_location()}"
     listed = isinstance(grads, list | tuple) and bool(grads)
@@ -453,7 +473,7 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
         isinstance(max_norm, bool)
         or not (isinstance(max_norm, int | float | np.number) and max_norm > 0)
     ):
-        raise ArgumentError(f"{at}: max_norm is a number above 0, not {max_norm!r}")
+        raise ArgumentError(f"{at}: max_norm must be a positive number, not {max_norm!r}")
     widest = real_dtype(reduce(promote, (wide_dtype(g.dtype) for g in grads)))
     wide = (FUNCTIONS["astype"](_magnitude(g), widest) for g in grads)
     total, *rest = (FUNCTIONS["sum"](g * g) for g in wide)

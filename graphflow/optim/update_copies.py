@@ -1,7 +1,7 @@
-"""Updates that are alike: of variables and gradients of one spec, the first is built, and others
-are copies of its nodes.
+"""Copies of updates: for variables and gradients of one spec, the first update is built, and the
+rest are copies of its nodes.
 
-Shape rules and conversions need not be gone through again for each of thousands of variables.
+Shape rules and conversions then run once for each spec, not for each of thousands of variables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class VariableUpdate(NamedTuple):
 
     Attributes:
         updates: its assignments, those of slots first.
-        slots: by name.
+        slots: its slots, by name.
     """
 
     updates: Sequence[Tensor]
@@ -28,11 +28,11 @@ class VariableUpdate(NamedTuple):
 
 
 class _UpdatePattern(NamedTuple):
-    """An update that others are copies of.
+    """An update from which others are copied.
 
     Attributes:
-        nodes: what was built for it, in order.
-        slots: the names of those that are slots.
+        nodes: the nodes that were built for it, in order.
+        slots: names of those nodes that are slots.
     """
 
     variable: Tensor
@@ -43,12 +43,12 @@ class _UpdatePattern(NamedTuple):
 
 
 class UpdateCopies:
-    """Builds updates of variables, each kind once.
+    """Builds updates of variables, one for each combination of specs and device.
 
     Args:
-        build: (variable, gradient) -> the update; what it builds follows from their specs and
-            the variable's pin.
-        prefix: of the names of what it builds.
+        build: (variable, gradient) -> the update. The nodes that it builds must follow from
+            their specs and the variable's device alone.
+        prefix: prefix of the names of these nodes.
     """
 
     def __init__(self, build: BuildUpdate, prefix: str) -> None:
@@ -57,7 +57,7 @@ class UpdateCopies:
         self._patterns: dict[Hashable, _UpdatePattern] = {}
 
     def update(self, variable: Tensor, gradient: Tensor) -> Sequence[Tensor]:
-        """The assignments of a variable and its slots."""
+        """Return the assignments of a variable and its slots."""
         if gradient is variable:
             return self._build(variable, gradient).updates
         key = (variable.spec, gradient.spec, variable.node.device)
@@ -78,7 +78,7 @@ class UpdateCopies:
         now = {pattern.variable: variable, pattern.gradient: gradient}
         for node in pattern.nodes:
             slot, name, attrs = pattern.slots.get(node), node.name, node.attrs
-            if slot is not None:  # its initial value counts as a stream, as all of them do
+            if slot is not None:  # takes a random stream, as every initial value does
                 name = f"{self._prefix}{owner.name}/{slot}"
                 attrs = {**attrs, "initial": replace(attrs["initial"], stream=next_stream())}
             inputs = tuple([now.get(tensor, tensor) for tensor in node.inputs])
@@ -88,7 +88,7 @@ class UpdateCopies:
 
 
 def _nodes_since(start: int, outputs: Sequence[Tensor]) -> list[Node]:
-    """The nodes on the way to outputs that were built later than a serial number, in order."""
+    """Return the nodes that outputs depend on and that are newer than a serial number, in order."""
     found: set[Node] = set()
     stack = [tensor.node for tensor in outputs]
     while stack:

@@ -1,5 +1,5 @@
-"""What an update of a variable reads and writes: it and its slots, whole or in some rows; and the
-dtypes to compute in."""
+"""What an update reads and writes: a variable and its slots, whole or some rows; and dtypes to
+compute in."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Rate = float | Tensor
 
 
 class Target:
-    """What an update reads and writes: a variable and its slots, whole or in some rows.
+    """The part of a variable and of its slots that an update reads and writes.
 
     Args:
-        rows: which, int64 (k,), different ones; None means all.
-        number: how many of these are in use.
+        rows: distinct row numbers, int64 (k,); None for all rows.
+        number: how many of these rows are in use.
 
     Attributes:
         updates: assignments of slots so far.
-        slots: those that were read, by name.
+        slots: the slots that were read, by name.
     """
 
     def __init__(
@@ -38,33 +38,34 @@ class Target:
         self.slots: dict[str, Tensor] = {}
 
     def part(self, state: Tensor) -> Tensor:
-        """The part of a variable or slot."""
+        """Return the rows of a variable or slot."""
         chosen: Tensor = state if self.rows is None else FUNCTIONS["take"](state, self.rows, 0)
         return chosen
 
     def read(self, name: str, initial: float = 0.0) -> Tensor:
-        """The part of a slot, a variable like the one to update that lives with it."""
+        """Return the rows of a slot, a variable of the same shape and on the same device."""
         self.slots[name] = _slot(self.variable, name, initial)
         return self.part(self.slots[name])
 
     def write(self, name: str, value: Tensor) -> None:
-        """Update a slot that was read."""
+        """Assign new values to a slot that was read."""
         self.updates.append(self.assign_part(self.slots[name], value))
 
     def assign_part(self, state: Tensor, value: Tensor) -> Tensor:
-        """An assignment of the part."""
+        """Return an assignment of the rows."""
         if self.rows is not None:
             value = REGISTRY["update_rows"](state, self.rows, value, self.number)
         return assign(state, value)
 
 
-Lookup = tuple[Tensor, Tensor]  # rows of a gradient, and their numbers
+Lookup = tuple[Tensor, Tensor]  # rows of a gradient, and their row numbers
 
 
 def lookups_of(gradient: Tensor, variable: Tensor) -> list[Lookup]:
-    """The rows of which a gradient is the sum, in its order; empty if it is made of anything else.
+    """Return the lookups whose gradients add up to this gradient, in its order; else [].
 
-    Gradients of several lookups are added from the left.
+    Each one is a pair: rows of the gradient, and their numbers. Gradients of several lookups are
+    added from the left.
     """
     found: list[Lookup] = []
     while True:
@@ -80,11 +81,15 @@ def lookups_of(gradient: Tensor, variable: Tensor) -> list[Lookup]:
 
 
 def row_target(variable: Tensor, lookups: Sequence[Lookup]) -> tuple[Target, Tensor]:
-    """The different rows that occur, and the gradient of these: the same sums, in the same order,
-    that the whole table would have."""
+    """Return the distinct rows that occur, and their gradient.
+
+    The sums and their order are those that the gradient of the whole table would have.
+    """
     n, rest = variable.shape[0], variable.shape[1:]
     ravel, reshape = FUNCTIONS["ravel_multi_index"], FUNCTIONS["reshape"]
-    ids = [ravel([reshape(t, (t.size,))], (n,)) for _, t in lookups]  # checked, from the front
+    ids = [
+        ravel([reshape(t, (t.size,))], (n,)) for _, t in lookups
+    ]  # checks bounds, and makes negative ids positive
     every = ids[0] if len(ids) == 1 else FUNCTIONS["concat"](ids)
     size = minimum(every.shape[0], n)
     found = FUNCTIONS["unique_all"](every, size)
@@ -102,14 +107,14 @@ def row_target(variable: Tensor, lookups: Sequence[Lookup]) -> tuple[Target, Ten
 
 
 def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
-    """A variable like another, that lives with it."""
+    """Return a new variable of another's shape, on its device."""
     shape = tuple(int(s) for s in variable.shape)
     initial = init.full(shape, value, wide_dtype(variable.dtype))
     return state_variable(f"{variable.node.name}/{name}", initial)
 
 
 def state_variable(name: str, initial: init.Initializer) -> Tensor:
-    """A variable of an optimiser's own."""
+    """Return a new variable that belongs to an optimiser."""
     tensor: Tensor = REGISTRY["variable"](
         initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
         name=name,
@@ -118,27 +123,29 @@ def state_variable(name: str, initial: init.Initializer) -> Tensor:
 
 
 def rate_for(rate: Rate, like: Tensor) -> Any:
-    """A rate as it mixes with a variable: Python numbers are weak, tensors are converted."""
+    """Return a rate that keeps a variable's dtype: Python numbers are weak, tensors are
+    converted."""
     return in_dtype_of(rate, like) if isinstance(rate, Tensor) else float(rate)
 
 
 def descend(value: Tensor, rate: Rate, direction: Tensor) -> Tensor:
-    """A value after a step of this rate against a direction."""
+    """Return a value after a step of size `rate` against a direction."""
     end: Tensor = value - rate_for(rate, value) * direction
     return end
 
 
 def in_dtype_of(x: Tensor, like: Tensor) -> Tensor:
-    """x in the dtype of another tensor."""
+    """Return x in the dtype of another tensor."""
     same: Tensor = x if x.dtype == like.dtype else FUNCTIONS["astype"](x, like.dtype)
     return same
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype to compute in for values of a dtype: at least float32."""
+    """Return the dtype to compute in: at least float32."""
     return promote(dtype, np.dtype("float32"))
 
 
 def sqrt(x: Tensor) -> Tensor:
+    """Return the square root."""
     root: Tensor = FUNCTIONS["sqrt"](x)
     return root

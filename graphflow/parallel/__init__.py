@@ -4,7 +4,7 @@ from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
 from graphflow.parallel.pipeline_strategy import Pipeline
-from graphflow.parallel.pipelining.schedule import Schedule, Task, draw, run
+from graphflow.parallel.pipelining.schedule import Schedule, Task
 from graphflow.parallel.pipelining.schedules import (
     chimera,
     gpipe,
@@ -16,6 +16,7 @@ from graphflow.parallel.pipelining.schedules import (
     zb_v,
 )
 from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.pipelining.timeline import draw, run
 from graphflow.parallel.report import StrategyReport as Report
 from graphflow.parallel.resharding.collectives import (
     all_gather,

@@ -21,21 +21,20 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.replica_devices import device_groups, flatten_groups
-from graphflow.parallel.report import StrategyReport
+from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.shard_strategy import (
     Shard,
     check_replication,
-    cut_over,
     defines_products,
     no_product_error,
     replication_of,
-    report_of,
 )
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
 DATA = "data"
@@ -121,7 +120,7 @@ class Data:
         Raises:
             ShardingError: see above.
         """
-        return cut_over(self, graph, cluster, known, fed)
+        return divide_over_mesh(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
         """With a Shard, one mesh of both, the replicas outermost; with a Pipeline, each stage has

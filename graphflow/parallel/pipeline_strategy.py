@@ -11,40 +11,40 @@ from dataclasses import field, replace
 from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks_arguments, did_you_mean, signature_of
+from graphflow.base.argument_checks import checks_arguments, did_you_mean
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import GraphflowError, ScheduleError, ShardingError
+from graphflow.errors import ScheduleError, ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.ir.spec import sole_symbol
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
-from graphflow.parallel.mesh.device_mesh import MAX_SYMBOLS, MICRO, PATH, Mesh
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, Mesh
+from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
 from graphflow.parallel.pipelining.asynchronous_pipeline import unroll_pipeline
 from graphflow.parallel.pipelining.flushing_pipeline import (
     merge_bodies,
     partition_pipeline,
     paths_of,
 )
-from graphflow.parallel.pipelining.schedule import Schedule
-from graphflow.parallel.pipelining.schedules import SCHEDULES
+from graphflow.parallel.pipelining.pipeline_checks import (
+    call_schedule,
+    check_batch,
+    check_function,
+    check_microbatch_count,
+    is_stage_list,
+    is_training,
+    losses_of,
+)
+from graphflow.parallel.pipelining.schedule import SCHEDULES, STAGES_PER_DEVICE, Schedule
 from graphflow.parallel.pipelining.stage_cotangents import sum_within_stages
-from graphflow.parallel.pipelining.stages import check_stage_count, origin_of, stages_of
+from graphflow.parallel.pipelining.stages import check_stage_count, stages_of
 from graphflow.parallel.replica_devices import device_groups, group_by_stage
-from graphflow.parallel.report import StrategyReport
+from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
-from graphflow.parallel.shard_strategy import check_mesh_size, mesh_devices, report_of
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.replica_terms import ReplicationConfig
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
-
-_STAGES_PER_DEVICE = {"interleaved": 2, "zb-v": 2}
-"""Stages on a device, of schedules that ask for several."""
-
-
-MAX_NODES = 500_000
-"""The nodes that a pipeline may have, about."""
 
 MAX_EAGER_TASKS = 10_000
 """Micro-batches of all stages, of a schedule that is made to see whether it can be."""
@@ -99,7 +99,7 @@ class Pipeline:
         count = as_count(self.stages)
         if count is not None:
             set_frozen_fields(self, stages=count)
-        elif not _is_stage_list(self.stages):
+        elif not is_stage_list(self.stages):
             raise ScheduleError(
                 f"{where}: stages is a number from 1 up, 'auto' or a list, not {self.stages!r}"
             )
@@ -113,7 +113,7 @@ class Pipeline:
                 )
             set_frozen_fields(self, microbatches=number)
         if not isinstance(given, str | Schedule):
-            _check_function(given, where)
+            check_function(given, where)
         if self.beside is not None:
             _check_inner_strategy(self.beside, where)
         self._try_schedule()
@@ -165,16 +165,16 @@ class Pipeline:
         beside = self.beside
         told = self.batch is None and beside is not None
         batch = batch_placeholders(graph, beside.examples if told else self.batch)
-        if _trains(graph):
-            _check_batch(batch, self._microbatch_count(), fed or {}, self._accumulate)
-        _check_microbatch_count(graph, batch, self._microbatch_count())
+        if is_training(graph):
+            check_batch(batch, self._microbatch_count(), fed or {}, self._accumulate)
+        check_microbatch_count(graph, batch, self._microbatch_count())
         check_mesh_size(graph, outer)
         schedule = self.plan_schedule(cluster, each)
         self._find_stages(graph, schedule.stages, cluster)
         found = mesh_devices({"stage": schedule.devices, **outer}, cluster, self._devices(schedule))
         graph, stages = merge_bodies(graph, self._stages)
         graph = sum_within_stages(graph, stages)
-        if schedule.updates != "flush" and _trains(graph):
+        if schedule.updates != "flush" and is_training(graph):
             if outer:
                 raise ScheduleError(
                     f"schedule {schedule.name!r} does not flush, which goes with no other "
@@ -182,7 +182,7 @@ class Pipeline:
                 )
             return unroll_pipeline(graph, stages, schedule, found, batch, known)
         mesh = Mesh(outer, [DeviceName()] * each) if outer else None
-        layouts = self.beside.layouts(graph, mesh, strict=_trains(graph)) if outer else None
+        layouts = self.beside.layouts(graph, mesh, strict=is_training(graph)) if outer else None
         replication = (
             ReplicationConfig(BUCKET_BYTES) if self.beside is None else self.beside.replication
         )
@@ -228,7 +228,7 @@ class Pipeline:
             each: devices that share a stage.
         """
         name = self.schedule if isinstance(self.schedule, str) else ""
-        automatic = max(1, len(cluster.devices) // each) * _STAGES_PER_DEVICE.get(name, 1)
+        automatic = max(1, len(cluster.devices) // each) * STAGES_PER_DEVICE.get(name, 1)
         made = self._make_schedule(self._stage_count() or automatic)
         self._check_sizes(made)
         return made if self.recompute is None else replace(made, recompute=self.recompute)
@@ -244,7 +244,7 @@ class Pipeline:
         make = SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
         microbatches = 2 * count if self.microbatches is None else self.microbatches
         microbatches *= self._accumulate
-        return _call_schedule(make, count, microbatches, f"Pipeline at {self.line}")
+        return call_schedule(make, count, microbatches, f"Pipeline at {self.line}")
 
     def _check_sizes(self, schedule: Schedule) -> None:
         """Refuse a schedule of other sizes than were asked for, or that divides them unevenly.
@@ -295,104 +295,6 @@ class Pipeline:
         self._stages.update(stages_of(losses, stages, cluster))
 
 
-def _is_stage_list(stages: Any) -> bool:
-    """Whether what is no number stands for stages."""
-    if isinstance(stages, str | bytes):
-        return stages == "auto"
-    return isinstance(stages, Sequence) and bool(stages)
-
-
-def _call_schedule(
-    make: Callable[[int, int], Any], stages: int, microbatches: int, where: str
-) -> Schedule:
-    """What a function makes of sizes.
-
-    Raises:
-        ScheduleError: it raised something else, or makes something else.
-    """
-    try:
-        made = make(stages, microbatches)
-    except GraphflowError:
-        raise
-    except Exception as error:
-        raise ScheduleError(
-            f"{where}: {_describe_function(make)} raised {type(error).__name__} for {stages} "
-            f"stages and {microbatches} micro-batches: {error}"
-        ) from error
-    if not isinstance(made, Schedule):
-        raise ScheduleError(
-            f"{where}: {_describe_function(make)} gives a schedule, a gf.parallel.Schedule such as "
-            f"gf.parallel.one_f_one_b(stages, microbatches), not {made!r}"
-        )
-    return made
-
-
-def _describe_function(function: Any) -> str:
-    return f"schedule={getattr(function, '__qualname__', repr(function))}"
-
-
-def _check_function(function: Any, where: str) -> None:
-    """Refuse what cannot be called with a number of stages and one of micro-batches.
-
-    Raises:
-        ScheduleError: see above.
-    """
-    try:
-        signature_of(function).bind(2, 4)
-    except TypeError as error:
-        raise ScheduleError(
-            f"{where}: {_describe_function(function)} is called with the numbers of stages and "
-            f"micro-batches, but {error}; give a function of two arguments, lambda stages, "
-            "microbatches: …"
-        ) from None
-    except ValueError:
-        return  # a function of C, that does not say what it takes
-
-
-def _check_batch(
-    batch: Sequence[Tensor], microbatches: int, fed: Mapping[str, int], times: int
-) -> None:
-    """Refuse a batch smaller than its micro-batches, before any of them is written.
-
-    Args:
-        times: so many times as many as the Pipeline was given.
-
-    Raises:
-        ShardingError: see above.
-    """
-    for tensor in batch:
-        size = tensor.shape[0]
-        symbol = sole_symbol(size)
-        count = size if isinstance(size, int) else fed.get(symbol) if symbol else None
-        if count is not None and count < microbatches:
-            fewer = f", or give it microbatches={count // times} at most" if count >= times else ""
-            if times > 1:
-                fewer += ", or a smaller accumulate="
-            raise ShardingError(
-                f"a batch of {count} (of {tensor.name!r}, made at {tensor.node.location}) is "
-                f"smaller than the {microbatches} micro-batches of the Pipeline; feed at least "
-                f"{microbatches}{fewer}"
-            )
-
-
-def _check_microbatch_count(graph: Graph, batch: Sequence[Tensor], microbatches: int) -> None:
-    """Refuse more micro-batches than can be written, each with nodes of its own.
-
-    Raises:
-        ScheduleError: see above.
-    """
-    nodes = len(graph.nodes)
-    most = max(1, MAX_NODES // max(1, nodes))
-    if not all(isinstance(tensor.shape[0], int) for tensor in batch):
-        most = min(most, MAX_SYMBOLS)
-    if microbatches > most:
-        raise ScheduleError(
-            f"a Pipeline of {microbatches:,} micro-batches would write the {nodes:,} nodes of its "
-            f"step for each of them, {microbatches * nodes:,} in all; give it "
-            f"microbatches={most} at most, and a batch of as many times the size of one"
-        )
-
-
 def _check_inner_strategy(beside: Any, where: str) -> None:
     if isinstance(beside, Pipeline):
         raise ScheduleError(
@@ -409,22 +311,3 @@ def _check_inner_strategy(beside: Any, where: str) -> None:
         raise ScheduleError(
             f"{where}: axis {taken[0]!r} of the mesh is the pipeline's own; give yours another name"
         )
-
-
-def losses_of(graph: Graph) -> list[Tensor]:
-    """What the steps of training in a graph make smaller. It need not be part of the graph.
-
-    A step that was built for one device does not say: then it is what gradients were made for, of
-    that the last.
-    """
-    told = [node.attrs.get("loss") for node in graph.of_op("group")]
-    losses = list(dict.fromkeys(loss for loss in told if loss is not None))
-    if losses:
-        return losses
-    origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
-    made = [node for node in origins if node.op.name != "variable"]
-    return [max(made, key=lambda node: node.serial).outputs[0]] if made else []
-
-
-def _trains(graph: Graph) -> bool:
-    return bool(graph.of_op("assign"))

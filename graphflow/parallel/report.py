@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ir.op import Node
+from graphflow.errors import ShardingError
+from graphflow.frontend.pytree import flatten
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, user_location
 from graphflow.ir.spec import product
 from graphflow.ops.communication.collectives import groups_of
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
-from graphflow.parallel.pipelining.schedule import ScheduleTimeline, draw
 from graphflow.parallel.pipelining.stage_report import (
     REPLICATED_OPS,
     StageRow,
@@ -20,9 +23,11 @@ from graphflow.parallel.pipelining.stage_report import (
     predict_timeline,
     stage_rows,
 )
-from graphflow.parallel.sharding.partitioner import ShardedGraph
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, draw
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.strategy import Strategy, divide_with
 
 MAX_LINE = 100
 """Letters of a line of a schedule."""
@@ -234,3 +239,15 @@ def _table_lines(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Ite
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in (heads, *rows):
             yield "  " + "  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip()
+
+
+def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
+    """The report of a strategy."""
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise ShardingError(
+            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
+        )
+    graph = Graph(flatten(fetches)[0]).verify()
+    there = Cluster.here() if cluster is None else cluster
+    division: Any = divide_with(strategy, graph, there)
+    return StrategyReport(division, there)

@@ -9,34 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
-from graphflow.base.argument_checks import checks_arguments, did_you_mean
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.frontend.pytree import flatten
-from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.ir.spec import show_shape
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
-from graphflow.parallel.mesh.device_mesh import MICRO, PATH, WHOLE, AxisSplit, Mesh, SizePartitioner
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, Mesh
 from graphflow.parallel.mesh.layouts import Layout
-from graphflow.parallel.pipelining.microbatch_order import order_by_microbatch
-from graphflow.parallel.report import StrategyReport
+from graphflow.parallel.mesh.mesh_arguments import check_mesh
+from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable, partition_graph
-from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.rule_layouts import Axis, layouts_of_rules
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import Strategy, divide_with, strategy_of
-
-Axis = str | Sequence[str] | None
-MAX_NODES = 4_000_000
-"""The nodes that a graph of shards may have, about."""
 
 
 @checks_arguments(ShardingError)
@@ -127,7 +118,7 @@ class Shard:
         Raises:
             ShardingError: see above.
         """
-        return cut_over(self, graph, cluster, known, fed)
+        return divide_over_mesh(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
         """With a Data, one mesh of both; with a Pipeline, each stage is cut so."""
@@ -159,18 +150,6 @@ class Shard:
         return report_of(self, fetches, cluster)
 
 
-def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
-    """The report of a strategy."""
-    if cluster is not None and not isinstance(cluster, Cluster):
-        raise ShardingError(
-            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
-        )
-    graph = Graph(flatten(fetches)[0]).verify()
-    there = Cluster.here() if cluster is None else cluster
-    division: Any = divide_with(strategy, graph, there)
-    return StrategyReport(division, there)
-
-
 def defines_products(other: Any) -> bool:
     """Whether something is a strategy that says itself what a product with it is."""
     return (
@@ -187,26 +166,6 @@ def no_product_error(strategy: Any, other: Any) -> ShardingError:
         f"at {user_location()}: a {name} goes with a Data, a Shard or a Pipeline of gf.parallel's, "
         f"as in {name}(…) * gf.parallel.Pipeline(2), not with {other!r}"
     )
-
-
-def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
-    """The sizes of a mesh; refuse what is none.
-
-    Raises:
-        ShardingError: no axes, names that are no names, sizes that are no counts.
-    """
-    where = f"{what} at {user_location()}"
-    if not isinstance(mesh, Mapping) or not mesh:
-        raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
-    sizes = {}
-    for name, given in mesh.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
-        size = as_count(given)
-        if size is None:
-            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
-        sizes[name] = size
-    return sizes
 
 
 def check_replication(strategy: Any, where: str) -> None:
@@ -238,193 +197,3 @@ def replication_of(strategy: Any, axis: str | None) -> ReplicationConfig:
         frozenset() if strategy.synchronised else apart,
         axis if strategy.shard_state else None,
     )
-
-
-def cut_over(
-    strategy: Any,
-    graph: Graph,
-    cluster: Cluster,
-    known: Mapping[Node, ShardedVariable] | None,
-    fed: Mapping[str, int] | None,
-) -> ShardedGraph:
-    """A graph cut over a strategy's mesh, whose places go through their micro-batches by turns.
-
-    Raises:
-        ShardingError: the mesh is too large, or the batch too small; see `Strategy.layouts`.
-    """
-    sizes, turns = dict(strategy.mesh), strategy.accumulate
-    every = {**sizes, MICRO: turns} if turns > 1 else sizes
-    check_mesh_size(graph, every)
-    owners = mesh_devices(sizes, cluster, strategy.devices)
-    devices = [owner for owner in owners for _ in range(turns)]
-    mesh = Mesh(every, devices, frozenset({MICRO}) & set(every))
-    given = strategy.layouts(graph, mesh, strict=strategy_of(graph) is not None)
-    cut = partition_graph(graph, mesh, given, known, replication=strategy.replication, fed=fed)
-    return order_by_microbatch(cut, MICRO) if turns > 1 else cut
-
-
-def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
-    """Refuse a mesh that is larger than a graph can be written for.
-
-    Raises:
-        ShardingError: see above.
-    """
-    count, nodes = prod(mesh.values()), len(graph.nodes)
-    if count * nodes > MAX_NODES:
-        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
-        raise ShardingError(
-            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
-            f"step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
-        )
-
-
-def mesh_devices(
-    mesh: Mapping[str, int],
-    cluster: Cluster,
-    wanted: Any = None,
-) -> list[DeviceName]:
-    """A device for each place of a mesh.
-
-    Raises:
-        ShardingError: there are too few.
-    """
-    count = prod(mesh.values())
-    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
-    if wanted is not None:
-        if (
-            isinstance(wanted, str)
-            or not isinstance(wanted, Sequence)
-            or not all(isinstance(name, str) for name in wanted)
-        ):
-            raise ShardingError(
-                f"devices is a list with a name for each of the {count} places of the mesh "
-                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
-            )
-        if len(wanted) != count:
-            raise ShardingError(
-                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
-                f"{', '.join(wanted)}; name one for each"
-            )
-        return [DeviceName.parse(cluster.device(name).name) for name in wanted]
-    names = list(cluster.devices)
-    if len(names) == 1:
-        return [DeviceName.parse(names[0])] * count
-    kinds = {name: cluster.device(name).kind for name in names}
-    for kind in sorted(set(kinds.values()), key=lambda k: k != "gpu"):
-        own = [name for name in names if kinds[name] == kind]
-        if len(own) >= count:
-            return [DeviceName.parse(name) for name in own[:count]]
-    if len(names) >= count:
-        return [DeviceName.parse(name) for name in names[:count]]
-    raise ShardingError(
-        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
-        f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
-        f"gf.Cluster.local({count})"
-    )
-
-
-def layouts_of_rules(
-    graph: Graph, rules: Mapping[Any, Sequence[Axis]], mesh: Mesh, strict: bool = True
-) -> dict[Tensor, Layout]:
-    """The layouts that rules give to tensors of a graph.
-
-    Args:
-        strict: refuse rules that name nothing in the graph, and sizes too small for their shards.
-
-    Raises:
-        ShardingError: a rule that cannot be followed.
-    """
-    named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
-    given: dict[Tensor, Layout] = {}
-    told: dict[Tensor, tuple[Any, bool]] = {}
-    for key, axes in rules.items():
-        found = _match_tensors(graph, key, named)
-        if not found and strict:
-            raise _unknown_rule_error(key, named)
-        exact = isinstance(key, Tensor) or key in named
-        for name, tensor in found.items():
-            layout = _rule_layout(name, tensor, axes, mesh, strict)
-            before, was_exact = told.get(tensor, (key, exact))
-            if was_exact == exact and given.get(tensor, layout) != layout:
-                raise ShardingError(
-                    f"two rules for {name!r} (made at {tensor.node.location}) differ: {before!r} "
-                    f"says {given[tensor]}, {key!r} says {layout}; leave out one, or give the "
-                    "tensor a rule by its own name, which goes before patterns"
-                )
-            if exact or not was_exact:
-                given[tensor], told[tensor] = layout, (key, exact)
-    return given
-
-
-def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if isinstance(key, Tensor):
-        return {graph.names[key.node]: key} if key.node in graph.names else {}
-    if not isinstance(key, str):
-        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
-    if key in named:
-        return {key: named[key]}
-    return {
-        name: t for name, t in named.items() if fnmatchcase(name, key) and _can_match_pattern(t)
-    }
-
-
-def _can_match_pattern(tensor: Tensor) -> bool:
-    """Whether a pattern may mean a tensor: slots lie as their variables do, and scalars, such as an
-    optimiser's, have no axis."""
-    return tensor.ndim > 0 and not is_slot(tensor.node)
-
-
-def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
-    if isinstance(key, Tensor):
-        return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
-    named = {name: t for name, t in named.items() if _can_match_pattern(t)}
-    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
-    hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
-    if inside:
-        hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"
-    return ShardingError(
-        f"a rule names {key!r}, but no variable or placeholder has that name; {hint}"
-    )
-
-
-def _rule_layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
-    """The layout that a rule gives to a tensor."""
-    where = f"rule {name!r}: {axes!r}"
-    example = (mesh.names[0], *[None] * (tensor.ndim - 1))
-    made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
-    if isinstance(axes, str) or not isinstance(axes, Sequence):
-        raise ShardingError(
-            f"{where}: give an axis of the mesh or None for each axis, as a tuple: {example}"
-        )
-    if len(axes) > tensor.ndim:
-        raise ShardingError(f"{where} is for {len(axes)} axes, but {made}: it has {tensor.ndim}")
-    partitioner, used = SizePartitioner(mesh), set[str]()
-    dims = []
-    for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
-        if not isinstance(entry, str | Sequence | None):
-            raise ShardingError(
-                f"{where}: give an axis of the mesh ({', '.join(mesh.names)}) or None for each "
-                f"axis, not {entry!r}"
-            )
-        along = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        for axis in along:
-            if axis not in mesh.sizes:
-                raise ShardingError(
-                    f"{where}: the mesh has no axis {axis!r}; it has {', '.join(mesh.sizes)}"
-                )
-            if axis in used:
-                raise ShardingError(
-                    f"{where} uses axis {axis!r} of the mesh twice, but it cuts one axis of a "
-                    f"tensor, into {mesh.sizes[axis]}; leave out one, or give the mesh another axis"
-                )
-            used.add(axis)
-        split = AxisSplit(along) if along else WHOLE
-        if strict and not partitioner.can_split(tensor.shape[d], split):
-            count = mesh.part_count(along)
-            raise ShardingError(
-                f"{where} cuts axis {d} into {count}, but {made}: "
-                f"{show_shape(tensor.shape)}[{d}] is {tensor.shape[d]}, too small for {count} "
-                "shards that are not empty; leave the axis whole or make the mesh smaller"
-            )
-        dims.append(split)
-    return Layout(tuple(dims))

@@ -1,9 +1,8 @@
-"""Deployment: fetches are optimised, placed, partitioned, and given to the workers, once for each
-set of them.
+"""Optimise, place and partition each set of fetches once, and send it to the workers.
 
-    fetches ─prepared→ Compiled ─divide→ {device: Partition} ─hand_out→ workers
+    fetches ─compile→ CompiledFetches ─place_and_partition→ partitions ─send_programs→ workers
 
-What can fail for the fetches' sake fails before the workers or the variables know of it.
+Everything that can fail because of the fetches fails before workers or variables are changed.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, sp
 from graphflow.strategy import PartitionedGraph, Strategy, divide_with, strategy_of
 
 _WARN_AT = 100
-"""Sets of fetches from one line of code that are hardly what was meant."""
+"""Sets of fetches from one source line at which a warning suggests to build the graph once."""
 
 
 class Deployment:
-    """The sets of fetches that a cluster's workers have programs of.
+    """The sets of fetches for which the workers of a cluster have programs.
 
     Args:
-        plan: to place the first fetches by.
-        checks: what partitions look at (`finite.CHECKS`).
+        plan: the plan for the first fetches.
+        checks: which values partitions check for NaN and infinity (`nonfinite_check`).
 
     Attributes:
-        compiled: sets of fetches, by the identity of these.
+        compiled: sets of fetches, by `key_of`.
     """
 
     def __init__(
@@ -66,17 +65,20 @@ class Deployment:
         self.steps = steps
         self.planner = planner
         self.compiled: dict[tuple[int, ...], CompiledFetches] = {}
-        self._plan = plan  # until it has placed something
-        self._whole = cluster  # by which strategies divide, also when workers have been lost
-        self._strategies: dict[Node, Strategy] = {}  # by which each variable was divided
+        self._plan = plan  # None after its first use
+        self._whole = cluster  # strategies partition for it even after workers were lost
+        self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
 
     def find(self, tensors: Sequence[Tensor]) -> CompiledFetches | None:
-        """What there is of these fetches already."""
+        """Return a set of fetches that was compiled before; else None."""
         return self.compiled.get(key_of(tensors))
 
     def placeholders(self, tensors: Sequence[Tensor]) -> list[Sequence[Node]]:
-        """Placeholders that feeds may name: those of these fetches, those that they are derived
-        from, then the session's others."""
+        """Return the placeholders that feeds may name, nearest first.
+
+        First those of these fetches, then those of functions whose derivatives they are, then the
+        session's others.
+        """
         compiled = self.find(tensors)
         source = compiled.source if compiled is not None else Graph(tensors)
         others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
@@ -85,11 +87,12 @@ class Deployment:
 
     @without_collection
     def compile(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> CompiledFetches:
-        """The same, or else verified and optimised; then nothing is placed or sent yet.
+        """Return the set of fetches; if it is new, verified and optimised, but neither placed nor
+        sent.
 
         Args:
-            shapes: that are about to be fed: a batch too small for the shards of its strategy is
-                divided in another way.
+            shapes: shapes of the next feeds. A batch that is too small for the shards of a
+                strategy is partitioned in another way.
         """
         for variant in itertools.count():
             compiled = self.compiled.get(key_of(tensors, variant))
@@ -106,7 +109,8 @@ class Deployment:
             )
 
     def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
-        """How a strategy divides a graph: its own, or the one that divided its variables before."""
+        """Partition a graph by its own strategy, or by the one that partitioned its variables
+        before."""
         pieces = self.state.shards
         strategy = strategy_of(source)
         if strategy is None:
@@ -120,19 +124,19 @@ class Deployment:
     def prepare(
         self, compiled: CompiledFetches, shapes: Mapping[Node, Any], bindings: dict[str, int]
     ) -> None:
-        """Place, unless that was done for other sizes: then they must fit there."""
+        """Place the fetches; if they are placed, check that these sizes fit as well."""
         if compiled.program:
             compiled.check_memory(self.cluster, bindings)
         else:
             self._place(compiled, shapes, bindings)
 
-    # Ahead ------------------------------------------------------------------------------------
+    # Before the first step --------------------------------------------------------------------
 
     def place_together(self, sets: Sequence[Sequence[Tensor]], sizes: Mapping[Node, Any]) -> None:
-        """Place several sets of fetches so that variables live where it suits them all.
+        """Place several sets of fetches so that the homes of variables suit them all.
 
         Raises:
-            FeedError: a shape that is missing or wrong.
+            FeedError: a shape is missing or wrong.
         """
         self._choose_homes([t for tensors in sets for t in tensors], sizes)
         for tensors in sets:
@@ -145,7 +149,7 @@ class Deployment:
         """Place fetches, and let the workers compile them for feeds of some shapes.
 
         Raises:
-            FeedError: a placeholder, a shape or the length of a list that is wrong or missing.
+            FeedError: a placeholder, a shape or the length of a list is wrong or missing.
         """
         steps = shape_signatures(Graph(tensors), shapes)
         for each in steps:
@@ -165,8 +169,10 @@ class Deployment:
             compiled.find_cached_step(self.hosts, each, bindings)
 
     def _choose_homes(self, tensors: Sequence[Tensor], sizes: Mapping[Node, Any]) -> None:
-        """Place variables as one graph of everything would. Sets may assign a variable each, so
-        that this is no graph to run, and it is not verified."""
+        """Choose homes of variables as a plan of one graph of all fetches would.
+
+        Several sets may assign one variable, so this joint graph cannot run and is not verified.
+        """
         if len(self.cluster.devices) == 1 or not tensors or self._plan is not None:
             return
         graph = Graph(tensors)
@@ -177,10 +183,11 @@ class Deployment:
                 self.state.homes.setdefault(node, device)
 
     def undeploy(self, cluster: Cluster | None) -> None:
-        """The workers have nothing any more: fetches are given to them when they are next used.
+        """Note that the workers have no programs any more: fetches are sent again at their next
+        use.
 
         Args:
-            cluster: another one, on which they are placed anew; None: where they were.
+            cluster: a new cluster, on which they are placed anew; None keeps their placements.
         """
         for old in list(self.compiled.values()):  # another thread may still run a first step
             old.program = ""
@@ -196,14 +203,15 @@ class Deployment:
     def _place(
         self, compiled: CompiledFetches, sizes: Mapping[Node, Any], bindings: Mapping[str, int]
     ) -> None:
-        """Place, partition and hand out; on an error the session is as it was."""
+        """Place, partition and send; after an error the session is as it was."""
         compiled.sizes = sizes
         with show_progress("placing", len(compiled.graph)):
             self.place_and_partition(compiled, bindings)
             self.send_programs(compiled)
 
     def place_and_partition(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
-        """Place, unless it has a plan, and partition; the session does not change."""
+        """Place the fetches unless they have a plan, and partition them; the session does not
+        change."""
         graph = compiled.graph
         _check_pins(compiled.source, self.cluster)
         order: Sequence[Node] | None = None
@@ -232,8 +240,10 @@ class Deployment:
         compiled.check_memory(self.cluster, bindings)
 
     def send_programs(self, compiled: CompiledFetches) -> None:
-        """Give the workers their partitions, and new variables their values. Where Ctrl-C ends
-        that, it is all done again before a step runs."""
+        """Send the workers their partitions, and the values of new variables.
+
+        If Ctrl-C interrupts this, it is repeated as a whole before a step runs.
+        """
         graph = compiled.graph
         if compiled.division is not None:
             self._split_variables(compiled.division)
@@ -248,7 +258,8 @@ class Deployment:
         compiled.program = program
 
     def _warn_of_graphs_in_loops(self, compiled: CompiledFetches) -> None:
-        """Tell once who builds a graph for each step: that works, slowly, and keeps them all."""
+        """Warn once if a program builds a graph for each step: that is slow and keeps all
+        graphs."""
         lines = [c.fetches[0].node.location for c in self.compiled.values() if c.fetches]
         if compiled.fetches and lines.count(line := compiled.fetches[0].node.location) == _WARN_AT:
             warnings.warn_explicit(
@@ -260,8 +271,7 @@ class Deployment:
             )
 
     def _split_variables(self, division: PartitionedGraph) -> None:
-        """Variables that were whole until now are pieces from now on; programs that know them
-        whole are given up."""
+        """Replace whole variables by shards, and drop the programs that use them whole."""
         fresh = {n: p for n, p in division.variables.items() if n not in self.state.shards}
         stale = [
             c for c in self.compiled.values() if not fresh.keys().isdisjoint(c.graph.variables)
@@ -274,7 +284,7 @@ class Deployment:
 
 
 def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, ...]]:
-    """Shapes of all placeholders: those given, and those that are known anyway."""
+    """Return the shapes of all placeholders: those given, and static ones."""
     shapes = {
         node: tuple(size) for node, size in sizes.items() if depends_on_placeholder(source, node)
     }
@@ -285,11 +295,11 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
 
 
 def _check_pins(source: Graph, cluster: Cluster) -> None:
-    """Refuse pins that fit no device, also of nodes that need none once they are optimised."""
+    """Refuse pins that match no device, also of nodes that optimisation removes."""
     pinned: dict[DeviceName, Node] = {}
     last: DeviceName | None = None
     for node in source.walk():
-        if node.device is not last:  # nodes that stand together mostly share the object
+        if node.device is not last:  # neighbouring nodes mostly share the object: compare it first
             last = node.device
             if last:
                 pinned.setdefault(last, node)

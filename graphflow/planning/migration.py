@@ -1,5 +1,7 @@
-"""Migration: fetches that have run are planned again, and variables move to where the better plan
-has them, between two steps."""
+"""Plan fetches that have run again, and move variables to where a better plan has them.
+
+Migration happens between two steps.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from graphflow.planning.trace_feedback import span_overhead
 
 
 def has_drifted(compiled: CompiledFetches) -> bool | None:
-    """Whether the traced steps of a window that has just ended took otherwise than predicted; None
-    where none has."""
+    """Return True if the traced window that has just ended differs from the prediction.
+
+    Return None if no window has just ended.
+    """
     if window_position(compiled.runs - 1) != WINDOW - 1:
         return None
     if compiled.plan is None or len(compiled.trace.steps) < WINDOW:
@@ -25,7 +29,7 @@ def has_drifted(compiled: CompiledFetches) -> bool | None:
 
 
 def migrate(deployment: Deployment, least: float) -> Replanned:
-    """Plan again; go over if a share of a step of at least `least`, and something, is saved.
+    """Plan again, and adopt the new plans if they save at least the share `least` of a step.
 
     Raises:
         MemoryLimitError: the graph fits in no memory; nothing has moved.
@@ -55,7 +59,7 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
 def _plan_without_homes(
     deployment: Deployment, sets: Sequence[CompiledFetches], stay: Sequence[Plan]
 ) -> list[Plan]:
-    """Plans as if no variable had a home; what takes most of the time chooses first."""
+    """Return plans as if no variable had a home; the sets that take most time are planned first."""
     shares = [c.runs * plan.makespan for c, plan in zip(sets, stay, strict=True)]
     homes: dict[Node, str] = {}
     plans: dict[int, Plan] = {}
@@ -70,10 +74,10 @@ def _plan_without_homes(
 def _switch_plans(
     deployment: Deployment, sets: Sequence[CompiledFetches], plans: Sequence[Plan]
 ) -> tuple[str, ...]:
-    """Move variables, and give the workers new programs; the names of what moved.
+    """Move variables, give the workers new programs, and return the names of the moved variables.
 
-    All that can fail for the plans' sake comes first. Then the values of what moves are with the
-    client, until their new homes have them.
+    Everything that can fail because of the plans comes first. The values of moving variables stay
+    with the client until their new homes have them.
     """
     state, steps = deployment.state, deployment.steps
     fresh: dict[int, CompiledFetches] = {}

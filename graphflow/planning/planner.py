@@ -1,7 +1,7 @@
-"""Planner: what a session knows of its cluster and of what traced steps took, and the plans that
-follow from it.
+"""Plans for a session: what it knows of its cluster and of traced steps, and the plans that follow.
 
-    survey of the workers + TraceCorrections + homes of variables ─plan→ Plan
+A plan rests on the survey of the workers, on corrections learned from traces, and on the homes of
+variables.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from graphflow.runtime.partitioning.partition import partition
 
 
 class Planner:
-    """Plans for one cluster, ever better as steps teach.
+    """Plans for one cluster; its predictions improve with each traced step.
 
     Args:
         placer: name of the placement algorithm.
-        trial: whether fetches are tried out in this process before they are planned.
+        trial: True to run a few steps in this process before fetches are planned.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Planner:
         homes: Mapping[Node, str] | None = None,
         placer: str | Placer | None = None,
     ) -> Plan:
-        """A plan of fetches, for the sizes for which they are placed.
+        """Return a plan of fetches, for the sizes for which they are placed.
 
         Args:
-            homes: of variables, in place of those where they live.
+            homes: homes of variables, instead of the present ones.
         """
         bindings = compiled.bindings(compiled.sizes)
         survey = self._ensure_survey()
@@ -93,9 +93,12 @@ class Planner:
         )
 
     def plan_as_placed(self, compiled: CompiledFetches) -> Plan:
-        """The present placement, predicted by what is known now; as it was where it is unknown."""
+        """Return the present placement with predictions by what is known now.
+
+        A plan without its model is returned unchanged.
+        """
         plan = compiled.plan
-        if plan is None:  # there is one device
+        if plan is None:  # fetches on a single device have none
             return self.plan(compiled)
         if plan.model is None:
             return plan
@@ -106,16 +109,16 @@ class Planner:
     # Learning ---------------------------------------------------------------------------------
 
     def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
-        """Learn what the nodes of fetches take, before they are planned."""
+        """Measure the nodes of fetches in this process, before they are planned."""
         if self._trial:
             from graphflow.planning.profiling_run import profile_first_steps
 
-            survey = self._ensure_survey()  # first, for it brings what was learned before
+            survey = self._ensure_survey()  # also loads what was learned before
             if profile_first_steps(self.learned, self._cluster, survey, compiled, bindings):
                 save_corrections(self.learned, self._cluster)
 
     def learn(self, sets: Iterable[CompiledFetches]) -> None:
-        """Sum up what was traced, and let the next plan know."""
+        """Learn from traced steps, for the next plans."""
         traced = [c for c in sets if c.trace.steps]
         for compiled in traced:
             if compiled.partitions and self._survey is not None:
@@ -125,8 +128,7 @@ class Planner:
             save_corrections(self.learned, self._cluster)
 
     def learn_steps(self, sets: Sequence[CompiledFetches], plans: Sequence[Plan]) -> bool:
-        """Take in what whole steps of fetches took that are placed as plans say; whether that was
-        enough to tell anything."""
+        """Learn from the durations of whole steps; return False if there were too few."""
         told = [
             learn_steps(self.learned, p, c.recent_seconds) for c, p in zip(sets, plans, strict=True)
         ]
@@ -141,12 +143,12 @@ class Planner:
     # The survey -------------------------------------------------------------------------------
 
     def survey_if_cheap(self) -> None:
-        """Survey the cluster where that takes moments: else what is traced would teach nothing."""
+        """Survey the cluster if that takes moments; without a survey, traces teach nothing."""
         if is_known(self._cluster):
             self._ensure_survey()
 
     def _ensure_survey(self) -> ClusterSurvey:
-        """What planning takes that has to be measured, or was before."""
+        """Return the measurements that planning needs; take them on the first call."""
         if self._survey is None:
             found = survey_of(self._hosts, self._cluster)
             self.learned = load_corrections(self._cluster)
@@ -154,8 +156,10 @@ class Planner:
         return self._survey
 
     def remeasure_links(self) -> None:
-        """Measure the links between workers elsewhere as they are now: networks change, and what
-        was learned of them before does not hold."""
+        """Measure the links to remote workers again, and forget what was learned of them.
+
+        Networks change, so old corrections do not hold.
+        """
         if self._survey is None:
             return
         links = links_of(self._hosts, self._cluster)
@@ -164,7 +168,7 @@ class Planner:
             self.learned.forget_links()
 
     def _idle_seconds(self, devices: Sequence[str]) -> float:
-        """Median seconds of a step that does next to nothing on some devices."""
+        """Return the median seconds of a step that computes next to nothing on some devices."""
         compiled, node = idle_fetches(devices)
         compiled.partitions = partition(
             compiled.graph, compiled.devices, None, {}, self._cluster.devices
@@ -181,7 +185,7 @@ class Planner:
         return took
 
     def _run_fed(self, compiled: CompiledFetches, feeds: Mapping[Tensor, Any]) -> list[Any]:
-        """A step of compiled fetches."""
+        """Run a step of compiled fetches."""
         arrays = compiled.check_feeds(convert_feeds(feeds))
         bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
         compiled.check_memory(self._cluster, bindings)

@@ -1,18 +1,19 @@
-"""Trial: a few steps of fetches in this process, traced, before they are placed for the first time,
-so that the plan rests on what the nodes took here, and not on the calibration of ops alone.
+"""Profile a few steps of fetches in this process, before their first plan.
 
-    fetches + feeds ─try_out→ spans of one device ─observe→ TraceCorrections ─→ the first plan
+    fetches + feeds ─profile_first_steps→ spans ─observe→ TraceCorrections ─→ the first plan
 
-What else the machine does meanwhile must not count. A device of one thread is timed by the
-processor time of this thread, which stands still while others compute; of several threads by the
-wall. A node's time is the least of some steps, and tells as much as there are steps that agree.
+The plan then rests on measured times of its nodes, not on the calibration of ops alone.
 
-Two devices that compute at the same time share caches and the way to memory. What that costs a
-graph shows where another thread goes through the same steps meanwhile.
+Other load on the machine must not count. So a device of one thread is timed by the CPU time of this
+thread; a device of several threads by wall time. A node's time is its minimum over a few steps. It
+counts as many times as there are steps that agree with it.
 
-Only for devices of this machine, for fetches that touch nothing outside, and as long as it takes
-moments. What it teaches is kept with what traces teach, so that the next session that runs such
-nodes starts at once.
+Devices that compute at the same time share caches and memory bandwidth. To measure that, another
+thread runs the same steps at the same time.
+
+Only fetches without side effects are profiled, on this machine's devices, and only if that takes
+moments. The results are kept with those of traces, so that the next session of such nodes starts at
+once.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ from graphflow.runtime.program.program import clock
 from graphflow.runtime.telemetry.logs import Log
 
 MAX_STEP_SECONDS = 3.0
-"""Predicted seconds of a step beyond which nothing is tried out."""
+"""Predicted seconds of a step beyond which nothing is profiled."""
 PROFILING_SECONDS = 0.5
-"""Of all steps after the first; at least one is run, and at most `STEPS`."""
+"""Time limit of all steps after the first; at least one runs, and at most `MAX_PROFILED_STEPS`."""
 MAX_PROFILED_STEPS = 5
 AGREEMENT_RATIO = 1.3
-"""Steps in which a node took at most this many times its least agree on what it takes."""
+"""A step agrees with a node's minimum if the node took at most this many times as long."""
 MIN_UNKNOWN_SHARE = 0.1
-"""Of a step's predicted time that must be in nodes that nothing was learned about."""
+"""Least share of a step's predicted time in nodes that were never measured."""
 MAX_MEMORY_SHARE = 0.25
-"""Of this machine's memory that the fetches may take."""
+"""Largest share of this machine's memory that the fetches may take."""
 STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
-"""Ops that are not pure, and yet touch nothing outside their session."""
+"""Ops that are not pure, and yet change nothing outside their session."""
 
 _log = Log("graphflow.trial")
 
@@ -96,7 +97,7 @@ def profile_first_steps(
             stage.load(graph, bindings, arrays or synthetic_feeds(graph, bindings))
         with _load_neighbours(stages[1:]):
             return stages[0].run_steps(learned, known)
-    except Exception as error:  # the real step will say it to the user
+    except Exception as error:  # the real step will raise it for the user
         if is_interrupt(error):
             raise
         _log.tell("trial.ended", reason=str(error))
@@ -108,7 +109,7 @@ def profile_first_steps(
 
 @contextmanager
 def _load_neighbours(stages: Sequence[_ProfiledDevice]) -> Iterator[None]:
-    """Neighbours that go through their steps, each on a thread, until the block ends."""
+    """Run the steps of neighbour devices, each on a thread, until the block ends."""
     over = threading.Event()
     threads = [
         threading.Thread(target=stage.repeat, args=(over,), name="trial", daemon=True)
@@ -127,8 +128,12 @@ def _load_neighbours(stages: Sequence[_ProfiledDevice]) -> Iterator[None]:
 def may_profile(
     cluster: Cluster, graph: Graph, bindings: Mapping[str, int], times: int = 1
 ) -> bool:
-    """Whether the cluster is this machine's processors, and the graph changes nothing but its own
-    variables and fits beside them, so many times."""
+    """Return True if the cluster is this machine's CPUs, and the graph has no side effects and
+    fits.
+
+    Args:
+        times: how many copies must fit in memory.
+    """
     here = cluster.kind in ("here", "local")
     kinds = {device.kind for worker in cluster.workers for device in worker.devices}
     if not here or kinds != {"cpu"}:
@@ -136,13 +141,13 @@ def may_profile(
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
     if any(owner_module(n.op) is not None for n in graph.walk()):
-        return False  # a user's op may end its process: that is to be a worker's, not this one
+        return False  # a user's op may crash its process, which must not be this one
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
     return times * sum(sizes) <= MAX_MEMORY_SHARE * host_memory()
 
 
 def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
-    """Feeds: zeros, and floats from [0, 1)."""
+    """Return feeds for all placeholders: floats from [0, 1), else zeros."""
     random = np.random.default_rng(0)
     made = {}
     for node in graph.placeholders:
@@ -154,10 +159,10 @@ def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.
 
 
 class _ProfiledDevice:
-    """One device of this process, with variables of its own.
+    """A device of this process, with variables of its own.
 
     Args:
-        now: nanoseconds by which nodes are timed.
+        now: the clock for nodes, in nanoseconds.
     """
 
     _NAME = "trial"
@@ -176,7 +181,7 @@ class _ProfiledDevice:
         bindings: Mapping[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]],
     ) -> None:
-        """Take a graph and its feeds.
+        """Compile a graph, and keep its feeds.
 
         Raises:
             DeviceError: a node inside a body is pinned to another device.
@@ -189,7 +194,8 @@ class _ProfiledDevice:
         self._host.add(self._NAME, self._NAME, list(parts.values()))
 
     def run_steps(self, learned: TraceCorrections, known: Mapping[str, TraceObservation]) -> int:
-        """Steps, the first to warm up, until the time is over; how many there were after it."""
+        """Run a warm-up step, then steps until the time is over; return the number of the
+        latter."""
         self._step(0)
         until = monotonic() + PROFILING_SECONDS
         steps: list[dict[str, float]] = []
@@ -199,7 +205,8 @@ class _ProfiledDevice:
         return len(steps)
 
     def repeat(self, over: threading.Event) -> None:
-        """Steps until it is over, or fails: whoever is timed beside it fails likewise."""
+        """Run steps until `over` is set or one fails: the profiled device then fails in the same
+        way."""
         step = 0
         with suppress(Exception):
             while not over.is_set():
@@ -207,14 +214,14 @@ class _ProfiledDevice:
                 step += 1
 
     def _step(self, step: int) -> dict[str, float]:
-        """Seconds of each node."""
+        """Run a step, and return the seconds of each node."""
         bindings = {**self._bindings, DRAWS: step}
         before = clock.set(self._now)
         try:
             computed = self._host.compute(
                 self._NAME, self._NAME, step, bindings, self._feeds, True, 60.0
             )
-            self._host.commit(self._NAME, step)  # its spans come with those of the next step
+            self._host.commit(self._NAME, step)  # the commit's spans arrive with the next step
         finally:
             clock.reset(before)
         spans = ((name, start, end) for _, name, start, end in computed.spans)
@@ -229,14 +236,14 @@ def observe_least_times(
     known: Mapping[str, TraceObservation],
     steps: Sequence[Mapping[str, float]],
 ) -> None:
-    """Note what nodes took in some steps: the least, once for each step that agrees on it."""
+    """Learn the minimum time of each node, once for each step that agrees with it."""
     for name, (seconds, times) in least_times(steps).items():
         for _ in range(times if name in known else 0):
             learned.observe(known[name].bucket, seconds, known[name].predicted)
 
 
 def least_times(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
-    """By node, the least that it took in any step, and in how many steps it took about that."""
+    """Return for each node its minimum time, and the number of steps that agree with it."""
     found = {}
     for name in dict.fromkeys(name for took in steps for name in took):
         times = [took[name] for took in steps if name in took]

@@ -1,7 +1,8 @@
-"""Learning: from the traced steps of a session to what its next plan knows; and steps that do
-nothing, to time what a step costs by itself.
+"""Learn from the traced steps of a session for its next plans; time steps that compute nothing.
 
-    Trace ─learn→ TraceCorrections (ratios, measured by predicted) ─→ plan_graph(learned=…)
+    Trace ─learn→ TraceCorrections ─→ plan_graph(learned=…)
+
+`TraceCorrections` holds ratios of measured to predicted times.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 MIN_STEPS = 3
-"""Steps that were not traced, from which a lesson about steps as a whole is drawn."""
+"""Least number of untraced steps from which the duration of a whole step is learned."""
 IDLE_STEPS = 30
-"""Steps that do nothing, to time what a step costs; as many before them warm up."""
+"""Idle steps that are timed; as many before them warm up."""
 IDLE_SECONDS = 1.0
-"""Seconds for them, after which a few will do."""
+"""Time limit for idle steps, after which a few suffice."""
 
 
 def load_corrections(cluster: Cluster) -> TraceCorrections:
-    """What was learned before of the cluster's machine; nothing of other machines is kept."""
+    """Return what earlier processes learned about the cluster's machine; nothing for other
+    machines."""
     if not _is_this_machine(cluster):
         return TraceCorrections()
     return read_corrections(calibrate.profile(_kinds(cluster)))
 
 
 def is_known(cluster: Cluster) -> bool:
-    """Whether the cluster's machine is this one and was calibrated, so that planning is cheap."""
+    """Return True if the cluster is this machine and was calibrated, so that planning is cheap."""
     return _is_this_machine(cluster) and calibrate.profile_path().is_file()
 
 
 def save_corrections(learned: TraceCorrections, cluster: Cluster) -> None:
-    """Keep what was learned for later processes, if it is of this machine."""
+    """Keep what was learned for later processes, if the cluster is this machine."""
     if _is_this_machine(cluster):
         write_corrections(learned)
 
@@ -74,9 +76,9 @@ def _kinds(cluster: Cluster) -> set[str]:
 def learn(
     learned: TraceCorrections, cluster: Cluster, survey: ClusterSurvey, compiled: CompiledFetches
 ) -> None:
-    """Take in the traced steps of a set of fetches, those that its trace block has so far.
+    """Learn from the traced steps in a set of fetches' trace block so far.
 
-    The first one warms up: it counts only if it is alone.
+    The first step warms up: it counts only if it is the only one.
     """
     traced = list(zip(compiled.trace.steps, compiled.traced, strict=True))
     by_sizes: dict[tuple[tuple[str, int], ...], list[TraceStep]] = {}
@@ -95,11 +97,10 @@ def learn(
 
 
 def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:
-    """Take in what whole steps took, that were placed as a plan says and not traced; whether that
-    is enough to tell anything.
+    """Learn from the durations of untraced steps; return False if there are too few.
 
     Args:
-        plan: made with all that is known of the nodes by now.
+        plan: the placement of the steps, predicted with all that is known of the nodes by now.
     """
     if len(took) < MIN_STEPS:
         return False
@@ -118,10 +119,10 @@ def _learn_nodes(
 def node_seconds(
     timed: Iterable[tuple[str, int, int]], clock: Callable[[], int] = monotonic_ns
 ) -> dict[str, float]:
-    """Seconds of each node, by name, from the names, starts and ends (ns) of its spans.
+    """Return the seconds of each node by name, given names, starts and ends (ns) of spans.
 
     Args:
-        clock: that they were read from.
+        clock: the clock of the spans.
     """
     took: dict[str, float] = {}
     for name, start, end in timed:
@@ -133,7 +134,7 @@ def node_seconds(
 def observe_nodes(
     learned: TraceCorrections, known: Mapping[str, TraceObservation], took: Mapping[str, float]
 ) -> None:
-    """Note what nodes took of which there is something to learn."""
+    """Learn the times of nodes that have something to teach."""
     for name, seconds in took.items():
         if name in known:
             learned.observe(known[name].bucket, seconds, known[name].predicted)
@@ -142,10 +143,10 @@ def observe_nodes(
 def _observed_transfers(
     step: TraceStep, links: Mapping[tuple[str, str], str]
 ) -> Iterator[tuple[str, int, float]]:
-    """Kind of link, bytes and seconds of each transfer.
+    """Yield kind of link, bytes and seconds of each transfer.
 
-    One that was waited for has come when its reader goes on. Between threads a transfer is the
-    waking of its reader: one that nobody waited for teaches nothing.
+    If a reader waited, the transfer ends when the reader continues. Between threads a transfer is
+    only the wake-up of its reader, so one without a wait teaches nothing.
     """
     waits = {(e.edge, e.use): e for e in step.events if e.kind == "wait"}
     for event in step.events:
@@ -162,7 +163,7 @@ def _observed_transfers(
 
 @cache
 def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
-    """What a span's own mark takes: it lies between two readings of the clock."""
+    """Return the seconds that recording a span takes; they lie between its two clock readings."""
     spans: list[tuple[str, str, int, int]] = []
     names, lines, start = {0: "name"}, [0], clock()
 
@@ -181,7 +182,7 @@ def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
 
 
 def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
-    """Fetches that take next to nothing on each of some devices, placed, and their placeholder."""
+    """Return placed fetches that compute next to nothing on each device, and their placeholder."""
     x = placeholder("float32", ())
     graph = Graph([FUNCTIONS["add"](x, 1.0) for _ in devices])
     compiled = CompiledFetches(graph.outputs, graph, graph)
@@ -195,10 +196,10 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
 def step_cost(
     cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
 ) -> StepCost:
-    """What a step costs beyond its nodes and transfers: kept from before, or measured now.
+    """Return the cost of a step beyond its nodes and transfers; measure it unless it is on file.
 
     Args:
-        timed: seconds of a step of `idle` fetches on some devices.
+        timed: returns the seconds of a step of `idle_fetches` on some devices.
     """
     kind = session_kind(cluster)
     if _is_this_machine(cluster):
@@ -216,7 +217,7 @@ def step_cost(
 
 
 def _units(cluster: Cluster) -> tuple[str, ...]:
-    """The first device of each worker; of this process all."""
+    """Return the first device of each worker; all devices of this process."""
     if cluster.kind == "here":
         return cluster.devices
     first: dict[int | None, str] = {}
@@ -226,8 +227,7 @@ def _units(cluster: Cluster) -> tuple[str, ...]:
 
 
 def step_seconds(call: Callable[[], Any]) -> float:
-    """Seconds of a step that was warmed up, by a quick one; over slow links, of the few that there
-    is time for."""
+    """Return the typical seconds of a warm step; over slow links from only a few steps."""
     times: list[float] = []
     until = perf_counter() + IDLE_SECONDS
     while len(times) < 2 * IDLE_STEPS and (len(times) < 4 or perf_counter() < until):

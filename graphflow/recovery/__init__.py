@@ -1,1 +1,1 @@
-"""What a session does about lost workers, checkpoints on a schedule and SIGTERM."""
+"""How a session survives: recovery from lost workers, periodic checkpoints, SIGTERM."""

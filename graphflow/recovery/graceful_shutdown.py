@@ -1,10 +1,12 @@
-"""Draining: at SIGTERM a session finishes its step, writes a checkpoint and ends the process.
+"""At SIGTERM a session finishes its step, writes a checkpoint and ends the process.
 
-The handler is Python's, so it runs on the main thread, between two bytecodes: perhaps in the midst
-of a step, or while the thread holds a lock of a future, of the log or of the user's own that a step
-on another thread waits for. So it waits for nothing: whoever is at something asks at its end, and a
-thread of its own leaves the session when nobody is at anything. The main thread, wherever it is
-then, is told by the same signal once more, and ends the process.
+Python runs the handler on the main thread between two bytecodes. The main thread may be inside a
+step, or hold a lock (of a future, the log, or the user's) that a step on another thread needs. So
+the handler waits for nothing:
+
+- A thread that is inside a call of the session checks at the end of the call whether SIGTERM came.
+- A thread of its own closes the session when no call runs. It then sends the main thread SIGTERM
+  once more, which ends the process wherever the main thread is.
 """
 
 from __future__ import annotations
@@ -22,28 +24,33 @@ from weakref import WeakMethod
 from graphflow.base.interrupts import DeferredSignals
 
 GRACE_SECONDS = 10.0
-"""Seconds for a process that has left its sessions to end: the same signal, which schedulers send
-to a process and to its group, ends nothing halfway meanwhile."""
+"""Seconds in which further SIGTERMs are ignored while the process ends.
+
+Schedulers send the signal to the process and to its group, and a second one must not cut the end
+short.
+"""
 
 _handler_lock = threading.RLock()
-"""Held while the main thread is told, and while handlers are put back: else the telling ends it."""
+"""Held while the main thread is signalled and while handlers are restored.
+
+Without the lock, the signal could reach a default handler and kill the process.
+"""
 
 
 class SigtermHandler:
-    """What happens at SIGTERM, while a session is open that was opened on the main thread.
+    """Handles SIGTERM while a session is open that was opened on the main thread.
 
-    A handler of the user's own is left alone. Several sessions leave one after the other, the last
-    one first. One that is still being opened has nothing to write: it waits for no worker any more,
-    and its opening ends by SystemExit.
+    A handler of the user's own is left alone. Several sessions close one after the other, the last
+    one first. A session that is still being opened has nothing to write: it stops waiting for
+    workers, and its opening ends with SystemExit.
 
     Args:
         lock: held while the session works.
-        leave: a method that writes a checkpoint, closes the session and raises SystemExit. It is
-            not kept: a session that is forgotten goes, with its workers, and the signal no longer
-            concerns it.
+        leave: bound method that writes a checkpoint, closes the session and raises SystemExit.
+            Only a weak reference is kept, so a forgotten session is freed with its workers.
 
     Attributes:
-        asked: whether SIGTERM came.
+        asked: True once SIGTERM came.
     """
 
     def __init__(self, lock: Any, leave: Callable[[], None]) -> None:
@@ -52,7 +59,7 @@ class SigtermHandler:
         self._lock = lock
         self._leave = WeakMethod(leave)
         self._process = os.getpid()
-        self._outcome: BaseException | None = None  # of leaving
+        self._outcome: BaseException | None = None  # with which leaving ended
         self._before: Any = None
         self._installed = self._ended = False
         if threading.current_thread() is not threading.main_thread():
@@ -63,7 +70,7 @@ class SigtermHandler:
             self._before, self._installed = before, True
 
     def _handle(self, number: int, frame: object) -> None:
-        if os.getpid() != self._process:  # a fork of the user's, which ends as it would have
+        if os.getpid() != self._process:  # a fork of the user's: it ends by the signal as usual
             _end_at_once()
             return
         every = self._all_handlers()
@@ -77,32 +84,32 @@ class SigtermHandler:
         if self._opening:
             held = signal.getsignal(signal.SIGINT)
             if isinstance(held, DeferredSignals):
-                held(number, frame)  # it comes again in a moment
+                held(number, frame)  # the deferred signal is raised again in a moment
                 return
             self._leave_session()
         if all(each._outcome is not None for each in every):
             self._end_process()
         if self.asked:
-            return  # it is being done
+            return  # a thread is closing the sessions already
         for each in every:
             each.asked = True
         _thread.start_new_thread(self._start_leaving, ())
 
     def finish_opening(self) -> None:
-        """The session is open: from now on there is something to leave.
+        """Note that the session is open, so that there is a state to save.
 
         Raises:
-            SystemExit: SIGTERM came meanwhile.
+            SystemExit: SIGTERM came while it was being opened.
         """
         self._opening = False
         if self._outcome is not None:
             raise self._outcome
 
     def raise_if_draining(self) -> None:
-        """At the end of what the session did: go, if SIGTERM came meanwhile.
+        """At the end of a call: leave if SIGTERM came during it.
 
         Raises:
-            SystemExit: with status 0; on another thread it ends that one.
+            SystemExit: with status 0; on another thread than the main one it ends that thread.
             CheckpointError: the last checkpoint could not be written.
         """
         if not self.asked:
@@ -114,7 +121,7 @@ class SigtermHandler:
         raise outcome
 
     def _leave_session(self) -> BaseException:
-        """Leaves the session, unless that was done; what that came to."""
+        """Close the session unless that was done, and return the exception to end with."""
         if self._opening:
             self._outcome = self._outcome or SystemExit(0)
         if self._outcome is None:
@@ -130,11 +137,15 @@ class SigtermHandler:
         return self._outcome
 
     def _start_leaving(self) -> None:
-        """Starts a thread for it, on one that may wait for that; Python would never forget one
-        that was not started so, if it is asked which it is."""
+        """Start the thread that closes the sessions.
+
+        Called on a raw thread: `Thread.start` waits, which the handler must not. A raw thread that
+        asks for its Thread object would leave a dummy one behind.
+        """
         threading.Thread(target=self._leave_on_thread, name="graphflow-drain", daemon=True).start()
 
     def _leave_on_thread(self) -> None:
+        """Close all sessions, then signal the main thread to end the process."""
         for each in self._all_handlers():
             each._leave_session()
         with _handler_lock:
@@ -144,11 +155,11 @@ class SigtermHandler:
                 signal.pthread_kill(main, signal.SIGTERM)
 
     def _end_process(self) -> NoReturn:
-        """Leaves all sessions, for the main thread; nothing waits where that was done already."""
+        """Close all sessions that are not closed yet, and raise SystemExit on the main thread."""
         every = self._all_handlers()
         ending = _EndingHandler()
         if _is_free(every[-1]._before):
-            every[-1]._before = ending  # leaving a session here puts it back
+            every[-1]._before = ending  # leaving a session restores this handler
         outcomes = [each._leave_session() for each in every]
         for each in every:
             each.end()
@@ -156,7 +167,7 @@ class SigtermHandler:
         raise next((each for each in outcomes if not isinstance(each, SystemExit)), outcomes[0])
 
     def _all_handlers(self) -> list[SigtermHandler]:
-        """What SIGTERM concerns: the session that was opened last, and those before it."""
+        """Return the handlers of all open sessions, the last one opened first."""
         found = []
         each: SigtermHandler | None = _handler_of(signal.getsignal(signal.SIGTERM)) or self
         while each is not None:
@@ -166,17 +177,19 @@ class SigtermHandler:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the session was closed, or forgotten."""
+        """True if the session was closed or freed."""
         return self._ended or self._leave() is None
 
     @property
     def _was_over_before(self) -> bool:
-        """Whether that was so before any signal came, which is none of its business then."""
+        """True if the session was closed or freed before any SIGTERM came."""
         return self._is_over and self._outcome is None
 
     def end(self) -> None:
-        """Put back what was there, before sessions that are over, too; not while SIGTERM is yet to
-        be heeded, which then does so."""
+        """Restore the previous handler, skipping sessions that are over.
+
+        If SIGTERM came and the session has not left yet, the handler stays, and leaving ends it.
+        """
         if self.asked and self._outcome is None:
             return
         self._ended = True
@@ -191,7 +204,7 @@ class SigtermHandler:
 
 
 class _EndingHandler:
-    """Hears SIGTERM once more, while the process ends because of it."""
+    """Ignores further SIGTERMs for `GRACE_SECONDS` while the process ends."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -203,7 +216,10 @@ class _EndingHandler:
 
 
 def _ignore_at_exit() -> None:
-    """Python puts handlers away before modules, which takes most of the time that it ends in."""
+    """Ignore SIGTERM during Python's shutdown.
+
+    Python removes handlers before modules, and the rest of the shutdown takes most of its time.
+    """
     ending = signal.getsignal(signal.SIGTERM)
     if isinstance(ending, _EndingHandler) and time.monotonic() < ending.until:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -213,14 +229,14 @@ atexit.register(_ignore_at_exit)
 
 
 def _skip_closed_sessions(handler: Any) -> Any:
-    """What hears the signal, without sessions that it is no business of any more."""
+    """Return the handler below those of sessions that are over."""
     while (drain := _handler_of(handler)) is not None and drain._was_over_before:
         handler = drain._before
     return handler
 
 
 def _is_free(handler: Any) -> bool:
-    """Whether nobody does anything about the signal."""
+    """Return True if no program handles the signal: the default, or an ending process."""
     return handler == signal.SIG_DFL or isinstance(handler, _EndingHandler)
 
 
@@ -230,6 +246,6 @@ def _end_at_once() -> None:
 
 
 def _handler_of(handler: Any) -> SigtermHandler | None:
-    """Whose handler of the signal this is, if it is one of ours."""
+    """Return the SigtermHandler behind a handler; None if it is another's."""
     found = getattr(handler, "__self__", None)
     return found if isinstance(found, SigtermHandler) else None

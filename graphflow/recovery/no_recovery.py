@@ -1,4 +1,4 @@
-"""Fragile: a session without checkpoints, whose state is lost with the worker that holds it."""
+"""Sessions without checkpoints: a lost worker takes its variables with it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class NoRecovery:
-    """What stands in the place of a `Recovery` where nothing is kept: it does what it is asked to
-    do once.
+    """The counterpart of `Recovery` for a session without a checkpoint directory: it runs each
+    operation once.
 
     Args:
-        run: as of `Recovery`.
+        run: runs a step, as for `Recovery`.
     """
 
     error: CheckpointError | None = None
@@ -37,11 +37,11 @@ class NoRecovery:
         self._state.set(node, value)
 
     def retry_on_loss(self, operation: Callable[[], T]) -> T:
-        """Do something with the workers."""
+        """Run an operation on the workers, once."""
         return operation()
 
     def on_worker_lost(self, error: WorkerLost) -> NoReturn:
-        """What follows from the loss of a worker for all that comes after it.
+        """Refuse every call after a worker was lost.
 
         Raises:
             StateLost: always.
@@ -53,21 +53,23 @@ class NoRecovery:
         )
 
     def after_step(self) -> None:
-        """At the end of a step: there is nothing to be kept."""
+        """At the end of a step: nothing to do."""
 
     def save(self) -> NoReturn:
-        """There is nowhere to write to.
+        """Refuse to save without a folder.
 
         Raises:
             ArgumentError: always.
         """
-        raise ArgumentError("save takes a folder, or the session a checkpoint= directory")
+        raise ArgumentError(
+            "save needs a folder: s.save(folder); or open the session with checkpoint=directory"
+        )
 
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint."""
         take()
 
     def leave_draining_workers(self) -> None:
-        """Leave workers that were asked to end: what they hold cannot be saved, so they need not
+        """Leave workers that were asked to end: their state cannot be saved, so they need not
         wait."""
         self._hosts.leave_draining()

@@ -1,11 +1,11 @@
-"""Recovery: a session that goes on by itself when it loses a worker, bit for bit as if it had not.
+"""Recovery: a session continues by itself when it loses a worker, bit for bit as if it had not.
 
-    WorkerLost → workers that can be had, at a higher epoch → the last checkpoint → the steps since
+    WorkerLost → available workers, at a higher epoch → the last checkpoint → the steps since
 
-What changed the state since a checkpoint is kept: fetches and feeds of steps, and values that were
-set. A step is a function of state, feeds and its number, so doing it again gives the same bits on
-any placement. A step whose end was not told to the caller is done again for him; one that was told
-is done again for the state alone.
+The session logs everything that changed the state since a checkpoint: fetches and feeds of steps,
+and values that were set. A step is a function of state, feeds and its number. So a replay gives the
+same bits on any placement. A step whose end the caller has not seen is replayed for its results,
+too; the others are replayed for the state alone.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 MAX_RECOVERIES = 10
-"""Recoveries in a row after which a session that comes no further gives up."""
+"""Recoveries in a row without a new step, after which the session gives up."""
 REPLAY_BYTES = 256 * 2**20
-"""Bytes of feeds that are kept for doing steps again; beyond it a checkpoint is written early."""
-_ENTRY = 1000  # bytes that count for a step beside its feeds
-_FINISH_SECONDS = 10.0  # seconds for a checkpoint to end whose workers are gone
+"""Size of the log beyond which a checkpoint is written early."""
+_ENTRY_BYTES = 1000  # counted for each entry of the log beside its arrays
+_FINISH_SECONDS = 10.0  # to wait for a checkpoint whose workers are gone
 
 _log = Log("graphflow.session")
 
 
 @dataclass(frozen=True)
 class CommittedStep:
-    """A step that was committed: fetches, feeds, and how many steps were before it."""
+    """A committed step in the log: fetches, feeds, and the number of steps before it."""
 
     tensors: Sequence[Tensor]
     feeds: Mapping[Node, Array]
@@ -58,7 +58,7 @@ class CommittedStep:
 
 @dataclass(frozen=True)
 class VariableWrite:
-    """A variable that was set."""
+    """A variable that was set, in the log."""
 
     node: Node
     value: Array
@@ -66,11 +66,13 @@ class VariableWrite:
 
 @dataclass
 class ReplaySegment:
-    """A checkpoint, and what happened from then on to the next one.
+    """A checkpoint, and the log from it to the next one.
 
     Attributes:
-        read: reads it again; None: what variables begin with.
-        written: whether it is there already.
+        read: reads the checkpoint again; None for the initial values of variables.
+        written: True once the checkpoint is on disk.
+        entries: what changed the state since.
+        nbytes: size of the entries.
     """
 
     read: Callable[[], Checkpoint] | None
@@ -80,14 +82,14 @@ class ReplaySegment:
 
 
 class Recovery:
-    """Keeps a session going.
+    """Keeps a session going when it loses workers.
 
     Args:
-        run: a step, once.
-        undo: ends what was begun ahead, before the workers begin anew.
-        strict, rename: how the checkpoint that the session goes on from meets the model.
-        patience: seconds to wait for workers that are not this session's own processes, less once
-            the session is asked to end.
+        run: runs a step once.
+        undo: undoes steps begun ahead, before the workers start anew.
+        strict, rename: how the session's first checkpoint meets the model.
+        patience: returns the seconds to wait for workers that this session did not start
+            itself; fewer once the session is asked to end.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Recovery:
         self._hosts = deployment.hosts
         self._state = deployment.state
         self._steps = deployment.steps
-        self._cluster = deployment.cluster  # as the session began with it
+        self._cluster = deployment.cluster  # with which the session began
         self._run = run
         self._undo = undo
         self._patience = patience
@@ -116,15 +118,15 @@ class Recovery:
         self._segments = [ReplaySegment(again, written=True)]
         self._writing: ReplaySegment | None = None
         self._pending_loss: WorkerLost | None = None
-        self._target_step = 0  # steps committed when the first of some losses in a row came
-        self._steps_before_loss = 0  # steps before what the last of them ended
-        self._losses_in_a_row = 0  # of them
+        self._target_step = 0  # steps committed before the first of several losses in a row
+        self._steps_before_loss = 0  # steps before the one that the last loss ended
+        self._losses_in_a_row = 0
         self._poison_tracker = PoisonTaskTracker()
         self._uncertain = False
 
     @property
     def error(self) -> CheckpointError | None:
-        """Why the last checkpoint could not be written; None if it could."""
+        """Why the last checkpoint could not be written; None if it was."""
         return self.writer.error
 
     # What a session does ------------------------------------------------------------------------
@@ -132,10 +134,10 @@ class Recovery:
     def step(
         self, tensors: Sequence[Tensor], feeds: Mapping[Node, Array], begun: Decide
     ) -> list[Any]:
-        """Run a step, as often as it takes.
+        """Run a step, and repeat it as long as workers are lost in it.
 
         Raises:
-            WorkerLost, PoisonedTask: it cannot be brought to an end.
+            WorkerLost, PoisonedTask: the step cannot be completed.
             GraphflowError: as the step itself.
         """
         if self._uncertain:
@@ -146,21 +148,21 @@ class Recovery:
             self._losses_in_a_row = 0
             if self._keeps_log:
                 copies = {node: np.array(value) for node, value in feeds.items()}
-                size = _ENTRY + sum(value.nbytes for value in copies.values())
+                size = _ENTRY_BYTES + sum(value.nbytes for value in copies.values())
                 self._note(CommittedStep(tuple(tensors), copies, before), size)
         return values
 
     def set(self, node: Node, value: Array) -> None:
-        """Set a variable; no checkpoint is of the state from then on."""
+        """Set a variable. From then on, no checkpoint holds the present state."""
         self.writer.saved_step = -1
         with self._note_interrupt():
             self.retry_on_loss(lambda: self._state.set(node, value))
             if self._keeps_log:
-                self._note(VariableWrite(node, value), _ENTRY + value.nbytes)
+                self._note(VariableWrite(node, value), _ENTRY_BYTES + value.nbytes)
 
     @contextmanager
     def _note_interrupt(self) -> Iterator[None]:
-        """After Ctrl-C in the block, workers may have done what it does, or not."""
+        """Note an interrupt of the block: workers may have done its work, or not."""
         try:
             yield
         except BaseException as error:
@@ -169,8 +171,10 @@ class Recovery:
             raise
 
     def _make_certain(self) -> None:
-        """Write the state as it is after an interrupted step, or another checkpoint. Where that
-        cannot be, nothing leads on to it, but the training goes on."""
+        """Write the state as it is after an interrupted step or a loaded checkpoint.
+
+        If that fails, the log leads nowhere and is cleared, but training continues.
+        """
         try:
             self.save()
         except CheckpointError as error:
@@ -179,7 +183,7 @@ class Recovery:
             self._uncertain = False
 
     def retry_on_loss(self, operation: Callable[[], T]) -> T:
-        """Do something with the workers, again if one of them is lost meanwhile.
+        """Run an operation on the workers, again after each loss of a worker.
 
         Raises:
             WorkerLost: the session cannot be recovered.
@@ -204,10 +208,10 @@ class Recovery:
                 self._count_loss(lost)
 
     def on_worker_lost(self, error: WorkerLost) -> None:
-        """What follows from the loss of a worker: all is had again when it is needed."""
+        """Accept the loss of a worker: the next operation recovers."""
 
     def after_step(self) -> None:
-        """At the end of a step: write a checkpoint where it is time for one.
+        """At the end of a step: write a checkpoint if it is due.
 
         Raises:
             StaleEpoch: another process has taken the session over.
@@ -224,7 +228,7 @@ class Recovery:
         self.leave_draining_workers()
 
     def save(self) -> Path:
-        """Write a checkpoint now, and wait for it.
+        """Write a checkpoint now, wait for it, and return its folder.
 
         Raises:
             CheckpointError: it cannot be written; training may go on.
@@ -250,11 +254,12 @@ class Recovery:
             self._collect_finished()
 
     def leave_draining_workers(self) -> None:
-        """Leave workers that were asked to end: write a checkpoint, and go on with others."""
+        """Leave workers that were asked to end: write a checkpoint, and continue with the
+        others."""
         leaving = self._hosts.draining_workers()
         if not leaving or self._pending_loss is not None:
             return
-        with suppress(CheckpointError):  # it is told, and the one before will do
+        with suppress(CheckpointError):  # it is logged, and the checkpoint before suffices
             self.save()
         self._target_step = self._steps.committed
         names = ", ".join(f"worker {worker}" for worker in sorted(leaving))
@@ -262,7 +267,7 @@ class Recovery:
         self.retry_on_loss(lambda: None)
 
     def save_last_checkpoint(self) -> None:
-        """The last checkpoint of a session that is asked to end."""
+        """Write the last checkpoint of a session that is asked to end."""
         step, folder = self._steps.committed, str(self.writer.store.root)
         try:
             self.save()
@@ -273,13 +278,13 @@ class Recovery:
         _log.tell("session.drained", step=step, folder=folder)
 
     def close(self, *, complete: bool) -> None:
-        """Let the checkpoint that is being written come to its end.
+        """Wait for the checkpoint that is being written.
 
         Args:
             complete: write one more, of the steps since.
 
         Raises:
-            CheckpointError: that one cannot be written; the one before is intact.
+            CheckpointError: the last one cannot be written; the one before is intact.
         """
         self.wait()
         if not complete or self._pending_loss is not None or self.writer.fenced:
@@ -291,15 +296,18 @@ class Recovery:
             raise self.writer.error
 
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
-        """Take the state of a checkpoint, which `read` reads again where a recovery needs it; what
-        was kept leads nowhere from now on.
+        """Load a checkpoint into the session, and write it as the newest of its own.
 
-        It is written anew among our own at once, as the newest: a crash goes on from there, not
-        from what was written before it, and the user may save something else in its place.
+        After a crash the session continues from it, not from what was written before. The user may
+        also overwrite the original.
+
+        Args:
+            take: takes the state of the checkpoint.
+            read: reads it again, for a later recovery.
         """
 
         def anew() -> None:
-            with defer_signals():  # else nothing is written of what was taken
+            with defer_signals():  # a loaded state must not stay unwritten
                 take()
                 self.writer.restart()
                 self._segments = [ReplaySegment(read, written=True)]
@@ -308,7 +316,7 @@ class Recovery:
 
         with self._note_interrupt():
             self.wait()
-            self.writer.store.advance()  # what is written from now on is newer than what was before
+            self.writer.store.advance()  # checkpoints from now on count as newer than those before
             self.retry_on_loss(anew)
             if self._keeps_log:
                 self._make_certain()
@@ -324,7 +332,7 @@ class Recovery:
             self._segments[-1].nbytes += nbytes
 
     def _begin_checkpoint(self) -> PendingCheckpoint | None:
-        with defer_signals():  # else nobody would write what is known to be written
+        with defer_signals():  # the log must know of every checkpoint that is begun
             pending = self.writer.begin()
             if pending is not None and self._keeps_log:
                 self._writing = ReplaySegment(
@@ -344,7 +352,8 @@ class Recovery:
             self._drop_before(self._last_written(1))
 
     def _last_written(self, skip: int = 0) -> int:
-        """The place of the last segment, or one before, whose checkpoint is there; 0 if none."""
+        """Return the index of the last segment with a written checkpoint, or `skip` before it; else
+        0."""
         places = [i for i, each in enumerate(self._segments) if each.written]
         return places[-1 - skip] if len(places) > skip else 0
 
@@ -352,11 +361,11 @@ class Recovery:
         del self._segments[:place]
 
     def _reduce_log(self, size: int) -> None:
-        """Bring down what is kept: by what older checkpoints need, then by a new one."""
+        """Shrink the log: drop what only older checkpoints need, then write a new checkpoint."""
         self._drop_before(self._last_written())
         size = sum(each.nbytes for each in self._segments)
         if size > 2 * REPLAY_BYTES:
-            self.wait()  # steps come faster than the disk takes checkpoints
+            self.wait()  # steps come faster than the disk can write
         if size > 4 * REPLAY_BYTES and self.writer.error is not None:
             _log.tell("recovery.lost", step=self._steps.committed, reason=str(self.writer.error))
             self._segments.clear()
@@ -366,7 +375,7 @@ class Recovery:
     # Recovery -----------------------------------------------------------------------------------
 
     def _count_loss(self, error: WorkerLost) -> None:
-        """Take note of a loss.
+        """Count a loss.
 
         Raises:
             WorkerLost: too many in a row.
@@ -387,7 +396,7 @@ class Recovery:
             ) from error  # fmt: skip
 
     def _recover(self, error: WorkerLost) -> None:
-        """Get workers, give them the last checkpoint, and do the steps since again."""
+        """Get workers, restore the last checkpoint, and replay the steps since."""
         started = time.monotonic()
         _log.tell("session.recovering", step=self._target_step, reason=str(error))
         self._undo()
@@ -422,6 +431,7 @@ class Recovery:
         )  # fmt: skip
 
     def _replay(self, entry: CommittedStep | VariableWrite) -> None:
+        """Repeat an entry of the log."""
         if isinstance(entry, VariableWrite):
             self._state.set(entry.node, entry.value.copy())
         else:
@@ -429,7 +439,7 @@ class Recovery:
             self._run(entry.tensors, entry.feeds, not_begun)
 
     def _find_base(self) -> tuple[int, Checkpoint]:
-        """The last checkpoint from which what was kept leads on, and the place of its segment.
+        """Return the last readable checkpoint of the log, and the index of its segment.
 
         Raises:
             StateLost: there is none.

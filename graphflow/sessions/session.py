@@ -1,9 +1,8 @@
-"""Session: the façade. Fetches and feeds in, numpy arrays out; in between the whole way of the
-data, which the files that it puts together go.
+"""The session that users hold: fetches and feeds in, numpy arrays out.
 
-A set of fetches is compiled once: optimised, placed, partitioned and given to the workers. Its
+Each set of fetches is compiled once: optimised, placed, partitioned and sent to the workers. The
 placement then stays; programs specialise by the sizes that are fed. State belongs to the session: a
-variable lives where it was first placed.
+variable lives on the device where it was first placed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,13 +36,11 @@ from graphflow.errors import (
     VariableError,
 )
 from graphflow.execution.checkpoint_matching import Loaded, check_rename
-from graphflow.execution.cluster_connection import cluster_of, hosts_of
+from graphflow.execution.cluster_connection import cluster_of
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.memory_report import MemoryReport, memory_report
-from graphflow.execution.metrics_server import make_step_executor, serve_metrics
 from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
 from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
-from graphflow.execution.variable_store import VariableStore
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
 from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import flatten
@@ -52,71 +49,64 @@ from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.planning.deployment import Deployment
 from graphflow.planning.migration import has_drifted, migrate
-from graphflow.planning.planner import Planner
-from graphflow.recovery.checkpoint_writer import (
-    CheckpointPolicy,
-    CheckpointWriter,
-    read_checkpoint,
-    save_in_shards,
-)
-from graphflow.recovery.no_recovery import NoRecovery
-from graphflow.recovery.recoverer import Recovery
+from graphflow.recovery.checkpoint_policy import CheckpointPolicy
+from graphflow.recovery.checkpoint_reader import read_checkpoint
+from graphflow.recovery.checkpoint_writer import save_in_shards
 from graphflow.runtime.checkpoint import Checkpoint
-from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.tracing.trace import Trace, check_writable
-from graphflow.sessions.session_lifecycle import SessionLifecycle
-from graphflow.sessions.step_runner import StepRunner
+from graphflow.sessions.session_parts import open_session
 
 Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")
 DEADLINE = 300.0
-"""Seconds that a step may take unless the session says otherwise."""
+"""Default time limit of a step, in seconds."""
 
 
-@checks_argument_names(SessionError, but=("run",))  # a small step takes microseconds
+@checks_argument_names(SessionError, but=("run",))  # a wrapper would slow down small steps
 class Session:
     """Runs graphs on a cluster, and holds their variables.
 
     Args:
         cluster: None for this process; a `Cluster`; or the path of a cluster file.
-        plan: a plan to place the first fetches by; what runs later is planned around it.
+        plan: a plan for the first fetches; later fetches are planned around it.
         placer: name of the placement algorithm.
-        deadline: seconds that a step may take. Where this process computes it, loops and waits
-            between devices are given up then; an op that computes is waited for.
-        ops: names of modules with ops of your own, or functions for `gf.host_call`. Workers import
-            them if they were started with `--allow-ops`; those that the session starts itself
-            allow just these.
-        replan: "auto" to look for a better placement now and then: a few steps are traced, ever
-            more rarely; where they took otherwise than predicted, and a new plan would save a tenth
-            of a step, the session goes over to it between two steps, and logs that.
-        trial: whether fetches that are about to be placed on several processors of this machine run
-            a few steps in this process first, on variables of their own, so that the plan rests on
-            what their nodes take. It takes moments, and is left out where it would not, where
-            enough is known, and where a graph touches anything outside (`print`, `host_call`).
-        check_finite: whether a step whose fetches or updates hold NaN or infinity is undone, and
-            raises NonFiniteError, which names the first node that made one of finite values. It
-            costs a look at each result, and updates memory of their own until they are committed.
-        checkpoint: a directory of checkpoints. The session goes on from the newest that can be
-            read; writes one now and then, in the background, and when it is closed; recovers by
-            itself when it loses a worker, bit for bit as if it had not; and ends with a last
-            checkpoint and exit status 0 (SystemExit) at SIGTERM. See docs/checkpoints.md.
-        every: how often: a number of steps, or a time such as "30s" or "2h"; default: "10min".
-        keep: how many checkpoints stay.
-        strict, rename: how the checkpoint meets the variables, as for `load`.
-        rejoin: seconds in which a lost worker of another machine may come back; after that the
-            session goes on with those that remain.
-        metrics: where this process serves what it counts to Prometheus, such as "127.0.0.1:9100";
-            default: `$GRAPHFLOW_METRICS`, else nowhere. See docs/observability.md.
+        deadline: seconds that a step may take. In this process, loops and waits between devices
+            stop at the deadline; an op that is running is waited for.
+        ops: names of modules with ops of your own, or functions for `gf.host_call`. Workers
+            import them if they were started with `--allow-ops`. Workers that the session starts
+            itself allow exactly these.
+        replan: "auto" to look for a better placement now and then. A few steps are traced, ever
+            more rarely. If they drift from the prediction, and a new plan would save a tenth of
+            a step, the session changes the placement between two steps, and logs it.
+        trial: profile a few steps in this process, on variables of their own, before fetches
+            are placed on several processors of this machine. The plan then rests on measured
+            times. It is skipped if it would take more than moments, if enough is known, and if
+            a graph has side effects (`print`, `host_call`).
+        check_finite: undo a step whose fetches or updates hold NaN or infinity, and raise
+            NonFiniteError, which names the first node that made one of finite values. Each
+            result is checked, and updates need memory of their own until they commit.
+        checkpoint: a directory of checkpoints. The session continues from the newest readable
+            one. It writes one now and then, in the background, and when it is closed. When it
+            loses a worker it recovers by itself, bit for bit as if it had not. At SIGTERM it
+            ends with a last checkpoint and exit status 0 (SystemExit). See docs/checkpoints.md.
+        every: interval of checkpoints: a number of steps, or a time such as "30s" or "2h";
+            default: "10min".
+        keep: number of checkpoints to keep; default: 3.
+        strict, rename: how the checkpoint's names meet the variables, as for `load`.
+        rejoin: seconds to wait for a lost worker of another machine; then the session continues
+            with the remaining ones. Default: 10.
+        metrics: address at which this process serves metrics to Prometheus, such as
+            "127.0.0.1:9100"; default: `$GRAPHFLOW_METRICS`, else nowhere. See
+            docs/observability.md.
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
         CheckpointError: the directory cannot be used.
         ModuleNotAllowed: a worker does not allow one of the modules.
-        ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does not
-            come up.
+        ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does
+            not start.
     """
 
     @passes_interrupts
@@ -141,11 +131,11 @@ class Session:
     ) -> None:
         allowed = as_seconds(deadline)
         if not allowed:
-            raise SessionError(f"a deadline is a number of seconds above 0, not {deadline!r}")
+            raise SessionError(f"deadline must be a positive number of seconds, not {deadline!r}")
         if not isinstance(trial, bool):
-            raise ArgumentError(f"trial is True or False, not {trial!r}")
+            raise ArgumentError(f"trial must be True or False, not {trial!r}")
         if not isinstance(check_finite, bool):
-            raise ArgumentError(f"check_finite is True or False, not {check_finite!r}")
+            raise ArgumentError(f"check_finite must be True or False, not {check_finite!r}")
         get_placer(placer)
         check_environment()
         configure_by_environment()
@@ -153,68 +143,46 @@ class Session:
         names = module_names(ops, "ops")
         import_allowed(names)
         policy = CheckpointPolicy.from_arguments(checkpoint, every, keep, rejoin, strict, rename)
-        chosen = cluster_of(cluster, plan)
-        self._life = life = SessionLifecycle(saves=policy is not None)
-        self._lock = life.lock
-        with ExitStack() as failed:  # what is undone where the session does not open
-            if life.sigterm is not None:
-                failed.callback(life.sigterm.end)
-            store = policy.store() if policy is not None else None
-            hosts = hosts_of(chosen, names, store)
-            failed.callback(hosts.close)
-            several = len(chosen.devices) > 1
-            server = serve_metrics(metrics, hosts)
-            if server is not None:
-                failed.callback(server.close)
-            sampling, metered = self._automatic and several, server is not None
-            self._steps = steps = make_step_executor(hosts, allowed, sampling, metered)
-            self._state = state = VariableStore(hosts)
-            self._planner = Planner(chosen, hosts, state, steps, placer, trial)
-            checks = RESULTS if check_finite else ""
-            self._deployment = Deployment(chosen, hosts, state, steps, self._planner, plan, checks)
-            self._compiled = self._deployment.compiled
-            # What is replayed, and what is traced now and then, goes the long way.
-            self._runs_cached = not self._automatic and (policy is None or not hosts.can_be_lost)
-            self._runner = runner = StepRunner(
-                life,
-                self._deployment,
-                caches_steps=not self._automatic,
-                runs_cached=self._runs_cached,
-            )
-            self._recovery: Recovery | NoRecovery = NoRecovery(self._deployment, runner.step)
-            if policy is not None and store is not None:
-                writer = CheckpointWriter(store, policy.every, hosts, state, steps)
-                patience = life.patience(policy.rejoin)
-                self._recovery = Recovery(
-                    writer, self._deployment, runner.step, runner.undo_begun, patience,
-                    strict=policy.strict, rename=policy.rename,
-                )  # fmt: skip
-            life.begin(hosts, server, self._deployment, self._recovery)
-            failed.pop_all()
+        parts = open_session(
+            cluster_of(cluster, plan),
+            plan=plan,
+            placer=placer,
+            deadline=allowed,
+            ops=names,
+            replans=self._automatic,
+            trial=trial,
+            check_finite=check_finite,
+            policy=policy,
+            metrics=metrics,
+        )
+        self._life, self._steps, self._state, self._planner = parts[:4]
+        self._deployment, self._runner, self._recovery, self._runs_cached = parts[4:]
+        self._lock = self._life.lock
+        self._compiled = self._deployment.compiled
 
     # Running ----------------------------------------------------------------------------------
 
     def run(
         self, fetches: Any, feeds: Any = None, *, steps: int | None = None, **unknown: Any
     ) -> Any:
-        """Run a step: one consistent read of the state, all updates together at its end, or
-        nothing.
+        """Run a step: read one consistent state, and apply all updates together at the end, or
+        none.
 
             for loss, _ in s.run([loss, train], batches, steps=1000): ...
 
         Args:
-            fetches: a tensor, or a list, tuple or dict of them, nested at will.
+            fetches: a tensor, or a nested list, tuple or dict of tensors.
             feeds: a value for each placeholder that the fetches depend on, by the tensor or its
-                name. Those of placeholders that the session's other fetches, or the functions
-                whose derivatives are fetched, depend on are not used. With `steps`,
-                an iterable of such feeds, one for each step, of which a few are taken ahead.
-            steps: run so many steps, each when its result is asked for. The same numbers, states
-                and errors as of so many calls, but workers have the feeds of the next steps
-                before they need them, and compute one while its result is not asked for yet.
+                name. Feeds for other fetches of the session, and for functions whose
+                derivatives are fetched, are accepted and ignored. With `steps`, an iterable of
+                such dicts, one for each step; a few are taken ahead.
+            steps: run so many steps, each when its result is requested. Numbers, states and
+                errors are those of as many calls. Workers get the feeds of the next steps
+                early, and compute one while its result is not requested yet.
 
         Returns:
-            Arrays that belong to the caller, in the structure of the fetches; None for a training
-            op. With `steps`, an iterator of them.
+            Arrays that belong to the caller, in the structure of the fetches; None for a
+                training op. With `steps`, an iterator of these.
 
         Raises:
             FetchError, FeedError: before the step starts.
@@ -230,6 +198,8 @@ class Session:
             check_stream(feeds, steps)
             tensors, rebuild = flatten(fetches)
             return self._runner.run_many(tensors, rebuild, feeds, steps, self._values)
+        # The fast path for fetches and feeds like those of an earlier step. It is written out here
+        # because each call of a function would be noticeable in a step of microseconds.
         with self._lock:
             life.check_usable()
             kind = type(fetches)
@@ -244,7 +214,7 @@ class Session:
             if compiled is not None and compiled.cached_step is not None and self._runs_cached:
                 values = self._steps.run_cached(compiled, compiled.cached_step, feeds)
                 if values is not None:
-                    if life.sigterm is not None:  # there are checkpoints
+                    if life.sigterm is not None:  # the session writes checkpoints
                         life.after_step()
                     if kind is dict:
                         return dict(zip(fetches, values, strict=True))
@@ -252,7 +222,7 @@ class Session:
         with passing_interrupts():
             tensors, rebuild = flatten(fetches)
             known = partial(self._deployment.placeholders, tensors)
-            given = convert_feeds(feeds, known)  # out of turn: it may run code of the user's
+            given = convert_feeds(feeds, known)  # without the lock: it may run the user's code
             with self._lock:
                 life.check_usable()
                 return rebuild(self._values(tensors, given))
@@ -260,7 +230,7 @@ class Session:
     def _values(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide = not_begun
     ) -> list[Any]:
-        """A step, as often as it takes, and what follows from it."""
+        """Run a step, repeated after losses of workers, and do what is due after it."""
         values = self._recovery.step(tensors, given, begun)
         self._recovery.retry_on_loss(self._replan_on_drift)
         self._life.after_step()
@@ -268,13 +238,13 @@ class Session:
 
     @passes_interrupts
     def run_async(self, fetches: Any, feeds: Mapping[Tensor, Any] | None = None) -> Future[Any]:
-        """As `run`, in the order of the calls, without waiting: a future of the result.
+        """Run a step later, in the order of the calls, and return a future of the result of `run`.
 
-        Feeds are copied, so that the caller's arrays are free at once.
+        Feeds are copied, so the caller may reuse its arrays at once.
 
         Raises:
-            FetchError, FeedError: at once, where the mistake shows without the graph; else from the
-                future, as all other errors.
+            FetchError, FeedError: at once, if the mistake shows without the graph; other errors
+                come from the future.
         """
         life = self._life
         life.check_not_reentrant()
@@ -293,14 +263,14 @@ class Session:
     def compile(
         self, fetch_sets: Sequence[Any], shapes: Mapping[Tensor, Sequence[int]] | None = None
     ) -> None:
-        """Place several sets of fetches together, so that variables live where it suits them all.
+        """Place several sets of fetches together, so that the homes of variables suit them all.
 
         Args:
-            fetch_sets: each what a `run` will fetch.
-            shapes: of the placeholders that have sizes which are not known.
+            fetch_sets: each one a later argument of `run`.
+            shapes: shapes of the placeholders whose shapes are not static.
 
         Raises:
-            FetchError, FeedError: not sets of fetches; a shape that is missing or wrong.
+            FetchError, FeedError: not sets of fetches, or a shape is missing or wrong.
         """
         with self._life.own_lock(), self._life.operation():
             if isinstance(fetch_sets, Tensor) or not isinstance(fetch_sets, Sequence):
@@ -314,35 +284,37 @@ class Session:
 
     @passes_interrupts
     def warmup(self, fetches: Any, shapes: Mapping[Tensor, Any] | None = None) -> None:
-        """Prepare steps before they run: place the fetches, and compile them on the workers for
-        feeds of some shapes. The first `run` with such feeds then does neither; nothing is computed
-        now, and no state changes.
+        """Prepare steps before they run: place the fetches, and compile them for feeds of some
+        shapes.
+
+        Nothing is computed, and no state changes. The first `run` with such feeds then starts at
+        once.
 
             s.warmup([loss, train], {images: [(128, 784), (16, 784)], labels: [(128,), (16,)]})
 
         Args:
             fetches: as for `run`.
-            shapes: for each placeholder that the fetches depend on its shape, or an array of that
-                shape, or a list of these: then each place in the lists is a step to prepare (as
-                many as are kept: up to 1,024 of small programs, 16 of the largest). Placeholders
-                whose shapes are known may be left out.
+            shapes: for each placeholder that the fetches depend on: a shape, an array of that
+                shape, or a list of these. Each position in the lists is a step to prepare; up
+                to 1,024 are kept for small programs, 16 for the largest. Placeholders of static
+                shape may be left out.
 
         Raises:
-            FetchError, FeedError: not fetches; a placeholder, a shape or the length of a list that
-                is wrong or missing.
+            FetchError, FeedError: not fetches; or a placeholder, a shape or the length of a
+                list is wrong or missing.
             WorkerLost: a worker was lost meanwhile.
         """
         with self._life.own_lock(), self._life.operation():
             tensors, _ = flatten(fetches)
             self._recovery.retry_on_loss(lambda: self._deployment.warm_up(tensors, shapes))
 
-    # What is known ----------------------------------------------------------------------------
+    # Plans and memory --------------------------------------------------------------------------
 
     @passes_interrupts
     def plan(self, fetches: Any = None) -> Plan:
-        """The plan by which fetches that have run are placed; default: those of the last step.
+        """Return the plan of fetches that have run; default: those of the last step.
 
-        With what was measured, if they ran inside `trace`.
+        It includes measurements if they ran inside `trace`.
 
         Raises:
             SessionError: the fetches have not run yet.
@@ -351,7 +323,9 @@ class Session:
         with self._lock:
             compiled = self._find_compiled(fetches)
             if compiled is None:
-                raise SessionError("these fetches have no plan yet; run them first, or use gf.plan")
+                raise SessionError(
+                    "these fetches have no plan yet; run them first, or plan them with gf.plan"
+                )
             if compiled.plan is None:
                 compiled.plan = self._recovery.retry_on_loss(lambda: self._plan_compiled(compiled))
             if compiled.measured is not None:
@@ -364,8 +338,10 @@ class Session:
 
     @passes_interrupts
     def memory(self, fetches: Any = None) -> MemoryReport:
-        """What fetches that have run take of each device's memory: predicted, part by part, and
-        what the last traced steps recorded; default: those of the last step. Print it.
+        """Report the memory that fetches take on each device; default: those of the last step.
+
+        The fetches must have run. Predictions are listed by kind of use, beside what the last
+        traced steps recorded. Print the report for a table.
 
         Raises:
             SessionError: the fetches have not run yet.
@@ -378,7 +354,8 @@ class Session:
             return memory_report(compiled, self.cluster)
 
     def _find_compiled(self, fetches: Any) -> CompiledFetches | None:
-        """What there is of some fetches; default: those of the last step."""
+        """Return the compiled fetches; default: those of the last step. None if they have not
+        run."""
         if fetches is None:
             return self._steps.last
         return self._deployment.find(flatten(fetches)[0])
@@ -387,12 +364,12 @@ class Session:
 
     @passes_interrupts
     def replan(self) -> Replanned:
-        """Plan what has run again, with what traced steps taught and the links as they are now, and
-        go over to the new placement if it is predicted to be faster.
+        """Plan all fetches that have run again, and adopt the new placement if it is predicted to
+        be faster.
 
-        Variables move, optimisers' slots with them, between two steps: the steps that follow give
-        the same bits as they would have. What other fetches ran and where they are placed counts,
-        each by its number of steps.
+        The new plan uses what traced steps taught, and fresh measurements of the links. Variables
+        move between two steps, with the slots of optimisers; later steps give the same bits as
+        before. All fetches that ran count, each by its number of steps.
 
         Raises:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
@@ -404,7 +381,8 @@ class Session:
             return self._recovery.retry_on_loss(lambda: migrate(self._deployment, 0.0))
 
     def _replan_on_drift(self) -> None:
-        """At the end of a window of traced steps: learn, and plan again if they drifted."""
+        """At the end of a traced window: learn, and plan again if it drifted from the
+        prediction."""
         compiled = self._steps.last if self._automatic else None
         drift = has_drifted(compiled) if compiled is not None else None
         if drift is None:
@@ -420,7 +398,11 @@ class Session:
 
     @passes_interrupts
     def get(self, variable: Tensor) -> Array:
-        """A copy of a variable's value: its initial one if no step has used it."""
+        """Return a copy of a variable's value: the initial one if no step has used it.
+
+        Raises:
+            VariableError: not a variable.
+        """
         with self._life.own_lock(), self._life.operation(looks=True):
             node = _variable(variable, "get")
             return self._recovery.retry_on_loss(lambda: self._state.get(node))
@@ -430,7 +412,7 @@ class Session:
         """Give a variable a value.
 
         Raises:
-            VariableError: no variable, or a value of another shape or an unsafe dtype.
+            VariableError: not a variable, or a value of another shape or an unsafe dtype.
         """
         with self._life.own_lock(), self._life.operation():
             node = _variable(variable, "set")
@@ -442,10 +424,11 @@ class Session:
         """Write all variables that the session knows to a checkpoint folder.
 
         Args:
-            folder: which; default: one more in the directory of `checkpoint=`.
+            folder: default: a new one in the directory of `checkpoint=`.
 
         Raises:
-            CheckpointError: the folder cannot be written; a checkpoint that is there stays intact.
+            CheckpointError: the folder cannot be written; a checkpoint that is there stays
+                intact.
             ArgumentError: no folder, and the session has no directory for checkpoints.
         """
         with self._life.own_lock(), self._life.operation():
@@ -465,19 +448,21 @@ class Session:
         strict: bool = True,
         rename: Mapping[str, str] | None = None,
     ) -> Loaded:
-        """Take variables and the step number from a checkpoint; those not used yet, when they are.
+        """Take variables and the step number from a checkpoint; unused variables take theirs at
+        first use.
 
         Args:
-            folder: of a checkpoint; or of several: then the newest that is whole and fits. Or a
-                file of safetensors that another program wrote; `step` stays as it is then.
-            strict: whether a variable that the checkpoint lacks is an error. If not, it keeps its
-                value, and the log names it.
-            rename: names of variables, or of scopes, in the checkpoint and in this model:
+            folder: a checkpoint; or a directory of several, of which the newest that is
+                complete and fits is loaded; or a safetensors file of another program, which
+                leaves `step` as it is.
+            strict: raise an error for a variable that the checkpoint lacks. Otherwise it keeps
+                its value, and the log names it.
+            rename: from names of variables or scopes in the checkpoint to names in this model:
                 `{"encoder": "enc"}` loads "encoder/w" into "enc/w".
 
         Returns:
-            What was loaded, what is missing, and what no variable has asked for yet. Variables
-            that no fetch has used are checked when one does: see `loaded`.
+            What was loaded, what is missing, and what has no variable yet. Variables that no
+                fetch has used are checked when one does: see `loaded`.
 
         Raises:
             CheckpointError: unreadable, damaged, or it does not fit the variables; nothing is
@@ -493,12 +478,13 @@ class Session:
             kept = self._recovery.retry_on_loss(lambda: state.values_beyond(checkpoint))
 
             def take() -> None:
-                with defer_signals():  # else some variables are of the checkpoint, others not
+                with defer_signals():  # an interrupt must not leave a mixture of two states
                     state.load(checkpoint, str(source), strict=strict)
                     self._steps.committed = checkpoint.step
 
             def reread() -> Checkpoint:
-                """The same once more: after a loss, variables have no values."""
+                """Read the checkpoint again after a loss, when variables have no values to compare
+                with."""
                 _, same = read_checkpoint(
                     state, source, checkpoint.step, strict=False, rename=names
                 )
@@ -511,14 +497,14 @@ class Session:
 
     @property
     def loaded(self) -> Loaded | None:
-        """What the session has in use of the checkpoint that it loaded last, by `load` or at its
-        start; None if there was none. Print it."""
+        """What is in use of the checkpoint that was loaded last, by `load` or at the start; None if
+        there was none. Print it."""
         return self._state.report_loaded()
 
     @property
     def step(self) -> int:
-        """How many steps have committed, those before a checkpoint that the session went on from
-        included: where a loop over data goes on.
+        """Number of committed steps, including those before a loaded checkpoint: where a loop
+        continues.
 
             for number in range(s.step, 10_000):
                 s.run(train, {images: batches[number]})
@@ -527,13 +513,15 @@ class Session:
 
     @property
     def checkpoint_error(self) -> CheckpointError | None:
-        """Why the last checkpoint could not be written in the background; None if it could. The
-        training goes on, and the next one is tried when it is due."""
+        """Why the last background checkpoint could not be written; None if it was.
+
+        Training continues, and the next checkpoint is tried when it is due.
+        """
         return self._recovery.error
 
     @property
     def cluster(self) -> Cluster:
-        """Where the session runs: what it was given, less the workers that it lost for good."""
+        """The cluster on which the session runs, without workers that were lost for good."""
         return self._deployment.cluster
 
     # Tracing, closing -------------------------------------------------------------------------
@@ -542,21 +530,22 @@ class Session:
     def trace(
         self, path: str | os.PathLike[str] | None = None, memory: bool = False
     ) -> Iterator[Trace]:
-        """Record what each device and link does during the block's steps; Perfetto opens the file.
+        """Record the activity of each device and link during the steps of the block.
 
-        The plan of the steps then shows what was measured beside what was predicted.
+        Perfetto opens the file. Plans of these steps then show measured beside predicted times.
 
         Args:
-            memory: count what kernels take besides their buffers, too, by Python's own tracing of
-                allocations, which makes steps slower; see `memory`. Workers of other processes
-                count if they were started with PYTHONTRACEMALLOC=1.
+            path: a file to save the trace to.
+            memory: also measure the workspaces of kernels (see `memory`), with Python's tracing
+                of allocations, which slows steps down. Workers in other processes measure them
+                if they were started with PYTHONTRACEMALLOC=1.
 
         Raises:
-            ArgumentError: memory is no bool, path no path.
-            SessionError: the file cannot be written: said before the block begins.
+            ArgumentError: memory is no bool, or path no path.
+            SessionError: the file cannot be written; raised before the block begins.
         """
         if not isinstance(memory, bool):
-            raise ArgumentError(f"trace: memory is True or False, not {memory!r}")
+            raise ArgumentError(f"trace: memory must be True or False, not {memory!r}")
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
         with passing_interrupts():
@@ -582,18 +571,18 @@ class Session:
                     trace.save(path)
 
     def _learn(self) -> None:
-        """Sum up what was traced, and let the next plan know."""
+        """Learn from traced steps, for the next plans."""
         self._planner.learn(self._compiled.values())
 
     @passes_interrupts
     def close(self) -> None:
-        """End the session; workers that it started end too. A second call does nothing.
+        """End the session, and the workers that it started. A second call does nothing.
 
-        Waits for the step of `run_async` that runs; those still queued are cancelled.
+        A running step of `run_async` is waited for; queued ones are cancelled.
 
         Raises:
-            CheckpointError: the last checkpoint cannot be written; the one before is intact, and
-                the session is closed all the same.
+            CheckpointError: the last checkpoint cannot be written; the one before is intact,
+                and the session is closed all the same.
         """
         self._life.close()
 
@@ -602,7 +591,7 @@ class Session:
             return "<Session, closed>"
         return f"<Session on {self.cluster!r}, step {self.step}>"
 
-    if not TYPE_CHECKING:  # it would have every attribute
+    if not TYPE_CHECKING:  # type checkers would allow every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             told = f"a session has no attribute {name!r}"
@@ -629,7 +618,7 @@ class Session:
 
 
 def _unknown_argument(word: str) -> SessionError:
-    """The error for an argument that `run` does not take."""
+    """Return the error for an argument that `run` does not take."""
     names = ("fetches", "feeds", "steps")
     told = describe_unexpected(word, names)
     if "(" not in told:

@@ -1,7 +1,8 @@
-"""Lifetime: how a session stays open, and the ways in which it ends.
+"""How a session stays open, and the ways in which it ends.
 
-Whoever does anything in a session holds its lock, and has been told that it is open, whole and of
-this process. It ends when it is closed, when its block ends, at SIGTERM, and never in a fork.
+A thread that works in a session holds its lock, and has checked that the session is open, has lost
+nothing, and belongs to this process. A session ends when it is closed, when its block ends, or at
+SIGTERM; never in a forked child.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class SessionLifecycle:
-    """Of a session that is being opened, and then open.
+    """Life cycle of a session that is being opened, and then open.
 
     Args:
-        saves: whether it writes checkpoints, and so does at SIGTERM.
+        saves: True if it writes checkpoints, and so handles SIGTERM.
 
     Attributes:
-        lock: held while anything is done.
-        queued: what is done later.
-        computing: threads that compute parts of steps here.
-        drain: what happens at SIGTERM, if the session does anything about it.
-        stream: that has begun steps ahead.
-        hosts, server, deployment, steps, recovery: what there is once the session is open.
+        lock: held during all work in the session.
+        executor: queue of later steps.
+        computing: ids of threads that compute parts of steps in this process.
+        sigterm: handler of SIGTERM, if the session saves.
+        stream: the stream that has begun steps ahead, if any.
+        hosts, server, deployment, steps, recovery: parts of the session, once it is open.
     """
 
     hosts: Hosts
@@ -59,12 +60,12 @@ class SessionLifecycle:
 
     def __reduce__(self) -> NoReturn:
         raise SessionError(
-            "a session is of the process that opened it, and is neither pickled nor copied; open "
-            "another one where it is needed, and take values along by session.save"
+            "a session belongs to the process that opened it, and cannot be pickled or copied; "
+            "open another one where it is needed, and carry values over with session.save"
         )
 
     def patience(self, seconds: float) -> Callable[[], float]:
-        """How long lost workers are waited for: no longer once SIGTERM came."""
+        """Return a function of the seconds to wait for lost workers: 0 once SIGTERM came."""
         drain = self.sigterm
         return lambda: 0.0 if drain is not None and drain.asked else seconds
 
@@ -75,7 +76,7 @@ class SessionLifecycle:
         deployment: Deployment,
         recovery: Recovery | NoRecovery,
     ) -> None:
-        """The session is open.
+        """Note that the session is open.
 
         Raises:
             SystemExit: SIGTERM came meanwhile.
@@ -88,42 +89,53 @@ class SessionLifecycle:
             self.sigterm.finish_opening()
 
     def check_not_reentrant(self) -> None:
-        """Whether this thread is at nothing in the session: who comes from within a step would
-        compute in its memory, and change the state under it, or wait for it without an end.
+        """Refuse a call from inside a step or another call of the session on this thread.
+
+        Such a call would compute in the memory of the running step and change its state, or wait
+        for it forever.
 
         Raises:
-            SessionError: it is.
+            SessionError: this thread is inside the session already.
         """
         if self.lock._is_owned() or threading.get_ident() in self.computing:
             raise SessionError(
                 "the session is used from within itself: by a function of gf.host_call, a signal "
                 "handler or a finalizer, while a step or another call runs on this thread. Feed "
-                "the step what it needs, and have a handler only note that it was called: the "
+                "the step what it needs, and let a handler only note that it was called: the "
                 "session is free again between two steps"
             )
 
     def own_lock(self) -> Any:
-        """The lock, once it is this thread's turn. It is taken by `with` itself: in a function of
-        Python's a signal's handler could raise when it is taken, and before anything lets it go."""
+        """Return the lock, after checking that this thread does not hold it.
+
+        The caller enters it with `with` itself. If a Python function took the lock, a signal
+        handler could raise between that and the block that releases it.
+        """
         self.check_not_reentrant()
         return self.lock
 
     @contextmanager
     def operation(self, *, looks: bool = False) -> Iterator[None]:
-        """In a `turn`, for anything but a step; a SIGTERM that came meanwhile is heeded at its end.
+        """Check the session at the start of an operation other than a step, and handle SIGTERM at
+        its end.
+
+        Use it inside `own_lock`.
 
         Args:
-            looks: nothing that was begun ahead minds what is done.
+            looks: the operation only reads, so steps begun ahead stay valid.
         """
         self.check_usable(keep=self.stream if looks else None)
         yield
         self.raise_if_draining()
 
     def check_usable(self, keep: StepStream | None = None) -> None:
-        """Whether anything can be done; what another stream than `keep` began ahead is undone.
+        """Refuse work in an unusable session, and undo steps begun ahead.
+
+        Args:
+            keep: a stream whose steps stay.
 
         Raises:
-            SessionError: the session is closed, or of another process.
+            SessionError: the session is closed, or belongs to another process.
             StateLost: it lost a worker, and cannot recover.
         """
         if self._closed:
@@ -135,50 +147,50 @@ class SessionLifecycle:
                 self.undo(stream)
         if self._process != os.getpid():
             raise SessionError(
-                f"the session belongs to process {self._process}, of which this one is a fork "
-                "without its threads; open a session here"
+                f"the session belongs to process {self._process}; this process is a fork without "
+                "its threads; open a session here"
             )
         lost = self.steps.lost
         if lost is not None:
             self.recovery.on_worker_lost(lost)
 
     def undo(self, stream: StepStream) -> None:
-        """Undo what a stream began ahead, and let its feeds go; unless another thread has."""
+        """Undo the steps that a stream began ahead, and drop it, unless another thread has."""
         if self.stream is stream:
             stream.undo_begun()
-            self.stream = None  # only now: an interrupted retreat is done again
+            self.stream = None  # last, so that an interrupted undo is repeated
 
     def after_step(self) -> None:
-        """After a step: perhaps write a checkpoint, perhaps leave."""
+        """After a step: write a checkpoint if it is due, and leave if SIGTERM came."""
         self.recovery.after_step()
         self.raise_if_draining()
 
     def raise_if_draining(self) -> None:
-        """Leave if SIGTERM came; raises as `Drain.heed`."""
+        """Leave if SIGTERM came; raises as `SigtermHandler.raise_if_draining`."""
         if self.sigterm is not None:
             self.sigterm.raise_if_draining()
 
     @property
     def is_open(self) -> bool:
-        """Whether the session was not closed, as far as this process knows."""
+        """True if the session was not closed, as far as this process knows."""
         return not self._closed
 
     # The end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The end that the user asks for; raises as `Session.close`."""
+        """Close the session for the user; raises as `Session.close`."""
         if not self._closed:
-            if threading.get_ident() in self.computing:  # it would wait for itself
+            if threading.get_ident() in self.computing:  # the step would wait for itself
                 self.check_not_reentrant()
             self._end(complete=True)
             self.raise_if_draining()
 
     def abandon(self, error: BaseException) -> None:
-        """The end of a block that an error ends."""
+        """Close the session after an error in its block."""
         if self._closed:
             return
         if self._process == os.getpid():
-            self.hosts.cancel()  # else the step of a `run_async` would hold the error back
+            self.hosts.cancel()  # otherwise a step of `run_async` would delay the error
             if type(error) is WorkerLost and isinstance(self.recovery, NoRecovery):
                 error.add_note("A session opened with checkpoint=directory recovers by itself.")
         self._end(complete=False)
@@ -187,25 +199,25 @@ class SessionLifecycle:
     def _end(self, *, complete: bool) -> None:
         if self._closed:
             return
-        if self._process != os.getpid():  # forked: the threads and workers are the parent's
+        if self._process != os.getpid():  # in a fork: threads and workers belong to the parent
             self._closed = True
             return
         try:
             self._end_all(complete=complete)
         except BaseException:
-            with defer_signals():  # it may have come before anything had ended
+            with defer_signals():  # an interrupt may have come before anything had ended
                 self.hosts.cancel()
-                if self.hosts.can_be_lost:  # a step of this process may go on beside
+                if self.hosts.can_be_lost:  # in this process a step may still be running
                     self.hosts.close()
             raise
 
     def _end_all(self, *, complete: bool) -> None:
         with self.executor.lock:
             self._closed = True
-        # Who holds the lock runs no step beside it, and would wait for one that waits for it.
+        # A thread that holds the lock must not wait for a queued step, which needs the lock.
         self.executor.close(wait=not self.lock._is_owned())
         with ExitStack() as last:
-            if self.sigterm is not None:  # a SIGTERM is heeded when all is done
+            if self.sigterm is not None:  # a SIGTERM now is handled when all is done
                 last.enter_context(self.lock)
                 last.callback(self.sigterm.end)
             try:
@@ -216,12 +228,13 @@ class SessionLifecycle:
                     self.server.close()
                 self.stream = None
                 self.hosts.close()
-                self.computing = frozenset()  # other threads will have these numbers
-                # A closed session may be kept, in a notebook: not what it took, arrays among it.
+                self.computing = frozenset()  # thread ids are reused
+                # A notebook may keep a closed session, which then should not keep its arrays.
                 self.deployment.undeploy(None)
 
     def _leave_draining_workers(self) -> None:
-        """On a thread of its own: a worker was asked to end, perhaps while no step runs."""
+        """Leave workers that were asked to end; called on a thread of its own, perhaps between
+        steps."""
         with self.lock:
             if not self._closed:
                 self.recovery.leave_draining_workers()

@@ -1,5 +1,4 @@
-"""Running: steps of a session by the long way, which finds out all that is to be done, and steps
-that are begun ahead."""
+"""Run steps of a session in full: compile, place and check feeds; and run many steps ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from graphflow.planning.deployment import Deployment
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 
 Array = np.ndarray[Any, Any]
-_RESEND_SECONDS = 0.01  # seconds for a generator that ends to be gone
+_RESEND_SECONDS = 0.01  # until a generator that is ending is gone
 
 
 class StepRunner:
@@ -48,7 +47,7 @@ class StepRunner:
     def step(
         self, tensors: Sequence[Tensor], given: Mapping[Node, Array], begun: Decide
     ) -> list[Any]:
-        """A step, unless it has begun: values of fetches."""
+        """Run a step unless it has begun, and return the values of the fetches."""
         if (decided := begun()) is not None:
             return decided
         shapes = {node: a.shape for node, a in given.items()}
@@ -72,11 +71,12 @@ class StepRunner:
         count: int,
         run: Run,
     ) -> Iterator[Any]:
-        """Results of so many steps, each run when its result is asked for; some begin before that.
+        """Yield the results of `count` steps; each runs when it is requested, and some begin
+        before.
 
         Args:
             rebuild: makes a result of values.
-            run: what a step takes, `step` among it.
+            run: runs a step as `Session.run` does.
         """
         known = partial(self._deployment.compiled.get, key_of(tensors))
         named = partial(self._deployment.placeholders, tensors)
@@ -86,7 +86,7 @@ class StepRunner:
         try:
             for number in range(1, count + 1):
                 life.check_not_reentrant()
-                life.check_usable(keep=stream)  # before feeds are taken, which may wait
+                life.check_usable(keep=stream)  # before taking feeds, which may block
                 stream.take_feeds()
                 with life.lock:
                     life.check_usable(keep=stream)
@@ -97,27 +97,27 @@ class StepRunner:
             is_dropped = True
             raise
         finally:
-            # The garbage collector may end it on any thread and in the middle of anything, where
-            # nothing can be waited for: then the next call undoes what was begun.
+            # The garbage collector may end the generator on any thread, inside any function, where
+            # it must not wait for a lock. Then the next call undoes the steps begun ahead.
             try:
                 if thread == threading.get_ident() and not life.lock._is_owned():
                     with life.lock:
                         life.undo(stream)
             except BaseException as error:
-                # Python passes over what a generator raises that nobody has: it comes again.
+                # Python ignores errors of a dropped generator, so the signal is sent again.
                 if not (is_dropped and resend_signal(error, _RESEND_SECONDS)):
                     raise
 
     def _run_cached(self, compiled: CompiledFetches, feeds: Any) -> list[Any] | None:
-        """Run a cached step, if there is one: values of fetches."""
+        """Run a step by its fast path, if there is one, and return the values of the fetches."""
         if compiled.cached_step is None or not self._runs_cached:
             return None
         values = self._steps.run_cached(compiled, compiled.cached_step, feeds)
-        if values is not None and self._life.sigterm is not None:  # there are checkpoints
+        if values is not None and self._life.sigterm is not None:  # the session writes checkpoints
             self._life.after_step()
         return values
 
     def undo_begun(self) -> None:
-        """End what was begun ahead."""
+        """Undo the steps begun ahead."""
         if self._life.stream is not None:
             self._life.stream.undo_begun()

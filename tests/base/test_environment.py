@@ -34,7 +34,9 @@ def test_a_session_refuses_a_switch_that_says_neither(
     switch: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch, value)
-    with pytest.raises(ArgumentError, match=f"{switch} in the environment is on or off, not '"):
+    with pytest.raises(
+        ArgumentError, match=f"{switch} in the environment must be on or off, not '"
+    ):
         gf.Session()
 
 
@@ -45,7 +47,7 @@ def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_of_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFLOW_LOG_LEVEL", "loud")
-    with pytest.raises(ArgumentError, match="is one of info, warning, error, not 'loud'"):
+    with pytest.raises(ArgumentError, match="must be one of info, warning, error, not 'loud'"):
         choice_setting("GRAPHFLOW_LOG_LEVEL", ("info", "warning", "error"))
 
 

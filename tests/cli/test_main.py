@@ -62,7 +62,7 @@ LONG = 300 * "x"  # for a file's name
         (["plan", "model.py"], "script.py:name"),
         (["plan", "nowhere.py:fetches"], "no such file"),
         (["plan", f"{LONG}:fetches"], "no such file"),
-        (["status", LONG], "nor a file that is there"),
+        (["status", LONG], "nor an existing file"),
         (["worker"], "--listen"),
         (["worker", "--listen", "7001"], "tcp://host:port"),
         (["worker", "--listen", "tcp://0.0.0.0:7001"], "--insecure"),
@@ -247,7 +247,7 @@ def test_devices_lists_this_machine_and_a_cluster_file(
     seen = "graphflow.runtime.program.vendor_libraries.describe_gpus"
     monkeypatch.setattr(seen, lambda: ["gpu:0 is imaginary"])
     code, out, _ = run(capsys, "devices")
-    assert code == 0 and "gpu:0 is imaginary\nsessions compute on cpu:0 unless" in out
+    assert code == 0 and "gpu:0 is imaginary\nsessions use cpu:0 by default; to use" in out
     assert "gf.Session(gf.Cluster.here(devices=['cpu:0', 'gpu:0']))" in out
     file = tmp_path / "c.toml"
     file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7009"\n')
@@ -400,10 +400,10 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(
     code, _, err = run(capsys, "worker", "--listen", "tcp://127.0.0.1:7001")
     assert (code, err) == (
         2,
-        "graphflow: GRAPHFLOW_JIT in the environment is on or off, not 'of'\n",
+        "graphflow: GRAPHFLOW_JIT in the environment must be on or off, not 'of'\n",
     )
     code, _, err = run(capsys, "run", str(script))
-    assert code == 1 and "GRAPHFLOW_JIT in the environment is on or off, not 'of'" in err
+    assert code == 1 and "GRAPHFLOW_JIT in the environment must be on or off, not 'of'" in err
 
 
 @pytest.mark.parametrize("name", ["GRAPHFLOW_CACHE", "XDG_CACHE_HOME"])
@@ -411,7 +411,7 @@ def test_a_cache_in_the_home_of_nobody_is_refused_where_a_worker_or_a_session_be
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, script: Path, name: str
 ) -> None:
     monkeypatch.setenv(name, "~nobody-of-that-name/x")
-    says = f"{name} in the environment is '~nobody-of-that-name/x', a home that is not there"
+    says = f"{name} in the environment is '~nobody-of-that-name/x', but there is no such home"
     code, out, err = run(capsys, "worker", "--listen", "tcp://127.0.0.1:7001")
     assert (code, out, err) == (2, "", f"graphflow: {says}; give the whole path\n")
     code, _, err = run(capsys, "run", str(script))

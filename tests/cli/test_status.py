@@ -174,8 +174,8 @@ def test_who_does_not_answer_is_named_within_the_timeout_and_the_others_are_show
     ("arguments", "says"),
     [
         (["tcp://127.0.0.1"], "tcp://host:port"),
-        (["nowhere.toml"], "nor a file"),
-        (["7001"], "nor a file"),
+        (["nowhere.toml"], "nor an existing file"),
+        (["7001"], "nor an existing file"),
         (["tcp://10.0.0.2:7001"], "keys new"),
         (["tcp://127.0.0.1:1", "here.toml"], "one cluster file"),
         (["tcp://127.0.0.1:1", "--watch", "--json"], "one of them"),
@@ -324,7 +324,7 @@ def keyed(
     rings = {}
     for role in (CLIENT, COORDINATOR, WORKER):
         rings[role] = Keyring(tmp_path / role)
-        pair = rings[role].new(f"my-{role}", role)
+        pair = rings[role].create_pair(f"my-{role}", role)
         rings[role].add(str(own), "here")
         there.add(str(pair.public), "there")
     rings["stranger"] = Keyring(tmp_path / "stranger")

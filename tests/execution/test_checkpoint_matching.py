@@ -172,15 +172,15 @@ def test_variables_that_a_checkpoint_lacks_keep_their_values_after_a_loss(tmp_pa
     "rename", [["a"], {"a": 1}, {"": "a"}, {1: "a"}, "a"], ids=lambda r: type(r).__name__
 )
 def test_a_rename_is_a_dict_of_names(rename: Any, tmp_path: Path) -> None:
-    with gf.Session() as s, pytest.raises(ArgumentError, match="rename is a dict"):
+    with gf.Session() as s, pytest.raises(ArgumentError, match="rename must be a dict"):
         s.load(tmp_path, rename=rename)
-    with pytest.raises(ArgumentError, match="rename is a dict"):
+    with pytest.raises(ArgumentError, match="rename must be a dict"):
         gf.Session(checkpoint=tmp_path, rename=rename)
 
 
 def test_strict_and_rename_are_for_sessions_with_checkpoints(tmp_path: Path) -> None:
     for wrong in ({"strict": False}, {"rename": {"a": "b"}}):
-        with pytest.raises(ArgumentError, match="is for sessions with a checkpoint= directory"):
+        with pytest.raises(ArgumentError, match="needs a directory: give checkpoint=directory"):
             gf.Session(**wrong)
     with pytest.raises(ArgumentError, match="would be renamed again"):
         gf.Session(checkpoint=tmp_path, rename={"a": "b", "b": "a"})

@@ -262,6 +262,6 @@ def test_without_the_check_nothing_is_looked_at() -> None:
     x = gf.placeholder("float32", ())
     with gf.Session() as s:
         assert np.isnan(s.run(gf.sqrt(x), {x: -1.0}))
-    with pytest.raises(ArgumentError, match="check_finite is True or False"):
+    with pytest.raises(ArgumentError, match="check_finite must be True or False"):
         gf.Session(check_finite=1)  # type: ignore[arg-type]
     assert issubclass(NonFiniteError, OpError)

@@ -9,8 +9,6 @@ import networkx as nx
 from tests.house.sources import ROOT, Source, imports, sources
 
 NOT_YET = (
-    ("graphflow.parallel.resharding", "communication_log halos resharder"),
-    ("graphflow.parallel.sharding", "control_flow emitter"),
     ("graphflow.runtime.host", "edge_channel session_state"),
 )  # fmt: skip
 """Circles that are still there: files of a folder that need each other. The table only shrinks."""

@@ -311,14 +311,20 @@ def test_an_op_without_a_kernel_says_that_it_is_not_computed() -> None:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda x: gf.sum(x, keepdims="no"), "sum at .*keepdims is True or False, not 'no'"),
-        (lambda x: gf.nn.max_pool2d(x, 2, ceil_mode=np.ones(2)), "ceil_mode is True or False"),
+        (lambda x: gf.sum(x, keepdims="no"), "sum at .*keepdims must be True or False, not 'no'"),
+        (lambda x: gf.nn.max_pool2d(x, 2, ceil_mode=np.ones(2)), "ceil_mode must be True or False"),
         (lambda x: gf.matmul(x, x, transpose_b=None), "matmul at .*True or False, not None"),
-        (lambda x: gf.nn.interpolate(x, scale=2.0, mode=["linear"]), "mode is a str, not"),
-        (lambda x: gf.nn.mse_loss(x, x, reduction=np.array([1, 2])), "reduction is a str, not"),
-        (lambda x: gf.nn.local_response_norm(x, 3, alpha="1"), "alpha is a number, not '1'"),
-        (lambda x: gf.nn.resize(x, scale=2.0, mode="cubic", cubic_a=None), "cubic_a is a number"),
-        (lambda x: gf.linspace(None, 1.0, 3), "start is a number, not None"),
+        (lambda x: gf.nn.interpolate(x, scale=2.0, mode=["linear"]), "mode must be a str, not"),
+        (
+            lambda x: gf.nn.mse_loss(x, x, reduction=np.array([1, 2])),
+            "reduction must be a str, not",
+        ),
+        (lambda x: gf.nn.local_response_norm(x, 3, alpha="1"), "alpha must be a number, not '1'"),
+        (
+            lambda x: gf.nn.resize(x, scale=2.0, mode="cubic", cubic_a=None),
+            "cubic_a must be a number",
+        ),
+        (lambda x: gf.linspace(None, 1.0, 3), "start must be a number, not None"),
     ],
 )
 def test_flags_words_and_numbers_are_what_they_are_said_to_be(build: Any, words: str) -> None:

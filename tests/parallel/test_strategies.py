@@ -474,7 +474,7 @@ def test_a_report_is_for_a_cluster() -> None:
 
 
 def test_minimize_refuses_what_is_no_strategy() -> None:
-    with pytest.raises(ArgumentError, match=r"strategy is one of gf\.parallel's"):
+    with pytest.raises(ArgumentError, match=r"strategy must be one of gf\.parallel's"):
         mlp("data")
 
 
@@ -486,7 +486,7 @@ def test_two_strategies_in_one_step_are_refused() -> None:
         gf.optim.SGD(0.1).minimize(gf.mean(x * t), strategy=s)
         for t, s in ((w, Data(2)), (v, Data(3)))
     ]
-    with gf.Session() as s, pytest.raises(ShardingError, match="divided by one strategy"):
+    with gf.Session() as s, pytest.raises(ShardingError, match="must share one strategy"):
         s.run(both, {x: np.ones((4, 2))})
 
 

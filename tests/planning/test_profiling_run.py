@@ -133,7 +133,7 @@ def test_a_graph_that_fails_on_made_up_feeds_fails_only_in_its_step() -> None:
 
 @pytest.mark.parametrize("trial", ["no", 1, None])
 def test_whether_to_try_out_is_yes_or_no(trial: Any) -> None:
-    with pytest.raises(ArgumentError, match="trial is True or False"):
+    with pytest.raises(ArgumentError, match="trial must be True or False"):
         gf.Session(trial=trial)
 
 

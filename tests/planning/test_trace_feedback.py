@@ -260,7 +260,7 @@ def test_a_plan_without_a_session_knows_what_sessions_learned() -> None:
 def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphflow.cli.main import _keep_step_costs
+    from graphflow.cli.machine import _keep_step_costs
 
     state = {**profile(), "key": calibrate.machine_key()}
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)

@@ -30,7 +30,7 @@ from graphflow.errors import (
 )
 from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery import recoverer as recovery_module
-from graphflow.recovery.checkpoint_writer import CheckpointInterval
+from graphflow.recovery.checkpoint_policy import CheckpointInterval
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.host.host_interface import LocalHosts

@@ -72,7 +72,7 @@ def test_a_process_that_may_open_few_files_is_told_so_and_leaves_nobody() -> Non
     "deadline", [0, -1.0, True, np.True_, "3", None, float("nan"), float("inf"), 10**400, 3j]
 )
 def test_a_deadline_that_is_no_number_of_seconds_is_refused(deadline: Any) -> None:
-    with pytest.raises(SessionError, match="a deadline is a number of seconds above 0"):
+    with pytest.raises(SessionError, match="deadline must be a positive number of seconds"):
         gf.Session(deadline=deadline)
 
 

@@ -385,7 +385,7 @@ HERE = r"vmap at .*test_vmap\.py:\d+: .*"
 
 def test_wrong_arguments_are_told_with_the_users_line() -> None:
     x = gf.placeholder("float64", (4, 3))
-    with pytest.raises(ArgumentError, match=HERE + "fn is a function"):
+    with pytest.raises(ArgumentError, match=HERE + "fn must be a function"):
         gf.vmap(x)
     with pytest.raises(ArgumentError, match=HERE + "nothing is mapped"):
         gf.vmap(gf.sin, in_axes=None)(x)

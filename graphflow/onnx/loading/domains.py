@@ -7,5 +7,5 @@ TRAINING = "ai.onnx.preview.training"
 
 
 def normal_domain(domain: str) -> str:
-    """The default domain has two names."""
+    """Return the domain's name in our tables: the default domain has two, "" and "ai.onnx"."""
     return "" if domain == "ai.onnx" else domain

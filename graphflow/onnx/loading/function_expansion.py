@@ -1,7 +1,7 @@
-"""Operators that are functions of others: those a model defines, and those of ONNX's schemas.
+"""Expansion of operators that are functions of other operators.
 
-An operator without a translation of its own, but with a function body in ONNX's schema, is read as
-that body.
+A model may define functions. An operator without a translation is expanded by the function body in
+ONNX's schema, if it has one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from graphflow.onnx.loading.value_kinds import Known, Value
 
 
 def inline_function(importer: ImportContext, body: OnnxBody, call: NodeCall) -> list[Value | None]:
-    """Read the body of a function in place of a call of it."""
+    """Translate the body of a function in place of a call of it."""
     nodes = with_attributes(body, call.proto)
     bound = OnnxBody(nodes, body.inputs, body.outputs, body.opsets, body.initializers)
     return importer.inline(bound, call.values, None, call.index)
 
 
 def with_attributes(body: OnnxBody, node: NodeProto) -> list[NodeProto]:
-    """The nodes of a function with the attributes of a call of it filled in."""
+    """Return a function's nodes, with references to attributes replaced by those of a call."""
     given = {attribute.name: attribute for attribute in node.attribute}
     return [_fill_attributes(n, {**body.defaults, **given}) for n in body.nodes]
 
@@ -68,7 +68,7 @@ def function_body(
     opsets: Mapping[str, int] | None = None,
     defaults: Mapping[str, AttributeProto] | None = None,
 ) -> OnnxBody:
-    """A FunctionProto as a Body."""
+    """Convert a FunctionProto to a body."""
     imported = {normal_domain(o.domain): o.version for o in function.opset_import}
     return OnnxBody(
         list(function.node),
@@ -80,8 +80,8 @@ def function_body(
 
 
 def schema_with_body(domain: str, name: str, version: int) -> Any:
-    """ONNX's schema of an operator that is a function of others, or None."""
-    try:  # the stubs of onnx lack what says so
+    """Return ONNX's schema of an operator if it has a function body, else None."""
+    try:  # the type stubs of onnx lack has_function
         schema: Any = defs.get_schema(name, version, domain)
     except defs.SchemaError:
         return None
@@ -89,7 +89,11 @@ def schema_with_body(domain: str, name: str, version: int) -> Any:
 
 
 def schema_body(call: NodeCall, plain: bool) -> OnnxBody | None:
-    """The function that ONNX's schema gives for an operator, if any."""
+    """Return the function body in ONNX's schema for a call; None if there is none.
+
+    Args:
+        plain: all inputs are tensors or known, as bodies need that depend on types of inputs.
+    """
     domain = normal_domain(call.proto.domain)
     schema = schema_with_body(domain, call.op_type, call.version)
     if schema is None:
@@ -114,7 +118,7 @@ def schema_body(call: NodeCall, plain: bool) -> OnnxBody | None:
 
 
 def _context_dependent_body(schema: Any, call: NodeCall) -> bytes:
-    """A function whose body depends on the types of inputs and on attributes."""
+    """Return the serialized function whose body depends on types of inputs and on attributes."""
     versions = [
         v
         for v in schema.context_dependent_function_opset_versions
@@ -130,7 +134,7 @@ def _context_dependent_body(schema: Any, call: NodeCall) -> bytes:
         content: bytes = schema.get_context_dependent_function_with_opset_version(
             max(versions), call.proto.SerializeToString(), types
         )
-    except Exception as error:  # whatever onnx stumbles over is in the node
+    except Exception as error:  # onnx raises errors of many types for invalid nodes
         raise OnnxError(f"{call.label}: {error}") from None
     return content
 
@@ -143,7 +147,7 @@ def _context(call: NodeCall) -> checker.C.CheckerContext:
 
 
 def _type_of(value: Value | None) -> TypeProto:
-    """ONNX's type of a value; empty where it is not known."""
+    """Return ONNX's type of a value; an empty one if it is not known."""
     if isinstance(value, Known):
         return helper.make_tensor_type_proto(
             helper.np_dtype_to_tensor_dtype(value.dtype), value.shape

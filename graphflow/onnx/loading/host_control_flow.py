@@ -1,5 +1,4 @@
-"""Control flow on the host: each body is a model of its own, run once per iteration under the
-deadline of the run."""
+"""Control flow on the host: each body is a program, run once per iteration under the deadline."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def _loop(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[st
 
 
 def _stack_rows(rows: list[Array], kind: TypeProto) -> Array:
-    """What iterations gave, along a new first axis; after none, as the body's type says."""
+    """Stack the outputs of iterations; without iterations, return an empty array of `kind`."""
     if rows:
         return np.stack(rows)
     sizes = [max(dim.dim_value, 0) for dim in kind.tensor_type.shape.dim]
@@ -62,13 +61,13 @@ def _stack_rows(rows: list[Array], kind: TypeProto) -> Array:
 
 
 def _types(node: HostNode, skip: int) -> list[TypeProto]:
-    """The types of a body's outputs after the first `skip`."""
+    """Return the types of a body's outputs after the first `skip`."""
     return [output.type for output in node.attr("body").output][skip:]
 
 
 @host_routine("Scan")
 def _scan(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
-    """Since opset 9: scanned inputs last; each axis and direction its own."""
+    """Run a Scan of opset 9 or later: scanned inputs are last; each has an axis and a direction."""
     body = _subgraph(run, node, "body")
     if node.version < 9:
         return _scan_8(run, node, inputs, outer, body)
@@ -94,7 +93,7 @@ def _scan(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[st
 def _scan_8(
     run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any], body: Any
 ) -> Any:
-    """Opset 8: a batch axis first, lengths of sequences as input 0."""
+    """Run a Scan of opset 8: the first axis is the batch, and input 0 holds sequence lengths."""
     count = node.attr("num_scan_inputs")
     values = list(inputs[1:])
     batches = []
@@ -130,7 +129,7 @@ def _run_scan(
 
 @host_routine("SequenceMap")
 def _map(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]) -> Any:
-    """The body applied to the elements of the first sequence, and of others beside it."""
+    """Apply the body to the elements of the first sequence, and of further ones in parallel."""
     body = _subgraph(run, node, "body")
     made: list[list[Any]] = [[] for _ in body.body.outputs]
     for i in range(len(inputs[0])):

@@ -1,9 +1,9 @@
-"""Nodes that run on the host, between two graphs.
+"""Host nodes: ONNX nodes that run on the host, between two graphs.
 
-They are those whose output is no tensor (sequences, optionals, strings), or has a shape that
-depends on data, or a dtype that no tensor has; and control flow whose body holds such nodes. The
-common ones are written here in numpy; for the rest (strings, images, dtypes of 4 and 8 bits) it is
-onnx's own reference implementation that runs.
+The output of such a node is no tensor (a sequence, an optional, strings), has a shape that depends
+on data, or a dtype that tensors do not have. Control flow whose body holds such nodes runs on the
+host, too. host_values.py implements the common ones in numpy. The reference implementation of onnx
+runs the rest (strings, images, dtypes of 4 and 8 bits).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEQUENCE = "sequences and optionals are no tensors"
 STRINGS = "strings are no tensors"
 RANDOM = "the numbers it draws are those of numpy"
 
-# Why an operator always runs on the host.
+# Operators that always run on the host, and why.
 HOST_ONLY: dict[tuple[str, str], str] = {
     **{("", name): SHAPE for name in ("NonZero", "Unique", "Compress", "NonMaxSuppression")},
     ("", "ImageDecoder"): SHAPE,
@@ -50,7 +50,7 @@ HOST_ONLY: dict[tuple[str, str], str] = {
     },
 }  # fmt: skip
 
-# Of these, onnx's reference implementation is what runs.
+# Operators that onnx's reference implementation runs.
 REFERENCE_OPERATORS = {
     ("", "ImageDecoder"), ("", "RegexFullMatch"), ("", "StringConcat"),
     ("", "StringNormalizer"), ("", "StringSplit"), ("", "TfIdfVectorizer"),
@@ -60,7 +60,7 @@ REFERENCE_OPERATORS = {
 
 @dataclass(frozen=True)
 class HostNode:
-    """A node that runs on the host, the opsets it is meant in, and how to name it."""
+    """A node that runs on the host, with its opsets and its name for messages."""
 
     proto: NodeProto
     opsets: Mapping[str, int]
@@ -91,7 +91,7 @@ class BodyProgram(Protocol):
 
 
 class HostRun(Protocol):
-    """What host nodes may ask of the run of a model that they are part of."""
+    """The part of a model's run that host nodes use."""
 
     @property
     def importer(self) -> ImportContext: ...
@@ -120,28 +120,28 @@ def _key(call: NodeCall) -> tuple[str, str]:
 
 
 def runs_only_on_host(call: NodeCall) -> bool:
-    """Whether a node can never be part of a graph."""
+    """Return True if a node can never be part of a graph."""
     return _key(call) in HOST_ONLY
 
 
 def can_run_on_host(call: NodeCall) -> bool:
-    """Whether a node can run on the host."""
+    """Return True if a node can run on the host."""
     return _key(call) in HOST_ONLY or _key(call) in REFERENCE_OPERATORS or _key(call) in _ROUTINES
 
 
 def has_host_routine(domain: str, name: str) -> bool:
-    """Whether an operator can run on the host."""
+    """Return True if an operator can run on the host."""
     key = (normal_domain(domain), name)
     return key in HOST_ONLY or key in REFERENCE_OPERATORS or key in _ROUTINES
 
 
 def reason(call: NodeCall) -> str:
-    """Why a node runs on the host."""
+    """Return the reason why a node always runs on the host."""
     return f"{call.op_type}: {HOST_ONLY[_key(call)]}"
 
 
 def draws(call: NodeCall) -> bool:
-    """Whether a node gives another value each time."""
+    """Return True if a node draws random numbers."""
     return call.op_type.startswith("Random") or call.op_type in ("Bernoulli", "Multinomial")
 
 
@@ -151,7 +151,7 @@ def execute(
     """Run one node on plain values.
 
     Raises:
-        OpError: it fails; names the node.
+        OpError: the node fails; the message names it.
     """
     run.check(node.label)
     try:
@@ -167,20 +167,20 @@ def execute(
         return run_reference(run, node, inputs)
     except GraphflowError:
         raise
-    except Exception as error:  # numpy's and onnx's complaints about values
+    except Exception as error:  # numpy and onnx raise errors of many types
         told = f"{type(error).__name__}: {error}"
         raise OpError(f"{node.label} failed: {told}") from error
 
 
 def _run_body(run: HostRun, node: HostNode, inputs: Sequence[Any], body: Any) -> Sequence[Any]:
-    """A function: its body is a program of its own."""
+    """Run a function, whose body is a program."""
     bound = replace(body, nodes=with_attributes(body, node.proto))
     values = {name: v for name, v in zip(body.inputs, inputs, strict=False) if v is not None}
     return run.program_for(node.proto, bound).run(run, values)
 
 
 def _schema_body(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Any:
-    """The function body of an operator that has no translation."""
+    """Return the schema's function body of an operator that has no translation, else None."""
     if handler_of(*node.key, node.version) is not None or node.key in REFERENCE_OPERATORS:
         return None
     values = [None if value is None else classify(value) for value in inputs]
@@ -190,7 +190,7 @@ def _schema_body(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Any:
 
 
 def run_reference(run: HostRun, node: HostNode, inputs: Sequence[Any]) -> Sequence[Any]:
-    """onnx's reference implementation of a node."""
+    """Run a node by onnx's reference implementation, whose evaluator is cached."""
     _, evaluator = run.importer.programs.setdefault(id(node.proto), (node.proto, _evaluator(node)))
     feeds = {n: v for n, v in zip(node.proto.input, inputs, strict=False) if n}
     results: Sequence[Any] = evaluator.run(None, feeds)

@@ -1,4 +1,4 @@
-"""Host nodes in numpy and Python lists: shapes that depend on data, sequences, optionals."""
+"""Host nodes in numpy and Python lists: data-dependent shapes, sequences and optionals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _unique(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[
 def _suppression(
     run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
-    """As many rows as there are boxes left, where our own op has a stated number of them."""
+    """Return one row for each box that is left; our own op fills up a fixed number of rows."""
     boxes, scores = np.asarray(inputs[0]), np.asarray(inputs[1])
     limits = [*inputs[2:], *(None,) * (5 - len(inputs))]
     most, overlap, least = (None if v is None else np.asarray(v).item() for v in limits)
@@ -85,10 +85,10 @@ def _length(run: HostRun, node: HostNode, inputs: Sequence[Any], outer: Mapping[
 
 
 def _normalize_position(position: Any, count: int, node: HostNode) -> int:
-    """A position counted from the front.
+    """Return a position in a sequence, counted from the front.
 
     Raises:
-        OnnxError: it is outside of the sequence.
+        OnnxError: the position is outside of the sequence.
     """
     at = int(np.asarray(position).item())
     if not -count <= at < count:

@@ -1,9 +1,9 @@
-"""From ONNX nodes to our graph: one pass over the nodes, which ends where a value is missing.
+"""The importer: translate ONNX nodes to graphs, in passes that end where a value is missing.
 
-A `Segment` is what one pass gave: a graph, and why it stopped. A model without host nodes is one
-segment that stopped at the end. Otherwise the value (or the host node) that the pass stopped at
-is computed when the model runs, and the next segment begins there (`segmented_program.py` drives
-this).
+One pass gives an `ImportedSegment`: a graph, and the reason why the pass ended. A model without
+host nodes is one segment. Otherwise the pass ends at a host node, or at a value that decides
+shapes. That node or value is computed when the model runs, and the next pass begins there
+(`segmented_program.py` drives this).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from graphflow.onnx.loading.value_kinds import (
 _CONTROL = {"If", "Loop", "Scan"}
 
 SMALL = 1024
-"""Elements of a known value that is computed at once while a model is read."""
+"""Elements of the largest value that is computed while a model is read."""
 
 
 class Importer:
-    """Reads nodes of one model; keeps the variables that its initializers became."""
+    """Translates the nodes of one model, and holds the variables of its weights."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Importer:
         """Make an importer for the nodes of a file.
 
         Args:
-            weights: of each value that becomes a variable, whether training changes it.
+            weights: the values that become variables; True if training changes them.
             start_run: makes the run in which host nodes are computed while a model is read. (Runs
                 import further segments, so their module imports this one.)
         """
@@ -93,11 +93,11 @@ class Importer:
     def read_segment(
         self, body: OnnxBody, start: int, given: Mapping[str, Value]
     ) -> ImportedSegment:
-        """Read nodes from `start` on.
+        """Translate nodes from `start` on, until one needs a value that is missing.
 
         Raises:
-            UnsupportedOnnxError: lists every node of the pass that has no translation.
-            OnnxError: a node is wrong.
+            UnsupportedOnnxError: nodes have no translation; the message lists all of the pass.
+            OnnxError: a node is invalid.
         """
         scope = Scope({**body.initializers, **given}, body.opsets, main=body.main)
         inputs = {
@@ -131,7 +131,7 @@ class Importer:
         return ImportedSegment(start, inputs, scope.values, stop, dict(given))
 
     def read_node(self, node: NodeProto, scope: Scope, index: int) -> None:
-        """Read one node: its outputs' names get values in the scope."""
+        """Translate one node, and enter the values of its outputs in the scope."""
         label = self.label(node, index)
         values: list[Value | None] = []
         for name in node.input:
@@ -150,7 +150,7 @@ class Importer:
             if any(_is_symbolic(value) for value in values):
                 raise NeedsShapes(f"{label}: {error}") from error
             raise OnnxError(f"{label}: {error}") from error
-        except Exception as error:  # attributes of a wrong type and the like take many forms
+        except Exception as error:  # invalid attributes cause errors of many types
             raise OnnxError(f"{label}: {type(error).__name__}: {error}") from error
         if len(outputs) < len([name for name in node.output if name]):
             raise OnnxError(f"{label} has {len(node.output)} outputs, {len(outputs)} are known")
@@ -159,13 +159,13 @@ class Importer:
                 scope.values[name] = self._as_weight(name, output, scope)
 
     def _as_weight(self, name: str, value: Value, scope: Scope) -> Value:
-        """The value of a Constant as the weight that the user says it is."""
+        """Mark the value of a Constant node as a weight if the user has named it."""
         if name in self.weights and scope.main and isinstance(value, Known):
             return replace(value, parameter=name)
         return value
 
     def label(self, node: NodeProto, index: int) -> str:
-        """How messages name a node."""
+        """Return the name of a node for messages."""
         name = f" {node.name!r}" if node.name else ""
         domain = f"{node.domain}." if normal_domain(node.domain) else ""
         made = ", ".join(node.output)
@@ -208,7 +208,7 @@ class Importer:
         return [self._fold_small(output, values) for output in listed]
 
     def _run_on_host_now(self, call: NodeCall, why: str) -> list[Value | None]:
-        """A host node, run now if everything it reads is known."""
+        """Run a host node now if all its inputs are known; else signal RunOnHost."""
         captured = [call.scope.find(name) for name in captured_names(call.proto)]
         everything = [*call.values, *captured]
         if not all(v is None or isinstance(v, Known | Fixed) for v in everything):
@@ -224,7 +224,7 @@ class Importer:
         return [classify(v) for v in host.execute(self._start_run(self), node, arguments, outer)]
 
     def _fold_small(self, output: Any, inputs: Sequence[Value]) -> Value | None:
-        """What a translation returned, small known values computed."""
+        """Convert a translation's result to a value, and compute it if it is small and constant."""
         if output is None or isinstance(output, Known | Fixed | OnHost):
             return output
         if not isinstance(output, Tensor):
@@ -237,7 +237,7 @@ class Importer:
         return output
 
     def as_tensor(self, value: Known) -> Tensor:
-        """A known value as a tensor: a weight is a variable."""
+        """Return the tensor of a known value: a variable for a weight, else a constant."""
         if value.parameter is not None:
             return self.weight_variable(value)
         if value.symbolic:
@@ -249,14 +249,14 @@ class Importer:
         return entry[1]
 
     def weight_variable(self, value: Known) -> Tensor:
-        """The variable that a weight becomes, made once."""
+        """Return the variable of a weight, made on first use."""
         name = value.parameter or ""
         if name not in self.variables:
             self.variables[name] = make_variable(_freeze(value.array), name, self.weights[name])
         return self.variables[name]
 
     def expand_schema(self, call: NodeCall) -> list[Value | None]:
-        """The outputs of a node by the function body of ONNX's schema, read into the graph."""
+        """Translate a node by the function body in ONNX's schema, and return its outputs."""
         body = expansion.schema_body(call, plain=True)
         if body is None:
             raise call.unsupported_error("ONNX's schema has no function body for this use")
@@ -265,7 +265,7 @@ class Importer:
     # Subgraphs --------------------------------------------------------------------------------
 
     def subgraph(self, graph: GraphProto, opsets: Mapping[str, int]) -> OnnxBody:
-        """A subgraph of If, Loop or Scan."""
+        """Return a subgraph of If, Loop or Scan as a body."""
         return OnnxBody(
             list(graph.node),
             tuple(i.name for i in graph.input),
@@ -281,7 +281,7 @@ class Importer:
     def inline(
         self, body: OnnxBody, inputs: Sequence[Value | None], outer: Scope | None, index: int
     ) -> list[Value | None]:
-        """The values of a body's outputs, its nodes read into the current graph."""
+        """Translate a body's nodes into the current graph, and return its outputs."""
         values: dict[str, Value] = dict(body.initializers)
         values.update(
             (name, value)
@@ -302,8 +302,11 @@ def _value_stop(
     scope: Scope,
     inputs: Mapping[str, Tensor],
 ) -> Stop:
-    """How to go on without a value: by the name that it has. What has none is within a function:
-    then by the next input of the node that looks like sizes, and last on the host."""
+    """Return the stop for a value that is missing: at its name if it has one.
+
+    A value inside a function has none. The pass then stops at an input of the node that looks like
+    sizes, and else at the node, which runs on the host.
+    """
     nodes = Graph(signal.tensor).nodes
     whole = {name: tensor for name, tensor in inputs.items() if tensor.dtype.kind in "iub"}
     fed = tuple(name for name, tensor in whole.items() if tensor.node in nodes)
@@ -321,7 +324,7 @@ def _looks_like_sizes(value: Value | None) -> bool:
 
 
 def _drop_absent_inputs(node: NodeProto, scope: Scope, body: OnnxBody) -> NodeProto:
-    """A function's node with the names of parameters that were left out made empty."""
+    """Empty the input names of a function's node that are parameters without an argument."""
     absent = [n for n in node.input if n in body.inputs and scope.find(n) is None]
     if not absent:
         return node
@@ -338,7 +341,7 @@ def _node_name(node: NodeProto, index: int) -> str:
 
 
 def _freeze(array: Array) -> Array:
-    """An array that nobody changes: itself if it is read only, else a copy."""
+    """Return a read-only array: the array itself if it is read-only, else a copy."""
     if not array.flags.writeable and array.flags.c_contiguous and array.flags.aligned:
         return array
     copy = np.array(array, order="C")

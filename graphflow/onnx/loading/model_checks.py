@@ -10,15 +10,15 @@ from graphflow.errors import OnnxError
 from graphflow.onnx.loading.domains import normal_domain
 
 MAX_DEPTH = 16
-"""Subgraphs within subgraphs."""
+"""The deepest nesting of subgraphs."""
 
 
 def check_opsets(model: ModelProto, file: str) -> dict[str, int]:
-    """The version of each domain that a model was written for.
+    """Check and return the opset version of each domain that a model imports.
 
     Raises:
-        OnnxError: none is given, one as two versions, or one that is newer than the installed
-            onnx.
+        OnnxError: a domain of a node is not imported, or imported as two versions, or the version
+            is newer than the installed onnx supports.
     """
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
@@ -57,10 +57,10 @@ def _all_nodes(graph: GraphProto, file: str, depth: int = 0) -> Iterable[NodePro
 
 
 def check_names(graph: GraphProto, file: str, outer: frozenset[str] = frozenset()) -> None:
-    """Every name is made once, and before it is read.
+    """Check that each name is made once, and before it is read.
 
     Raises:
-        OnnxError: names the node, and says whether there is a cycle.
+        OnnxError: the message names the node, and says if the graph has a cycle.
     """
     made: set[str] = set()
     for entry in graph.input:
@@ -129,10 +129,10 @@ def _has_cycle(graph: GraphProto) -> bool:
 
 
 def check_functions(model: ModelProto, file: str) -> None:
-    """Functions of the model call no circle of each other.
+    """Check that the functions of a model are defined once and do not call each other in a cycle.
 
     Raises:
-        OnnxError: one is defined twice, or contains itself.
+        OnnxError: a function is defined twice, or contains itself.
     """
     calls: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for function in model.functions:

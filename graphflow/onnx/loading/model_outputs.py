@@ -1,4 +1,4 @@
-"""A model's outputs as tensors; of an output that is none, the reason and the remedy."""
+"""A model's outputs as tensors; the error for an output that is none names a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphflow.onnx.loading.value_kinds import Known
 
 
 class ModelOutputs(Mapping[str, Tensor]):
-    """A model's outputs by name; one that is no tensor says why when it is asked for."""
+    """A model's outputs by name. Access to an output that is no tensor raises OnnxError."""
 
     def __init__(self, names: Sequence[str], segment: ImportedSegment, file: str) -> None:
         self._names = tuple(names)
@@ -48,7 +48,7 @@ class ModelOutputs(Mapping[str, Tensor]):
 
 
 def _remedy(segment: ImportedSegment) -> str:
-    """What the user can do for one graph, or without."""
+    """Return the remedies: arguments of load that make it one graph, or m.run."""
     stop = segment.stop
     host = "use m.run, which takes the steps on the host as well"
     if stop is None:

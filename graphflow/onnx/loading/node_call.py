@@ -1,4 +1,4 @@
-"""One node of an ONNX graph as its translation sees it: inputs, attributes, and ways to give up."""
+"""NodeCall: the inputs and attributes of an ONNX node for its translation, and the signals."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from graphflow.onnx.loading.value_kinds import (
 from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of_code
 
 LARGE = 1 << 28
-"""Bytes of a tensor that is not computed while a model is read."""
+"""Bytes of the largest tensor that is computed while a model is read."""
 
 
 class Signal(Exception):
-    """Ends the translation of a node early; caught by the importer, never seen by users."""
+    """Ends the translation of a node early. The importer catches it; users never see it."""
 
 
 class NeedsValue(Signal):
-    """The value of an input decides a shape, and is not known yet."""
+    """The value of an input decides a shape and is not known yet."""
 
     def __init__(self, tensor: Tensor, why: str) -> None:
         super().__init__(why)
@@ -43,15 +43,15 @@ class NeedsValue(Signal):
 
 
 class NeedsShapes(Signal):
-    """A symbolic size would have to be known."""
+    """A symbolic size must be known."""
 
 
 class RunOnHost(Signal):
-    """The node cannot be part of a graph: it runs on the host, between two graphs."""
+    """The node cannot be part of a graph, so it runs on the host, between two graphs."""
 
 
 class ImportContext(Protocol):
-    """What the calls and the host nodes of a model may ask of its importer."""
+    """The part of the importer that calls and host nodes use."""
 
     functions: dict[tuple[str, str], OnnxBody]
     programs: dict[int, tuple[Any, Any]]
@@ -68,7 +68,7 @@ class ImportContext(Protocol):
 
 
 class NodeCall:
-    """A node, the values of its inputs, and its opset."""
+    """A node with the values of its inputs and its opset, for the function that translates it."""
 
     def __init__(
         self,
@@ -93,19 +93,19 @@ class NodeCall:
 
     @property
     def count(self) -> int:
-        """Number of inputs that are written down, trailing absent ones left out."""
+        """Number of inputs without trailing absent ones."""
         given = [i for i, value in enumerate(self.values) if value is not None]
         return given[-1] + 1 if given else 0
 
     def has(self, i: int) -> bool:
-        """Whether an optional input is given."""
+        """Return True if input i is given."""
         return i < len(self.values) and self.values[i] is not None
 
     def value(self, i: int) -> Value:
-        """Input i as it is.
+        """Return the value of input i.
 
         Raises:
-            OnnxError: it is missing.
+            OnnxError: the input is missing.
         """
         found = self.values[i] if i < len(self.values) else None
         if found is None:
@@ -113,7 +113,7 @@ class NodeCall:
         return found
 
     def tensor(self, i: int) -> Tensor:
-        """Input i as a tensor; a weight becomes a variable."""
+        """Return input i as a tensor; a weight becomes a variable."""
         value = self.value(i)
         if isinstance(value, Known):
             return self._importer.as_tensor(value)
@@ -122,19 +122,19 @@ class NodeCall:
         return value
 
     def as_tensor(self, value: Known) -> Tensor:
-        """A known value as the tensor that stands for it throughout the model."""
+        """Return the tensor that stands for a known value in the whole model."""
         return self._importer.as_tensor(value)
 
     def optional(self, i: int) -> Tensor | None:
-        """Input i as a tensor, or None where it is left out."""
+        """Return input i as a tensor, or None if it is left out."""
         return self.tensor(i) if self.has(i) else None
 
     def tensors(self) -> list[Tensor]:
-        """All inputs; for operators that take any number."""
+        """Return all inputs as tensors, for operators of any number of inputs."""
         return [self.tensor(i) for i in range(len(self.values))]
 
     def spec(self, i: int) -> TensorSpec:
-        """Shape and dtype of input i."""
+        """Return shape and dtype of input i."""
         value = self.value(i)
         if isinstance(value, Known):
             return TensorSpec(value.shape, value.dtype)
@@ -144,20 +144,20 @@ class NodeCall:
         return self.spec(i).rank
 
     def static_size(self, size: Size) -> int:
-        """A size as a plain int; the model is specialised by shapes if it must be."""
+        """Return a size as an int. Signals NeedsShapes for a symbolic size."""
         if isinstance(size, Dim):
             raise NeedsShapes(f"{self.label} needs the size {size} as a number")
         return int(size)
 
     def is_symbolic(self, i: int) -> bool:
-        """Whether input i is known but for symbolic sizes in it."""
+        """Return True if input i is known, but holds symbolic sizes."""
         value = self.value(i)
         return isinstance(value, Known) and value.symbolic
 
     def known_array(self, i: int) -> Array:
-        """The value of input i as an array of plain numbers.
+        """Return the value of input i as an array of numbers.
 
-        Signals NeedsValue where it depends on what is fed.
+        Signals NeedsValue if the value depends on feeds, NeedsShapes if it holds symbolic sizes.
         """
         value = self.value(i)
         if isinstance(value, Known):
@@ -173,7 +173,7 @@ class NodeCall:
         raise NeedsValue(value, f"{self.label}: its input {i} decides the shape of its output")
 
     def sizes(self, i: int) -> list[Size]:
-        """The value of input i as a list of sizes, some of them perhaps symbolic."""
+        """Return the value of input i as a list of sizes, which may be symbolic."""
         value = self.value(i)
         if isinstance(value, Known):
             items = value.array.reshape(-1).tolist()
@@ -183,30 +183,30 @@ class NodeCall:
         return [int(x) for x in self.known_array(i).reshape(-1)]
 
     def scalar(self, i: int) -> Any:
-        """The value of an input of one element as a Python number."""
+        """Return the value of an input of one element as a Python number."""
         return self.known_array(i).reshape(-1)[0].item()
 
     # Attributes -------------------------------------------------------------------------------
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """An attribute as a Python value: int, float, str, list, TensorProto or GraphProto."""
+        """Return an attribute as a Python value: int, float, str, list, TensorProto, GraphProto."""
         attribute = self._attributes.get(name)
         return default if attribute is None else attribute_value(attribute)
 
     def required_attr(self, name: str) -> Any:
-        """An attribute without which there is no meaning.
+        """Return an attribute that the operator requires.
 
         Raises:
-            OnnxError: it is missing.
+            OnnxError: the attribute is missing.
         """
         if name not in self._attributes:
             raise OnnxError(f"{self.label}: attribute {name!r} is missing")
         return self.attr(name)
 
     def dtype(self, name: str, default: int | None = None) -> np.dtype[Any]:
-        """An attribute that is a type code, as a dtype that a tensor can have.
+        """Return the dtype of an attribute that is a type code.
 
-        Signals RunOnHost for other dtypes.
+        Signals RunOnHost for dtypes that tensors cannot have.
         """
         return self.dtype_of(self.attr(name, default))
 
@@ -217,7 +217,7 @@ class NodeCall:
         return found
 
     def inline(self, name: str, inputs: Sequence[Value]) -> list[Value | None]:
-        """The outputs of a subgraph, which is an attribute, read into the current graph."""
+        """Translate the subgraph in an attribute into the current graph; return its outputs."""
         for attribute in self.proto.attribute:
             if attribute.name == name:
                 body = self._importer.subgraph(attribute.g, self.scope.opsets)
@@ -225,22 +225,22 @@ class NodeCall:
         raise OnnxError(f"{self.label}: attribute {name!r} is missing")
 
     def expand_schema_body(self) -> list[Value | None]:
-        """The outputs by the function body of ONNX's schema, read into the current graph."""
+        """Translate the function body in ONNX's schema into the graph; return its outputs."""
         return self._importer.expand_schema(self)
 
     # Outputs ----------------------------------------------------------------------------------
 
     def wants(self, i: int) -> bool:
-        """Whether output i has a name that others may read."""
+        """Return True if output i has a name, so that other nodes may read it."""
         return i < len(self.proto.output) and bool(self.proto.output[i])
 
     def unsupported_error(self, what: str) -> UnsupportedOnnxError:
-        """The error for a use of an operator that has no translation."""
+        """Return the error for a use of an operator that has no translation."""
         return UnsupportedOnnxError(f"{self.label}: {what}")
 
 
 def attribute_value(attribute: AttributeProto) -> Any:
-    """The value of an attribute, bytes as text where they are text."""
+    """Return the value of an attribute as a Python value; strings are decoded as UTF-8."""
     kinds: Mapping[int, Callable[[], Any]] = {
         AttributeProto.FLOAT: lambda: attribute.f,
         AttributeProto.INT: lambda: attribute.i,
@@ -266,8 +266,10 @@ def _text(value: bytes) -> str:
 
 
 def constant_value(tensor: Tensor) -> Array | None:
-    """The value of a tensor that depends on no feed and draws nothing; variables count with their
-    initial values. None for any other tensor, and for one that takes much memory to compute."""
+    """Compute a tensor that depends on no feed and no random number; else return None.
+
+    Variables have their initial values. Tensors that take much memory to compute give None, too.
+    """
     for node in Graph(tensor).nodes:
         if not (node.op.pure or node.op.name == "variable") or has_dim(node):
             return None
@@ -277,7 +279,7 @@ def constant_value(tensor: Tensor) -> Array | None:
 
 
 def has_dim(node: Any) -> bool:
-    """Whether an attribute of a node is or holds a symbolic size."""
+    """Return True if an attribute of a node is or holds a symbolic size."""
     return any(
         isinstance(item, Dim)
         for value in node.attrs.values()

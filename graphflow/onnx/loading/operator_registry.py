@@ -1,4 +1,4 @@
-"""The registry of ONNX operators: op type and version -> how it becomes nodes of a graph.
+"""The registry of ONNX operators: functions that translate an operator to nodes, by opset version.
 
 How to add an operator: write one function in its family's file in `graphflow/onnx/operators/`
 
@@ -6,18 +6,17 @@ How to add an operator: write one function in its family's file in `graphflow/on
     def softmax_13(call: Call) -> Outputs:
         return softmax(call.tensor(0), axis=call.attr("axis", -1))
 
-- `since` is the opset in which this meaning of the operator began; a model's opset chooses the
-  newest one that is not newer than itself. Write older ones only where they differ.
-- `call.tensor(i)` is an input as a tensor (`call.optional(i)`: None where it is left out);
-  `call.tensors()` are all of them. `call.attr(name, default)` is an attribute.
-- An input that decides shapes is read with `call.known(i)` (an array of plain numbers) or
-  `call.sizes(i)` (a list of sizes, which may be symbolic). If the value is not known yet, the
-  model is specialised by it: the call does not return, and is made again when it is known.
-- Return a tensor, or a list of them (None for outputs that nobody reads; see `call.wants(i)`).
-- Raise `call.unsupported("what, and what instead")` for what cannot be done.
-- Operators whose output is no tensor, or has a shape that depends on data, stand in
-  `host_nodes.py`.
-- What has no entry here but a function body in ONNX's schema is expanded by that.
+- `since` is the opset that introduced this meaning of the operator. A model's opset selects the
+  newest entry that is not newer than itself. Write entries for older opsets only if they differ.
+- `call.tensor(i)` is an input as a tensor (`call.optional(i)`: None if it is left out), and
+  `call.tensors()` are all inputs. `call.attr(name, default)` is an attribute.
+- Read an input that decides shapes with `call.known_array(i)` (an array of numbers) or
+  `call.sizes(i)` (a list of sizes, which may be symbolic). If the value is not known yet, the call
+  raises a signal. The importer specialises the model by the value, and calls the function again.
+- Return a tensor, or a list of them (None for outputs that nothing reads; see `call.wants(i)`).
+- Raise `call.unsupported_error("what, and what instead")` for a use that has no translation.
+- Operators whose output is no tensor, or whose shape depends on data, belong to `host_nodes.py`.
+- An operator without an entry is expanded if ONNX's schema has a function body for it.
 - A new file is imported in the `__init__.py` of its folder.
 """
 
@@ -39,7 +38,7 @@ _HANDLERS: dict[tuple[str, str], list[tuple[int, Handler]]] = {}
 
 
 def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Handler], Handler]:
-    """Register how operators are translated, from opset `since` on."""
+    """Register a function that translates operators, from opset `since` on."""
 
     def enter(handler: Handler) -> Handler:
         for name in names:
@@ -52,7 +51,7 @@ def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Handler
 
 
 def handler_of(domain: str, name: str, version: int) -> Handler | None:
-    """The translation of an operator under an opset, if there is one."""
+    """Return the translation of an operator under an opset; None if there is none."""
     found: Handler | None = None
     for since, handler in _HANDLERS.get((normal_domain(domain), name), ()):
         if since <= version:

@@ -1,7 +1,7 @@
-"""The bytes of large initializers, read straight into arrays.
+"""The data of large initializers, read directly into arrays.
 
-Protobuf would keep a second copy of them as long as a node of the model is in use. So the fields of
-the file are walked first, and what is parsed is the model without its large tensors.
+Protobuf would keep a second copy as long as a node of the model is in use. So the fields of the
+file are scanned first, and protobuf parses the model without its large tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphflow.errors import OnnxError
 from graphflow.onnx.loading.value_kinds import Array
 
 LARGE = 1024
-"""Bytes of a tensor that is read on its own."""
+"""Bytes from which on a tensor counts as large."""
 
 RAW_DTYPES = {
     int(code)
@@ -30,17 +30,17 @@ RAW_DTYPES = {
         TensorProto.BOOL, TensorProto.COMPLEX64, TensorProto.COMPLEX128,
     )
 }  # fmt: skip
-"""Dtypes whose elements lie in a file as they do in memory (of a little-endian processor)."""
+"""Dtypes whose elements have the same bytes in a file and in little-endian memory."""
 
 _BLOCK = 1 << 13
-_FIXED = {1: 8, 5: 4}  # bytes of the wire types of one size
+_FIXED = {1: 8, 5: 4}  # bytes of the wire types of fixed size
 _GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
 _DATA_TYPE, _FLOATS, _RAW = 2, 4, 9  # fields of TensorProto
 _UNUSUAL_FIELDS = {3, 13, 14}  # segment, external_data, data_location
 
 
 class ModelBytes:
-    """The bytes of a model, in memory or in an open file, of which parts are read."""
+    """Random access to the bytes of a model, in memory or in an open file."""
 
     def __init__(self, source: bytes | memoryview | int) -> None:
         self._descriptor = source if isinstance(source, int) else -1
@@ -49,16 +49,16 @@ class ModelBytes:
         self._block, self._start = b"", 0
 
     def read(self, start: int, end: int) -> bytes | memoryview:
-        """The bytes from `start` to `end`."""
+        """Return the bytes from `start` to `end`."""
         if self._descriptor < 0:
             return self._view[start:end]
         return self.array(start, end - start).data
 
     def array(self, start: int, count: int) -> Array:
-        """`count` bytes as a new array.
+        """Read `count` bytes into a new array.
 
         Raises:
-            OnnxError: the file ends before.
+            OnnxError: the file is too short.
         """
         result = np.empty(count, np.uint8)
         if self._descriptor < 0:
@@ -73,10 +73,10 @@ class ModelBytes:
         return result
 
     def copy(self, start: int, count: int, target: int, at: int) -> None:
-        """Write `count` bytes to a place of an open file.
+        """Copy `count` bytes from `start` to offset `at` of the open file `target`.
 
         Raises:
-            OnnxError: the file ends before.
+            OnnxError: the file is too short.
         """
         if self._descriptor < 0:
             while count:
@@ -91,10 +91,10 @@ class ModelBytes:
             start, count = start + done, count - done
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number that begins at a place, and where the next thing begins.
+        """Decode the varint at an offset, and return it with the offset after it.
 
         Raises:
-            OnnxError: it is longer than any number, or goes beyond `end`.
+            OnnxError: the varint is too long, or goes beyond `end`.
         """
         value = 0
         for i in range(10):
@@ -123,10 +123,10 @@ class _Field(NamedTuple):
 
 
 def _fields(stored: ModelBytes, start: int, end: int) -> Iterator[_Field]:
-    """The fields of a message, in order.
+    """Iterate over the fields of a message.
 
     Raises:
-        OnnxError: they are not well formed.
+        OnnxError: a field is malformed.
     """
     while start < end:
         tag, content = stored.varint(start, end)
@@ -145,9 +145,9 @@ def _fields(stored: ModelBytes, start: int, end: int) -> Iterator[_Field]:
 
 
 def split_off_large(stored: ModelBytes) -> tuple[bytes, dict[int, Array]]:
-    """Split a model into itself without large initializers, and the bytes of each by its place.
+    """Split a model into its bytes without large initializers, and these by initializer index.
 
-    A model of any unusual form comes as it is: the parser says what is wrong.
+    A model of any unusual form comes back whole, so that protobuf reports its errors.
     """
     if sys.byteorder == "little":
         try:
@@ -173,18 +173,21 @@ def _split_off_large(stored: ModelBytes) -> tuple[bytes, dict[int, Array]]:
 
 
 class InitializerMemory:
-    """Memory for the bytes of initializers: pages, which sessions share, for all but small ones."""
+    """Memory for the data of initializers.
+
+    Large ones lie in memory pages that a session's processes can share without copies.
+    """
 
     def __init__(self, nbytes: int = 1 << 26) -> None:
-        self._next = nbytes  # what is never written to takes no memory
+        self._next = nbytes  # untouched pages take no memory
         self._pages: Pages | None = None
         self._used = 0
 
     def array(self, stored: ModelBytes, start: int, count: int) -> Array:
-        """`count` bytes of a file or of given ones, which nobody changes.
+        """Read `count` bytes into a new read-only array.
 
         Raises:
-            OnnxError: they end before.
+            OnnxError: the file is too short.
         """
         if count < SMALL or not is_supported():
             return stored.array(start, count)
@@ -197,7 +200,7 @@ class InitializerMemory:
 
 
 def _without_large(stored: ModelBytes, graph: _Field) -> tuple[bytes, dict[int, tuple[int, int]]]:
-    """A graph without its large initializers, and where in the file each lies."""
+    """Return a graph without its large initializers, and the offset and size of each."""
     parts: list[bytes | memoryview] = []
     large: dict[int, tuple[int, int]] = {}
     kept, count = graph.content, 0
@@ -215,7 +218,7 @@ def _without_large(stored: ModelBytes, graph: _Field) -> tuple[bytes, dict[int, 
 
 
 def _raw_data_field(stored: ModelBytes, tensor: _Field) -> _Field | None:
-    """The field of a tensor that holds all its elements as they lie in memory."""
+    """Return the field with all elements of a tensor as they are in memory; None if not large."""
     fields = list(_fields(stored, tensor.content, tensor.end))
     codes = [stored.varint(f.content, f.end)[0] for f in fields if f.number == _DATA_TYPE]
     data = [f for f in fields if f.number in (_FLOATS, _RAW)]
@@ -227,7 +230,7 @@ def _raw_data_field(stored: ModelBytes, tensor: _Field) -> _Field | None:
 
 
 def _encode_field(number: int, content: bytes) -> bytes:
-    """A field of a message or of bytes."""
+    """Encode a length-delimited field."""
     head, size = bytearray([number << 3 | 2]), len(content)
     while size > 127:
         head.append(size & 127 | 128)

@@ -1,8 +1,8 @@
-"""Bytes from elsewhere -> a checked `ModelProto`, and its tensors -> arrays.
+"""Reading untrusted ONNX files: bytes to a `ModelProto`, and its tensors to arrays.
 
-Nothing in a file is believed: its size is checked before it is parsed, names and order before a
-node is built, and a tensor's bytes against its shape before they are used. External data stays
-inside the model's folder, and is never reached over a symbolic link.
+The size of a file is checked before it is parsed, and the size of a tensor's data against its shape
+before it is used. External data must be inside the model's folder, and no part of its path may be a
+symbolic link. (model_checks.py checks names and order before any node is built.)
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
 from graphflow.onnx.loading.value_kinds import dtype_name as name_of
 
 LIMIT = (1 << 31) - 1
-"""Bytes of the largest file that is parsed: protobuf itself goes no further."""
+"""Bytes of the largest file that is parsed, which is the limit of protobuf."""
 
 
 class ParsedModel(NamedTuple):
-    """A model that was read.
+    """A parsed model, its name for messages, and its folder.
 
-    large: the bytes of large initializers, by their place; the model is without them.
+    Attributes:
+        large: the data of large initializers by index, which the model lacks.
     """
 
     model: ModelProto
@@ -52,10 +53,10 @@ class ParsedModel(NamedTuple):
 
 
 def read(source: Any, limit: int = LIMIT) -> ParsedModel:
-    """The model in a file, in bytes or already parsed; how to name it, and its folder.
+    """Read a model from a path, from bytes, or from a `ModelProto`.
 
     Raises:
-        OnnxError: no such file, too large, or not a model.
+        OnnxError: the file is missing, too large, or not a model.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise OnnxError(f"the limit is a number of bytes above 0, not {limit!r}")
@@ -80,7 +81,7 @@ def read(source: Any, limit: int = LIMIT) -> ParsedModel:
 
 
 def _parse(stored: ModelBytes, what: str, limit: int) -> tuple[ModelProto, Mapping[int, Array]]:
-    """The model in some bytes without its large initializers, and those."""
+    """Parse a model without its large initializers, and return both."""
     if stored.size > limit:
         raise OnnxError(
             f"{what} has {stored.size} bytes, the limit is {limit}; raise limit= to read"
@@ -99,7 +100,7 @@ def _parse(stored: ModelBytes, what: str, limit: int) -> tuple[ModelProto, Mappi
 
 
 def _check_text(model: ModelProto, what: str) -> None:
-    """Protobuf hands out text that is not UTF-8 as bytes, which nothing after this expects."""
+    """Refuse text that is not UTF-8, which protobuf returns as bytes rather than str."""
     pending: list[Any] = [model]
     while pending:
         message = pending.pop()
@@ -121,13 +122,15 @@ def tensor_to_array(
     large: Array | None = None,
     room: InitializerMemory | None = None,
 ) -> Array:
-    """The array in a TensorProto (of objects for strings), or in the bytes that were beside it.
+    """Convert a TensorProto to an array (of objects for strings).
 
-    `room`: where external data goes.
+    Args:
+        large: the data of the tensor, if it was split off.
+        room: memory for external data.
 
     Raises:
-        OnnxError: an unknown dtype, a negative size, bytes that do not match the shape, or external
-            data that may not be read.
+        OnnxError: the dtype is unknown, a size is negative, the data does not match the shape, or
+            external data may not be read.
     """
     what = f"{file}: tensor {tensor.name!r}"
     if tensor.HasField("segment"):
@@ -156,7 +159,7 @@ def tensor_to_array(
         return _decode_raw(tensor.data_type, shape, large)
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
-    except Exception as error:  # whatever onnx stumbles over is in the file
+    except Exception as error:  # onnx raises errors of many types for invalid tensors
         raise OnnxError(f"{what} of shape {shape} cannot be read: {error}") from None
     if array.shape != shape:
         raise OnnxError(f"{what} has {array.size} elements, its shape {shape} takes {count}")
@@ -167,13 +170,13 @@ _PACKED = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}
 
 
 def _stored_bytes(code: int, dtype: np.dtype[Any], count: int) -> int:
-    """Bytes of `count` elements in a file, where small ones share a byte."""
+    """Return the bytes of `count` elements in a file, where 2- and 4-bit elements are packed."""
     per_byte = _PACKED.get(TensorProto.DataType.Name(code), 0)
     return -(-count // per_byte) if per_byte else count * dtype.itemsize
 
 
 def _decode_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
-    """Bytes of which nobody else has a copy, as an array that nobody changes."""
+    """View bytes that nothing else refers to as a read-only array."""
     dtype = onnx_dtype(code)
     if dtype is not None and code in RAW_DTYPES and sys.byteorder == "little":
         array = raw.view(dtype).reshape(shape)
@@ -187,7 +190,7 @@ def _decode_raw(code: int, shape: tuple[int, ...], raw: Array) -> Array:
 def _read_external(
     tensor: TensorProto, what: str, folder: Path | None, wanted: int, room: InitializerMemory
 ) -> Array:
-    """The bytes of a tensor outside of the model's file."""
+    """Read the data of a tensor from another file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
@@ -210,7 +213,7 @@ def _read_external(
 
 
 def _resolve_inside(folder: Path, location: str, what: str) -> Path:
-    """The file at a relative path below a folder, no part of it a link."""
+    """Resolve a relative path to a file below a folder; refuse links, `..` and absolute paths."""
     parts = Path(location).parts
     if not parts or Path(location).is_absolute() or ".." in parts or "\0" in location:
         raise OnnxError(f"{what} lies at {location!r}, outside of the model's folder; refused")
@@ -225,10 +228,10 @@ def _resolve_inside(folder: Path, location: str, what: str) -> Path:
 
 
 def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> Array:
-    """A sparse initializer, filled in.
+    """Convert a sparse initializer to a dense array.
 
     Raises:
-        OnnxError: its parts do not fit each other, or it is too large.
+        OnnxError: its indices and values are inconsistent, or the array is too large.
     """
     values = tensor_to_array(tensor.values, file, folder)
     indices = tensor_to_array(tensor.indices, file, folder)
@@ -253,7 +256,7 @@ def sparse_array(tensor: SparseTensorProto, file: str, folder: Path | None) -> A
 def read_initializers(
     graph: GraphProto, file: str, folder: Path | None, large: Mapping[int, Array]
 ) -> dict[str, Array]:
-    """The arrays that a graph brings along, by name."""
+    """Read the initializers of a graph into arrays, by name."""
     room = InitializerMemory()
     arrays = {
         t.name: tensor_to_array(t, file, folder, large.get(i), room)

@@ -1,8 +1,8 @@
-"""Running what the importer made: segments of graph, and host steps between them.
+"""Runs of imported models: segments of graphs, with host nodes between them.
 
-A program begins with the values of its inputs. Each segment is one graph, run by a session; where
-it stopped, a node runs on the host, or a value that decides shapes is read, and the next segment
-is built for what came out: once per distinct value (or dtype and rank), then kept.
+A session runs the graph of each segment. Where a segment stops, a node runs on the host, or a value
+that decides shapes is read. The next segment is then imported for the result, and cached by value
+(or by dtype and rank, if the value decides nothing).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from graphflow.onnx.loading.value_kinds import Known, OnHost, Value, is_native
 from graphflow.sessions.session import DEADLINE, Session
 
 MAX_CHILDREN = 64
-"""Specialisations of one segment that are kept."""
+"""The largest number of cached specialisations of one segment."""
 
 
 class ModelRun:
-    """One run of a model: its session, and until when it may last."""
+    """One run of a model, with its session and its deadline."""
 
     def __init__(
         self, importer: Importer, session: Session | None = None, deadline: float = DEADLINE
@@ -50,7 +50,7 @@ class ModelRun:
         self._end = time.monotonic() + deadline
 
     def check(self, what: str | None = None) -> None:
-        """Note what is being done; raises StepTimeout if the deadline has passed."""
+        """Raise StepTimeout if the deadline has passed; `what` names the current work in it."""
         self._doing = what or self._doing
         if time.monotonic() > self._end:
             raise StepTimeout(
@@ -58,26 +58,26 @@ class ModelRun:
             )
 
     def evaluate(self, tensors: Sequence[Tensor], feeds: Mapping[Tensor, Any]) -> list[Any]:
-        """The values of tensors, by the session, or (while a model is read) without one."""
+        """Compute tensors by the session, or by the interpreter while a model is read."""
         if self.session is None:
             return evaluate(tensors, feeds)
         return list(self.session.run(list(tensors), feeds))
 
     def read_shared(self, tensor: Tensor) -> Any:
-        """Return the value of a constant, or that of a variable as the step begins."""
+        """Return the value of a constant, or of a variable as the step begins."""
         if self.session is not None and tensor.node.op.name == "variable":
             return self.session.get(tensor)
         return evaluate([tensor])[0]
 
     def program_for(self, owner: Any, body: OnnxBody) -> SegmentedProgram:
-        """The program of a subgraph or function, made once for each `owner`."""
+        """Return the program of a subgraph or function, made once for each proto `owner`."""
         entry = (owner, SegmentedProgram(self.importer, body))
         program: SegmentedProgram = self.importer.programs.setdefault(id(owner), entry)[1]
         return program
 
 
 class SegmentedProgram:
-    """A body, and the segments that it was read as so far."""
+    """A body, and the segments that have been imported from it."""
 
     def __init__(
         self, importer: Importer, body: OnnxBody, first: ImportedSegment | None = None
@@ -90,18 +90,18 @@ class SegmentedProgram:
 
     @property
     def whole(self) -> bool:
-        """Whether the first segment goes to the end."""
+        """True if the first segment goes to the end."""
         return self._first is not None and self._first.stop is None
 
     def run(self, run: ModelRun, values: Mapping[str, Any]) -> list[Any]:
-        """The values of the outputs.
+        """Run the body, and return the values of its outputs.
 
         Args:
-            values: of the inputs, and of names that the body reads from outside of it.
+            values: the values of inputs, and of names that the body reads from outside.
 
         Raises:
-            StepTimeout: past the deadline.
-            OnnxError, OpError: a node is wrong, or fails.
+            StepTimeout: the deadline has passed.
+            OnnxError, OpError: a node is invalid, or fails.
         """
         first = self._first
         ranked = first is not None and not (first.stop and first.stop.kind == "rank")
@@ -118,7 +118,7 @@ class SegmentedProgram:
                 continue
             try:
                 self._compute(run, segment, current)
-            except FeedError as error:  # two symbolic sizes are not equal: one of them is 1
+            except FeedError as error:  # two symbolic sizes differ, since one of them is 1
                 if not any(_has_symbolic_shape(tensor) for tensor in segment.inputs.values()):
                     raise
                 segment.stop, segment.plan = Stop("shapes", 0, str(error)), None
@@ -141,12 +141,12 @@ class SegmentedProgram:
         return self._roots[key]
 
     def _live_names(self, segment: ImportedSegment) -> list[str]:
-        """Names that are read after the segment."""
+        """Return the names that are read after the segment."""
         end = len(self.body.nodes) if segment.stop is None else segment.stop.index
         return [name for name in segment.values if self._reads.get(name, -1) >= end]
 
     def _compute(self, run: ModelRun, segment: ImportedSegment, current: dict[str, Any]) -> None:
-        """Run the segment's graph for what is read after it."""
+        """Run the segment's graph for the values that are read after it."""
         if segment.plan is None:
             segment.plan = _plan_fetches(segment, self._live_names(segment))
         wanted, placeholders = segment.plan
@@ -175,7 +175,7 @@ class SegmentedProgram:
         value = segment.values.get(name)
         if isinstance(value, Known) and value.parameter is not None:
             value = self.importer.weight_variable(value)
-        if isinstance(value, Tensor):  # a constant or a variable, which every segment shares
+        if isinstance(value, Tensor):  # a constant or a variable, which all segments share
             return run.read_shared(value)
         if value is None:
             return None
@@ -188,7 +188,7 @@ class SegmentedProgram:
     def _specialize(
         self, segment: ImportedSegment, stop: Stop, current: Mapping[str, Any]
     ) -> ImportedSegment:
-        """The same segment read again with an input, or all shapes, known."""
+        """Return the segment imported again with a known input, or with known shapes."""
         given = dict(segment.given)
         if stop.kind == "input":
             key: Any = (stop.name, *_content_key(current[stop.name]))
@@ -206,7 +206,7 @@ class SegmentedProgram:
     def _next_segment(
         self, segment: ImportedSegment, stop: Stop, live: Sequence[str], current: dict[str, Any]
     ) -> ImportedSegment:
-        """The segment after a host node, or with a computed value known."""
+        """Return the segment after a host node, or with a computed value as known."""
         start = stop.index + (stop.kind == "host")
         given: dict[str, Value] = {}
         names = dict.fromkeys(n for n in live if self._reads[n] >= start)
@@ -243,7 +243,7 @@ class SegmentedProgram:
 
 
 def _last_reads(body: OnnxBody) -> dict[str, int]:
-    """The last node that reads each name; outputs are read after the last one."""
+    """Return the last node that reads each name; outputs are read after the last node."""
     reads: dict[str, int] = {}
     for index, node in enumerate(body.nodes):
         for name in (*node.input, *captured_names(node)):
@@ -253,7 +253,7 @@ def _last_reads(body: OnnxBody) -> dict[str, int]:
 
 
 def _plan_fetches(segment: ImportedSegment, live: Sequence[str]) -> FetchPlan:
-    """What a segment's graph is run for, and which of its placeholders that takes."""
+    """Choose the tensors to fetch from a segment, and the placeholders that they depend on."""
     wanted: dict[str, Tensor] = {}
     for name in live:
         value = segment.values[name]
@@ -271,19 +271,19 @@ def _plan_fetches(segment: ImportedSegment, live: Sequence[str]) -> FetchPlan:
 
 
 def _is_shared(tensor: Tensor) -> bool:
-    """Whether later segments can read a tensor itself: a constant or a variable."""
+    """Return True for a constant or variable, which later segments can read directly."""
     return tensor.node.op.name in ("constant", "variable")
 
 
 def _value_kind(value: Any) -> Any:
-    """What of a value a segment depends on, as long as nothing else is asked for."""
+    """Return the properties of a value that a segment depends on if the value decides nothing."""
     if isinstance(value, np.ndarray | np.generic) and is_native(value.dtype):
         return (value.dtype.name, tuple(size == 1 for size in np.shape(value)))
     return "host"
 
 
 def _placeholder_for(name: str, value: Any, before: Value | None = None) -> Value:
-    """What a name with a value at run time stands for in the next segment."""
+    """Make the placeholder for a run-time value in the next segment, or an OnHost value."""
     if _value_kind(value) == "host":
         return OnHost("it is no tensor that a graph can hold")
     shape: list[Any] = [1 if size == 1 else None for size in np.shape(value)]  # 1 may broadcast

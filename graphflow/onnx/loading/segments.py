@@ -1,4 +1,4 @@
-"""Data of the import: bodies and scopes that are read, and the segments of graph that come out."""
+"""Data types of the import: bodies and scopes (input), segments of graphs (output)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphflow.onnx.loading.value_kinds import Array, Fixed, Known, Value
 
 @dataclass(frozen=True)
 class OnnxBody:
-    """A list of nodes with names for what goes in and out: a graph, a subgraph or a function."""
+    """A list of nodes with the names of its inputs and outputs: a graph, subgraph or function."""
 
     nodes: Sequence[NodeProto]
     inputs: tuple[str, ...]
@@ -30,15 +30,15 @@ class OnnxBody:
 
 @dataclass
 class Scope:
-    """Names in force while nodes are read, and the opsets they are meant in."""
+    """The values of names while nodes are read, and the opsets of these nodes."""
 
     values: dict[str, Value]
     opsets: Mapping[str, int]
     outer: Scope | None = None
-    main: bool = False  # of the model's own graph, whose names are those of the weights
+    main: bool = False  # the model's own graph, whose names are those of weights
 
     def find(self, name: str) -> Value | None:
-        """What a name stands for, here or further out."""
+        """Return the value of a name in this scope or an outer one; None if there is none."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.values:
@@ -49,13 +49,17 @@ class Scope:
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a pass ended before the last node.
+    """The reason why a pass ended before the last node.
 
-    kind: "host" (the node runs on the host), "value" (a computed value decides shapes), "input"
-    (the same for an input of the segment), "shapes" (symbolic sizes would have to be known), "rank"
-    (an input has none).
-    fed: inputs of ints whose values decide, so that giving them may avoid the stop.
-    sized: whether giving sizes may avoid the stop.
+    Attributes:
+        kind: "host" (the node runs on the host), "value" (a computed value decides shapes), "input"
+            (an input of the segment decides shapes), "shapes" (symbolic sizes must be known) or
+            "rank" (an input has no rank).
+        index: the node at which the pass ended.
+        why: the reason, for messages.
+        name: the value that decides shapes.
+        fed: integer inputs that decide shapes; `load(values=…)` for them may avoid the stop.
+        sized: True if `load(shapes=…)` may avoid the stop.
     """
 
     kind: str
@@ -67,24 +71,24 @@ class Stop:
 
 
 FetchPlan = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""What a graph is run for, and the placeholders that are fed to it, by name."""
+"""The tensors to fetch from a segment's graph, and the placeholders to feed, by name."""
 
 
 @dataclass
 class ImportedSegment:
-    """A graph made of the nodes from `start` to `stop`."""
+    """The graph of the nodes from `start` to `stop`."""
 
     start: int
     inputs: dict[str, Tensor]  # placeholders
-    values: dict[str, Value]  # what names stand for where the pass ended
+    values: dict[str, Value]  # of names where the pass ended
     stop: Stop | None
-    given: dict[str, Value]  # what names stood for where the pass began
+    given: dict[str, Value]  # of names where the pass began
     children: dict[Any, ImportedSegment] = field(default_factory=dict)
     plan: FetchPlan | None = None
 
 
 def captured_names(node: NodeProto) -> list[str]:
-    """Names that the subgraphs of a node read from outside."""
+    """Return the names that the subgraphs of a node read from outside."""
     names: dict[str, None] = {}
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -101,7 +105,7 @@ def _free_names(graph: GraphProto) -> Iterator[str]:
 
 
 def concrete_value(value: Value) -> Any:
-    """The value of something known."""
+    """Return the plain value of a known or fixed value."""
     if isinstance(value, Known):
         return value.array
     if isinstance(value, Fixed):

@@ -1,7 +1,7 @@
-"""Arithmetic on shapes while a model is read: known values in, known values out.
+"""Constant folding of shape arithmetic while a model is read.
 
-Values are numpy arrays, of objects where some are symbolic sizes (`Dim` adds, multiplies and
-divides as ints do). What Dims cannot do (order, remainders) is left to the graph.
+Known values are numpy arrays, of objects if some are symbolic sizes: `Dim` adds, multiplies and
+divides like int. Comparisons and remainders of Dims are left to the graph.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.value_kinds import Array, Known, onnx_dtype
 
 MAX_ELEMENTS = 4096
-"""Elements of the largest value that is computed while a model is read."""
+"""Elements of the largest value that is folded."""
 
 _FOLDS: dict[str, Callable[..., Any]] = {}
 
 
 def fold_rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register (call, *arrays) -> array, for operators on values that are known."""
+    """Register (call, *arrays) -> array as the folding rule of operators."""
 
     def enter(rule: Callable[..., Any]) -> Callable[..., Any]:
         _FOLDS.update(dict.fromkeys(names, rule))
@@ -34,7 +34,7 @@ def fold_rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def fold(call: NodeCall) -> Known | None:
-    """The known output of an operator on known inputs; None where the graph has to do it."""
+    """Return the known output of an operator on known inputs; None if the graph must compute it."""
     rule = _FOLDS.get(call.op_type) if call.proto.domain in ("", "ai.onnx") else None
     values = [value for value in call.values if isinstance(value, Known)]
     if rule is None or len(values) != len(call.values) or not values:
@@ -66,7 +66,7 @@ def _dtype(call: NodeCall, values: list[Known]) -> Any:
     return values[1].dtype if call.op_type == "Where" else values[0].dtype
 
 
-# These are folded for plain numbers too: they are what computations of shapes consist of.
+# Folded for plain numbers, too, since shape computations consist of these operators.
 _ALWAYS = {"Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Identity", "Reshape"}
 
 
@@ -92,7 +92,7 @@ def _most(call: NodeCall, *arrays: Array) -> Any:
 
 @fold_rule("Floor", "Ceil", "Round", "Abs")
 def _round(call: NodeCall, a: Array) -> Any:
-    """Sizes are whole, and not negative unless something is subtracted."""
+    """Return sizes unchanged, since they are integers; Abs needs them to be non-negative."""
     if call.op_type == "Abs" and not all(is_nonnegative(x) for x in a.reshape(-1)):
         return None
     return a
@@ -104,7 +104,7 @@ def _multiply(call: NodeCall, a: Array, b: Array) -> Any:
 
 
 def _floats_to_ints(a: Array) -> Array:
-    """Whole floats as ints, by which sizes are multiplied; other floats raise OnnxError."""
+    """Convert integral floats to ints, by which sizes can be multiplied; refuse other floats."""
     if a.dtype.kind != "f":
         return a
     if not (a == np.floor(a)).all():
@@ -114,7 +114,7 @@ def _floats_to_ints(a: Array) -> Array:
 
 @fold_rule("Div")
 def _divide(call: NodeCall, a: Array, b: Array) -> Any:
-    """Sizes are not negative, so that to round down is to round towards zero."""
+    """Divide ints; sizes are not negative, so rounding down is ONNX's rounding towards zero."""
     values = [v for v in call.values if isinstance(v, Known)]
     return a // b if all(v.dtype.kind in "iu" for v in values) else None
 
@@ -198,7 +198,7 @@ def _product(call: NodeCall, a: Array, *axes: Array) -> Any:
 
 @fold_rule("Equal")
 def _equal(call: NodeCall, a: Array, b: Array) -> Any:
-    """Sizes are not negative, and equal to themselves."""
+    """Compare sizes where the result is certain: equal polynomials, or a negative number."""
 
     def same(x: Any, y: Any) -> bool | None:
         if isinstance(x, Dim) or isinstance(y, Dim):

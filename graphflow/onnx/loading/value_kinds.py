@@ -1,10 +1,10 @@
-"""What an ONNX name stands for while a model is read, and how ONNX's types map to ours.
+"""The kinds of values that ONNX names have while a model is read, and ONNX's dtypes.
 
-A name is one of
-- `Tensor`: a node of the graph that is being built;
-- `Known`: ints, floats or bools whose values are known, where sizes may still be symbolic;
-- `Fixed`: any other value that is known (strings, a sequence, a dtype that numpy lacks);
-- `OnHost`: a value that exists only while the model runs and that no tensor can hold.
+The value of a name is one of
+- `Tensor`: an output of a node of the graph that is being built;
+- `Known`: an array whose values are known, or symbolic sizes;
+- `Fixed`: any other value that is known (strings, a sequence, a dtype that tensors lack);
+- `OnHost`: a value that exists only while the model runs, and that no tensor can hold.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Values known before the model runs: an array of `dtype`, or of objects if some are `Dim`s.
+    """Values that are known before the model runs.
 
-    `parameter` names the initializer that it is; such a value turns into a variable where it is
-    used as a tensor.
+    Attributes:
+        array: an array of `dtype`, or of objects if some values are `Dim`s.
+        parameter: the name of the weight, if it is one; its tensor is then a variable.
     """
 
     array: Array
@@ -37,7 +38,7 @@ class Known:
 
     @property
     def symbolic(self) -> bool:
-        """Whether some value is a size that is not known yet."""
+        """True if some value is a symbolic size."""
         return bool(self.array.dtype.kind == "O")
 
     @property
@@ -45,7 +46,7 @@ class Known:
         return tuple(self.array.shape)
 
     def tensor(self) -> Tensor:
-        """The values as a constant, or as a stack of sizes."""
+        """Return the values as a constant, or as a stack of symbolic sizes."""
         if not self.symbolic:
             return as_tensor(self.array)
         from graphflow.ops.tensors.shape import reshape
@@ -56,7 +57,7 @@ class Known:
 
 
 def make_known(value: Any, dtype: Any = None) -> Known:
-    """A `Known` from an array, or from sizes (nested lists of ints and Dims: int64)."""
+    """Make a `Known` of an array, or of nested lists of ints and Dims (int64 by default)."""
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return Known(value, value.dtype)
     array = np.array(value, dtype=object)
@@ -68,14 +69,14 @@ def make_known(value: Any, dtype: Any = None) -> Known:
 
 @dataclass(frozen=True, eq=False)
 class Fixed:
-    """A value that is known, but that no tensor can hold."""
+    """A known value that no tensor can hold."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class OnHost:
-    """A value that only exists while the model runs, and why no tensor holds it."""
+    """A value that exists only while the model runs, and the reason why no tensor holds it."""
 
     reason: str
 
@@ -85,7 +86,7 @@ Value = Tensor | Known | Fixed | OnHost
 
 @cache
 def onnx_dtype(code: int) -> np.dtype[Any] | None:
-    """Numpy's dtype for a code of `TensorProto.DataType`; None for strings and unknown codes."""
+    """Return numpy's dtype of a `TensorProto.DataType`; None for strings and unknown codes."""
     if code in (TensorProto.UNDEFINED, TensorProto.STRING):
         return None
     try:
@@ -95,7 +96,7 @@ def onnx_dtype(code: int) -> np.dtype[Any] | None:
 
 
 def is_native(dtype: Any) -> bool:
-    """Whether our tensors can have a dtype."""
+    """Return True if tensors can have the dtype."""
     try:
         as_dtype(dtype)
     except DTypeError:
@@ -104,7 +105,7 @@ def is_native(dtype: Any) -> bool:
 
 
 def dtype_name(code: int) -> str:
-    """The name of a type code, for messages."""
+    """Return the name of a type code, for messages."""
     try:
         return str(TensorProto.DataType.Name(code)).lower()
     except ValueError:
@@ -112,10 +113,7 @@ def dtype_name(code: int) -> str:
 
 
 def classify(value: Any) -> Value:
-    """A value that a step on the host gave, as what the graph after it can use.
-
-    Numeric arrays come as `Known`; whoever continues decides whether their values matter.
-    """
+    """Wrap a value computed on the host: an array of a tensor dtype as `Known`, else `Fixed`."""
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufcV" and is_native(value.dtype):

@@ -1,7 +1,7 @@
-"""Which initializers are weights: variables that training changes, and not constants of formulas.
+"""Tells weights, which become variables, from other initializers of a model.
 
-ONNX does not tell a weight from the 3.0 of `x ** 3`: both are initializers. The operators that read
-an initializer do, so each of its uses is looked at, also in subgraphs and in the model's functions.
+ONNX does not distinguish a weight from the 3.0 of `x ** 3`: both are initializers. The operators
+that read an initializer do, so all its uses are examined, also in subgraphs and functions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Array, is_native
 
 HUGE = 1e9
-"""Numbers beyond this stand for infinity in masks."""
+"""Larger numbers stand for infinity in masks."""
 
 # How an input is used.
 WEIGHT = "weight"  # the operator has a place for weights
 BIAS = "bias"  # it is added to a product
-FORMULA = "formula"  # it meets other tensors in any other way
-OPTION = "option"  # it says how the operator works
+FORMULA = "formula"  # any other arithmetic
+OPTION = "option"  # it configures the operator
 MOMENT = "moment"  # a running mean or variance
 
 _PRODUCTS = {"Conv", "ConvTranspose", "DeformConv", "Einsum", "Gemm", "MatMul"}
@@ -37,14 +37,14 @@ _PLACES = _PRODUCTS | {
     "InstanceNormalization", "LSTM", "LayerNormalization", "PRelu", "RMSNormalization", "RNN",
 }  # fmt: skip
 
-# The first input that is an option of the operator.
+# The first input that is an option, by operator.
 _OPTIONS = {
     "Clip": 1, "DequantizeLinear": 1, "Dropout": 1, "DynamicQuantizeLSTM": 8, "Mod": 1,
     "NonMaxSuppression": 2, "OneHot": 0, "Pad": 2, "Pow": 1, "QLinearConv": 0, "QLinearMatMul": 0,
     "QuantizeLinear": 1, "Range": 0, "Resize": 1, "Upsample": 1,
 }  # fmt: skip
 
-# Their result is the first input in another form.
+# Operators whose result has the elements of the first input.
 _SAME = {
     "Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 }  # fmt: skip
@@ -57,10 +57,10 @@ def weights(
     arrays: Mapping[str, Array],
     functions: Mapping[tuple[str, str], OnnxBody],
 ) -> dict[str, bool]:
-    """The initializers of floats that are weights, and whether training changes each of them.
+    """Return the float initializers that are weights; True if training changes them.
 
-    Not weights: single numbers without an axis, and tensors of one element, unless an operator has
-    a place for weights there; options such as exponents and bounds; and masks.
+    Scalars are no weights. Nor are tensors of one element (unless they are an operator's weight or
+    bias), options such as exponents and bounds, and masks.
     """
     uses = _uses(nodes, functions, {})
     found: dict[str, bool] = {}
@@ -82,10 +82,11 @@ def weights(
 def named_constants(
     names: Any, nodes: Sequence[NodeProto], arrays: Mapping[str, Array], file: str
 ) -> dict[str, Array]:
-    """The values of those Constant nodes that the user says are weights.
+    """Return the values of Constant nodes that the user names as weights.
 
     Raises:
-        OnnxError: a name is neither an initializer nor a Constant's, or is of other than floats.
+        OnnxError: a name is neither an initializer nor the output of a Constant, or does not hold
+            floats.
     """
     if not isinstance(names, list | tuple | set | frozenset):
         raise OnnxError(f"load at {user_location()}: variables are a list of names, not {names!r}")
@@ -103,7 +104,7 @@ def named_constants(
 
 
 def _constant(name: Any, nodes: Sequence[NodeProto], file: str) -> Array:
-    """The value of the Constant node that makes a name."""
+    """Return the value of the Constant node that makes a name."""
     for node in nodes:
         if name in node.output and node.op_type == "Constant":
             for attribute in node.attribute:
@@ -122,7 +123,7 @@ def _holds_floats(array: Array) -> bool:
 
 
 def _is_mask(array: Array) -> bool:
-    """Whether some numbers are infinite or stand for infinity."""
+    """Return True if some numbers are infinite or stand for infinity."""
     if not array.size or kind(array.dtype) == "complex":
         return False
     return not (float(array.max()) < HUGE and float(array.min()) > -HUGE)
@@ -133,10 +134,10 @@ def _uses(
     functions: Mapping[tuple[str, str], OnnxBody],
     of_functions: dict[tuple[str, str], list[set[str]]],
 ) -> Uses:
-    """How nodes, and those of subgraphs, use each name."""
+    """Return how nodes, also of subgraphs, use each name."""
     uses: Uses = {}
     makers = {name: node for node in nodes for name in node.output}
-    for node in reversed(nodes):  # what a node makes is used by later nodes only
+    for node in reversed(nodes):  # only later nodes use a node's outputs
         for i, name in enumerate(node.input):
             if name:
                 uses.setdefault(name, set()).update(
@@ -157,7 +158,7 @@ def _use(
     functions: Mapping[tuple[str, str], OnnxBody],
     of_functions: dict[tuple[str, str], list[set[str]]],
 ) -> set[str]:
-    """How a node uses its input i."""
+    """Return how a node uses its input i."""
     key, name = (normal_domain(node.domain), node.op_type), node.op_type
     if key in functions:
         if key not in of_functions:
@@ -181,7 +182,7 @@ def _use(
 
 
 def _is_product(name: str, makers: Mapping[str, NodeProto]) -> bool:
-    """Whether a tensor is a product, perhaps in another form."""
+    """Return True if a tensor is a product, perhaps reshaped or cast."""
     while name in makers and makers[name].op_type in _SAME:
         name = makers[name].input[0]
     return name in makers and makers[name].op_type in _PRODUCTS

@@ -1,4 +1,4 @@
-"""What each ONNX operator is in ops of ours. Importing this package fills the registry."""
+"""Translations of ONNX operators to ops. Importing this package fills the operator registry."""
 
 from graphflow.onnx.operators import (
     control,

@@ -1,5 +1,7 @@
-"""Control flow. Bodies become bodies of our own nodes (`cond`, `scan`) where every value in them is
-a tensor of a shape that stays; else the node runs on the host, its body a model of its own.
+"""Control flow: If, Loop and Scan as `cond` and `scan`.
+
+This works if every value in a body is a tensor whose shape does not change. Otherwise the node runs
+on the host, and its body is a program (see host_control_flow.py).
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from graphflow.ops.tensors.shape import moveaxis, squeeze
 from graphflow.ops.tensors.slicing import flip
 
 MOST_ITERATIONS = 1 << 20
-"""Iterations of a loop that is part of a graph; a longer one runs on the host, under a deadline."""
+"""The longest loop inside a graph; longer ones run on the host, where a deadline ends them."""
 
 
 def _tensors(values: Sequence[Value | None]) -> list[Tensor]:
-    """The results of a body, as tensors."""
+    """Convert the results of a body to tensors. Signals RunOnHost if one is none."""
     if not all(isinstance(v, Tensor | Known) for v in values):
         raise RunOnHost("a body gives what is no tensor")
     return [v.tensor() if isinstance(v, Known) else v for v in values]  # type: ignore[misc]
 
 
 def _try_build(build: Callable[[], Outputs], otherwise: str) -> Outputs:
-    """What `build` gives; on the host if a body cannot be part of a graph."""
+    """Call `build`. Signals RunOnHost if a body cannot be part of a graph."""
     try:
         return build()
     except (Signal, GraphflowError) as error:
@@ -40,8 +42,10 @@ def _try_build(build: Callable[[], Outputs], otherwise: str) -> Outputs:
 
 @operator("If")
 def _if(call: NodeCall) -> Outputs:
-    """A known condition takes its branch now. Branches of equal shapes become a `cond`; other ones
-    are chosen by the value of the condition."""
+    """Translate an If: inline the branch of a known condition, else build a `cond`.
+
+    If the branches have different shapes, the model is specialised by the value of the condition.
+    """
     condition = call.value(0)
     if not isinstance(condition, Tensor) or condition.ndim > 1:
         taken = bool(call.known_array(0).reshape(-1)[0])
@@ -61,7 +65,7 @@ def _if(call: NodeCall) -> Outputs:
 
 @operator("Loop")
 def _loop(call: NodeCall) -> Outputs:
-    """A loop of a known number of iterations, whose condition stays true."""
+    """Translate a Loop of known length whose condition stays true; run others on the host."""
     return _try_build(lambda: _build_loop(call), "Loop: its body is run once per iteration")
 
 
@@ -86,7 +90,7 @@ def _build_loop(call: NodeCall) -> Outputs:
 
 @operator("Scan", since=9)
 def _scan(call: NodeCall) -> Outputs:
-    """Scanned inputs come last; each has an axis and a direction of its own."""
+    """Translate a Scan: scanned inputs are last, and each has an axis and a direction."""
     return _try_build(lambda: _build_scan(call), "Scan: its body is run once per step")
 
 

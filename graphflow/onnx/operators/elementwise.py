@@ -19,7 +19,7 @@ from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 
 
 def _align_legacy(call: NodeCall, a: Tensor, b: Tensor) -> Tensor:
-    """b shaped as opsets before 7 broadcast it: its axes lie along a's from `axis` on."""
+    """Reshape b as opsets before 7 broadcast it: its axes are a's from `axis` on."""
     if call.version >= 7 or not call.attr("broadcast", 0):
         return b
     axis = call.attr("axis", a.ndim - b.ndim)
@@ -42,7 +42,7 @@ def _register_unary(name: str, function: Callable[[Any], Tensor]) -> None:
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """a / b; of ints towards zero."""
+    """Divide a by b; quotients of ints are rounded towards zero."""
     if a.dtype.kind not in "iu":
         return elementwise.divide(a, b)
     quotient: Tensor = elementwise.floor_divide(a, b)
@@ -92,7 +92,7 @@ def _identity(call: NodeCall) -> Outputs:
 
 @operator("Pow")
 def _pow(call: NodeCall) -> Outputs:
-    """The result has the type of the base."""
+    """Translate Pow, whose result has the dtype of the base."""
     base, exponent = call.tensor(0), call.tensor(1)
     exponent = _align_legacy(call, base, exponent)
     if base.dtype == exponent.dtype:
@@ -145,11 +145,6 @@ def _mean(call: NodeCall) -> Outputs:
 @operator("Where")
 def _where(call: NodeCall) -> Outputs:
     condition, a, b = call.tensors()
-    if a.dtype.kind == "b":  # of bools there is no choice but by logic
-        return elementwise.logical_or(
-            elementwise.logical_and(condition, a),
-            elementwise.logical_and(elementwise.logical_not(condition), b),
-        )
     return select.where(condition, a, b)
 
 
@@ -166,7 +161,7 @@ def _isinf(call: NodeCall) -> Outputs:
 
 @operator("Clip", since=11)
 def _clip(call: NodeCall) -> Outputs:
-    """The upper limit wins where the limits cross."""
+    """Translate Clip; the upper limit wins if the limits cross."""
     x, low, high = call.tensor(0), call.optional(1), call.optional(2)
     if low is not None:
         x = select.maximum(x, low)

@@ -1,4 +1,4 @@
-"""Elements chosen, written and ordered by computed places."""
+"""Gather, scatter, TopK, and other operators on computed indices."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _scatter_elements(call: NodeCall) -> Outputs:
 
 @operator("OneHot")
 def _one_hot(call: NodeCall) -> Outputs:
-    """A class outside of the depth gives a row without a one."""
+    """Translate OneHot; a class outside of the depth gives a row without a one."""
     indices = astype(call.tensor(0), "int64")
     (depth,) = call.sizes(1)
     off, on = (call.tensor(2)[i] for i in (0, 1))
@@ -65,11 +65,6 @@ def _one_hot(call: NodeCall) -> Outputs:
     hits = elementwise.equal(expand_dims(counted, -1), arange(depth))
     axis += indices.ndim + 1 if axis < 0 else 0
     hits = moveaxis(hits, -1, axis)
-    if off.dtype.kind == "b":
-        return elementwise.logical_or(
-            elementwise.logical_and(hits, on),
-            elementwise.logical_and(elementwise.logical_not(hits), off),
-        )
     return select.where(hits, on, off)
 
 
@@ -93,7 +88,7 @@ def _select_top(call: NodeCall, k: int) -> list[Tensor]:
 
 @operator("ReverseSequence")
 def _reverse_sequence(call: NodeCall) -> Outputs:
-    """The first `length` elements of each sequence, last first."""
+    """Reverse the first `length` elements of each sequence."""
     x, lengths = call.tensor(0), astype(call.tensor(1), "int64")
     time, batch = call.attr("time_axis", 0), call.attr("batch_axis", 1)
     steps = reshape(arange(x.shape[time]), _axis_shape(x, time))
@@ -109,7 +104,7 @@ def _axis_shape(x: Tensor, axis: int) -> tuple[int, ...]:
 
 @operator("TensorScatter")
 def _tensor_scatter(call: NodeCall) -> Outputs:
-    """New keys or values written into a cache, for each of a batch from its own place on."""
+    """Write new keys or values into a cache, from a position for each element of the batch."""
     cache, update = call.tensor(0), call.tensor(1)
     axis = axis_of(call, -2, cache.ndim)
     size, count = cache.shape[axis], update.shape[axis]

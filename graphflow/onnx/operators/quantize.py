@@ -1,8 +1,8 @@
-"""Quantised numbers: to and from ints, and products of ints.
+"""Quantisation: conversions to and from ints, and products of ints.
 
-Products of 8-bit ints are sums of less than 2²⁴ or 2⁵³, so that floats give them exactly, and
-several times faster than ints. Types of 2 and 4 bits and of 8-bit floats live on the host, where
-onnx's reference implementation converts them.
+Sums of products of 8-bit ints stay below 2²⁴ (float32) or 2⁵³ (float64). So floats compute them
+exactly, and several times faster than ints. 2- and 4-bit types and 8-bit floats stay on the host,
+where onnx's reference implementation converts them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from graphflow.ops.windows import conv
 
 
 def _broadcast_scale(call: NodeCall, t: Tensor, x: Tensor) -> Tensor:
-    """A scale or zero point so that it broadcasts against x: one for all, for each element of an
-    axis, or for each block along it."""
+    """Reshape a scale or zero point so that it broadcasts against x.
+
+    There is one for the whole tensor, for each element of an axis, or for each block along it.
+    """
     if t.ndim == 0 or t.size == 1:
         return reshape(t, ())
     axis, block = axis_of(call, 1, x.ndim), call.attr("block_size", 0)
     if not block:
         if t.ndim != 1:
-            raise call.unsupported_error(
-                f"scales of shape {show_shape(t.shape)} without a block_size"
-            )
+            scales = f"scales of shape {show_shape(t.shape)}"
+            raise call.unsupported_error(f"{scales} without a block_size")
         return reshape(t, tuple(-1 if i == axis else 1 for i in range(x.ndim)))
     if block < 0 or t.ndim != x.ndim:
         raise call.unsupported_error(
@@ -49,7 +50,7 @@ def _broadcast_scale(call: NodeCall, t: Tensor, x: Tensor) -> Tensor:
 
 
 def saturate(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
-    """Floats rounded (halves to even), moved by a zero point, limited to the ints of a dtype."""
+    """Round floats (half to even), add a zero point, and clip to the range of an int dtype."""
     y = elementwise.round(y)
     if zero is not None:
         y = y + astype(zero, y.dtype)
@@ -75,7 +76,7 @@ def _quantize(call: NodeCall) -> Outputs:
         how = np.dtype("float32")
     quotient = astype(x, how) / astype(_broadcast_scale(call, scale, x), how)
     if how != np.dtype("float64"):
-        quotient = astype(quotient, "float32")  # holds ints of 16 bits
+        quotient = astype(quotient, "float32")  # 16-bit floats cannot represent all 16-bit ints
     return saturate(quotient, None if zero is None else _broadcast_scale(call, zero, x), dtype)
 
 
@@ -96,25 +97,25 @@ def _dequantize(call: NodeCall) -> Outputs:
 
 
 def _exact_dtype(terms: Size) -> str:
-    """Floats in which the sum of so many products of 9-bit ints has no error."""
+    """Return the float dtype that holds sums of `terms` products of 9-bit ints exactly."""
     return "float32" if isinstance(terms, int) and terms * 255 * 255 < 1 << 24 else "float64"
 
 
 def _subtract_zero_point(x: Tensor, zero: Tensor | None, dtype: str) -> Tensor:
-    """x - zero point, as floats."""
+    """Return x - zero point, as floats."""
     x = astype(x, dtype)
     return x if zero is None else x - astype(zero, dtype)
 
 
 def _per_row(t: Tensor | None, x: Tensor) -> Tensor | None:
-    """A vector with one entry for each row of x."""
+    """Reshape a vector with one entry for each row of x, so that it broadcasts against x."""
     if t is None or t.ndim != 1 or t.shape[0] == 1 or x.ndim < 2:
         return t if t is None or t.size != 1 else reshape(t, ())
     return expand_dims(t, -1)
 
 
 def _product(call: NodeCall, a: int, a_zero: int, b: int, b_zero: int) -> Tensor:
-    """The product of two quantised tensors, inputs of those numbers, as whole floats."""
+    """Multiply two quantised inputs, given by number; the result is floats of integral value."""
     x, y = call.tensor(a), call.tensor(b)
     floats = _exact_dtype(x.shape[-1])
     left = _subtract_zero_point(x, _per_row(call.optional(a_zero), x), floats)
@@ -122,7 +123,7 @@ def _product(call: NodeCall, a: int, a_zero: int, b: int, b_zero: int) -> Tensor
 
 
 def _to_int32(x: Tensor) -> Tensor:
-    """Whole floats as 32-bit ints, which wrap around."""
+    """Convert floats of integral value to int32, which wraps around."""
     return astype(astype(x, "int64"), "int32") if x.dtype == np.float64 else astype(x, "int32")
 
 
@@ -141,7 +142,7 @@ def _matmul_quantised(call: NodeCall) -> Outputs:
 
 
 def _per_channel(t: Tensor, rank: int) -> Tensor:
-    """A vector with one entry for each output channel, against (outputs, ?, *space)."""
+    """Reshape a vector with one entry for each output channel to (outputs, 1, …) of `rank` axes."""
     if t.ndim == 0 or t.size == 1:
         return reshape(t, ())
     return reshape(t, (-1, *(1,) * (rank - 1)))
@@ -150,7 +151,7 @@ def _per_channel(t: Tensor, rank: int) -> Tensor:
 def _convolve(
     call: NodeCall, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None
 ) -> Tensor:
-    """The convolution of quantised tensors, as whole floats."""
+    """Convolve quantised tensors; the result is floats of integral value."""
     rank = w.ndim - 2
     floats = _exact_dtype(math.prod(call.static_size(n) for n in w.shape[1:]))
     if w_zero is not None:

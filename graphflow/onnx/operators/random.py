@@ -1,6 +1,6 @@
-"""Random numbers. The standard names no generator: ours draws anew in each step.
+"""Random numbers. The standard specifies no generator; ours draws new numbers in each step.
 
-A `seed` makes a model draw the same numbers whenever it is loaded.
+With a `seed`, a model draws the same numbers after each load.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graphflow.ops.tensors.slicing import window
 
 
 def _seed_scope(call: NodeCall) -> Any:
-    """The bits of the seed, a float, as one of ours; without one, the stream goes on."""
+    """Seed our generator with the bits of the seed, a float; without one, change nothing."""
     seed = call.attr("seed")
     if seed is None:
         return nullcontext()
@@ -70,10 +70,10 @@ def _bernoulli(call: NodeCall) -> Outputs:
 
 @operator("Multinomial")
 def _multinomial(call: NodeCall) -> Outputs:
-    """Classes drawn by where a uniform number falls among running sums of probabilities.
+    """Draw classes: search uniform numbers in the running sums of probabilities.
 
-    The rows' sums are laid end to end, each in a unit of its own, and searched together; uniform
-    numbers of 24 bits stay exact there.
+    Row i of the sums is shifted to [i, i + 1), so one search serves all rows. Uniform numbers of 24
+    bits stay exact in float64.
     """
     scores = call.tensor(0)
     rows, classes = scores.shape

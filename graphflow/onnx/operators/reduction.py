@@ -1,4 +1,4 @@
-"""Reductions over axes, running sums, and the place of an extremum."""
+"""Reductions over axes, running sums and products, ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphflow.ops.tensors.creation import full
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import expand_dims
 
-# The opset since which the axes are an input.
+# The opset from which on the axes are an input, where it is not 18.
 _AXES_SINCE = {"ReduceSum": 13}
 
 
@@ -42,7 +42,7 @@ def _register_reduction(name: str, function: Callable[..., Tensor]) -> None:
 
 
 def _reduce_empty(x: Tensor, axis: tuple[int, ...], keepdims: bool, value: Any) -> Tensor | None:
-    """What a reduction without any elements gives, if x is known to have none."""
+    """Return the result of a reduction over no elements; None if x may have elements."""
     if 0 not in (x.shape[a] for a in axis):
         return None
     chosen = {a % x.ndim for a in axis}
@@ -51,7 +51,7 @@ def _reduce_empty(x: Tensor, axis: tuple[int, ...], keepdims: bool, value: Any) 
 
 
 def _total(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    """In x's own dtype: ints stay as narrow as they are."""
+    """Sum in the dtype of x, also narrow ints."""
     return astype(reduce.sum(x, axis=axis, keepdims=keepdims), x.dtype)
 
 
@@ -96,7 +96,7 @@ def _product(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
 
 
 def _least(dtype: np.dtype[Any]) -> Any:
-    """The value that no other one of a dtype is below."""
+    """Return the least value of a dtype."""
     if kind(dtype) == "int":
         return int(np.iinfo(dtype).min)
     return False if kind(dtype) == "bool" else -math.inf
@@ -168,10 +168,12 @@ _register_running("CumSum", product.cumsum, 0)
 
 
 def _running_product(x: Tensor, axis: int) -> Tensor:
-    """By doubling: after step k, products of the last 2ᵏ elements. Exact at zeros, as its gradient.
+    """Multiply by doubling: after step k, each element is the product of the last 2ᵏ.
+
+    Unlike exp(cumsum(log)), this and its gradient are exact at zeros.
 
     Raises:
-        ShapeError: the size is not known.
+        ShapeError: the size of the axis is symbolic.
     """
     n = x.shape[axis]
     if isinstance(n, Dim):

@@ -1,4 +1,4 @@
-"""Shapes, joining and parting, padding, and tensors made out of nothing."""
+"""Constants, shapes, concatenation and splitting, slicing and padding."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from graphflow.ops.tensors.getitem import getitem
 from graphflow.ops.tensors.padding import pad
 
 SMALL = 1024
-"""Elements of a value that is made while a model is read; larger ones are nodes."""
+"""Elements of the largest value that is made while a model is read; larger ones are nodes."""
 
 MOST_ON_HOST = 1 << 24
-"""Elements of a value that no tensor holds."""
+"""Elements of the largest value of a dtype that tensors lack."""
 
 
 def axis_of(call: NodeCall, default: int, rank: int) -> int:
-    """The attribute `axis`, counted from the front."""
+    """Return the attribute `axis`, counted from the front."""
     axis = int(call.attr("axis", default))
     if not -rank <= axis < max(rank, 1):
         raise call.unsupported_error(f"axis {axis} is outside of a tensor of rank {rank}")
@@ -37,7 +37,7 @@ def axis_of(call: NodeCall, default: int, rank: int) -> int:
 
 
 def axes_of(call: NodeCall, since: int) -> list[int] | None:
-    """Axes that were an attribute before opset `since` and are input 1 from then on."""
+    """Return the axes: an attribute before opset `since`, input 1 from then on."""
     if call.version < since:
         axes = call.attr("axes")
         return None if axes is None else list(axes)
@@ -133,10 +133,10 @@ def _reshape_1(call: NodeCall) -> Outputs:
 
 
 def _reshape_to(call: NodeCall, x: Tensor, sizes: Sequence[Size]) -> Tensor:
-    """0 keeps a size, unless `allowzero`."""
+    """Reshape x; a size of 0 copies that of x, unless `allowzero` is set."""
     keep = not call.attr("allowzero", 0)
     if keep and any(s == 0 and i >= x.ndim for i, s in enumerate(sizes)):
-        raise call.unsupported_error(f"shape {sizes} keeps a size that {x.shape} has not")
+        raise call.unsupported_error(f"shape {sizes} copies a size that {x.shape} does not have")
     wanted = [x.shape[i] if s == 0 and keep else s for i, s in enumerate(sizes)]
     if x.size == 0 and -1 in wanted:
         rest = [s for s in wanted if s != -1]
@@ -258,7 +258,7 @@ def slice_axes(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> Tensor:
-    """x[start:end:step] along some axes, bounds clipped as ONNX (and numpy) do."""
+    """Return x[start:end:step] along some axes; bounds are clipped as in numpy."""
     index: list[Any] = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         index[axis % x.ndim] = _bounds(x.shape[axis % x.ndim], start, end, step)
@@ -269,7 +269,7 @@ _FAR = 1 << 31
 
 
 def _bounds(n: Size, start: Size, end: Size, step: int) -> slice:
-    """A Python slice; ends far beyond every axis mean all of it."""
+    """Return a Python slice; with symbolic sizes, bounds far beyond every axis become None."""
     if isinstance(n, int) and isinstance(start, int) and isinstance(end, int):
         low, high, _ = slice(start, end if end >= -n or step > 0 else None, step).indices(n)
         return slice(low, None if high < 0 else high, step)
@@ -303,7 +303,7 @@ def _pad_1(call: NodeCall) -> Outputs:
 def pad_axes(
     call: NodeCall, x: Tensor, widths: Sequence[Size], axes: Sequence[int], value: Any
 ) -> Tensor:
-    """x with `widths` (befores, then afters) added; negative widths cut."""
+    """Pad x by `widths` (all before, then all after the axes); negative widths crop."""
     half = len(axes)
     pairs: list[tuple[Size, Size]] = [(0, 0)] * x.ndim
     for i, axis in enumerate(axes):

@@ -1,4 +1,4 @@
-"""Fourier transforms, windows and mel filters. Complex numbers are a last axis of two reals."""
+"""Fourier transforms, windows and mel filters. ONNX stores a complex number as two reals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphflow.ops.tensors.slicing import stack, window
 
 
 def _parts_to_numbers(call: NodeCall, x: Tensor) -> Tensor:
-    """The last axis as one number: a real of one part, a complex of two; halves are widened."""
+    """Convert the last axis, of one or two parts, to real or complex numbers of 32 bits or more."""
     if x.dtype.itemsize < 4:
         x = astype(x, "float32")
     parts = call.static_size(x.shape[-1])
@@ -36,7 +36,7 @@ def _numbers_to_parts(z: Tensor) -> Tensor:
 
 
 def _transform(call: NodeCall, axis: int) -> Tensor:
-    """The transform along an axis, which is not the last."""
+    """Transform x along an axis; the last one holds the parts of complex numbers."""
     x = call.tensor(0)
     if not -x.ndim <= axis < x.ndim or axis % x.ndim == x.ndim - 1:
         raise call.unsupported_error(f"axis {axis} of a tensor of rank {x.ndim}, parts included")

@@ -1,7 +1,7 @@
-"""`gf.onnx.save`: a graph as an ONNX model, as far as ONNX can say what it does.
+"""`gf.onnx.save`: write a graph as an ONNX model, as far as ONNX can express it.
 
-One function an op, registered by `writes`, emits the nodes (`writers*.py`). Sizes that are not
-known become `dim_param`s of the inputs, and arithmetic on `Shape` where an attribute needs them.
+For each op, a function registered by `writes` emits the nodes (`writers*.py`). Symbolic sizes
+become `dim_param`s of the inputs. Where an op needs such a size, nodes compute it by `Shape`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WRITERS: dict[str, Writer] = {}
 
 
 def writes(*ops: str) -> Callable[[Writer], Writer]:
-    """Register (export, node, names of inputs) -> names of outputs, for ops of ours."""
+    """Register (export, node, names of inputs) -> names of outputs as the writer of ops."""
 
     def enter(writer: Writer) -> Writer:
         _WRITERS.update(dict.fromkeys(ops, writer))
@@ -55,11 +55,11 @@ def writes(*ops: str) -> Callable[[Writer], Writer]:
 
 
 class Unwritable(Exception):
-    """A use of an op that ONNX cannot say; collected, never seen by users."""
+    """A use of an op that ONNX cannot express. Export collects these; users never see them."""
 
 
 class Export:
-    """The ONNX nodes made so far, and the names of what they make."""
+    """An ONNX model in the making: its nodes, initializers, and the names of tensors."""
 
     def __init__(self, graph: Graph, values: Callable[[Tensor], Array]) -> None:
         self.graph = graph
@@ -75,20 +75,20 @@ class Export:
     # For writers ------------------------------------------------------------------------------
 
     def emit(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """Add a node of one output; gives its name."""
+        """Add a node of one output, and return the output's name."""
         return self.emit_many(op_type, inputs, 1, **attributes)[0]
 
     def emit_many(
         self, op_type: str, inputs: Sequence[str], outputs: int, **attributes: Any
     ) -> list[str]:
-        """Add a node of several outputs; gives their names."""
+        """Add a node of several outputs, and return their names."""
         made = [self.name(f"{self.current}_{op_type}") for _ in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
         self.nodes.append(helper.make_node(op_type, list(inputs), made, name=made[0], **given))
         return made
 
     def constant(self, value: Any, dtype: Any = None) -> str:
-        """Add an initializer; gives its name."""
+        """Add an initializer, and return its name."""
         array = np.asarray(value, dtype)
         name = self.name(f"{self.current}_constant")
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(
@@ -96,18 +96,18 @@ class Export:
         return name
 
     def ints(self, values: Sequence[int]) -> str:
-        """A list of known ints as an input."""
+        """Add a list of known ints, and return its name."""
         return self.constant(np.array(values, np.int64).reshape(-1))
 
     def shape(self, sizes: Sequence[Size]) -> str:
-        """A shape as an input, computed where sizes are not known."""
+        """Add a shape, computed if sizes are symbolic, and return its name."""
         if not any(isinstance(size, Dim) for size in sizes):
             return self.ints([int(size) for size in sizes])
         parts = [self.emit("Unsqueeze", [self.size(s), self.ints([0])]) for s in sizes]
         return self.emit("Concat", parts, axis=0)
 
     def size(self, size: Size) -> str:
-        """A size as an int64 scalar."""
+        """Add a size as an int64 scalar, and return its name."""
         if not isinstance(size, Dim):
             return self.constant(np.array(size, np.int64))
         if size not in self._sizes:
@@ -138,7 +138,7 @@ class Export:
         return self.emit("Squeeze", [shape, self.ints([0])])
 
     def name(self, wish: str) -> str:
-        """A name that nothing has yet."""
+        """Reserve a name that is not in use: `wish`, perhaps with a number."""
         name, number = wish, 1
         while name in self._taken:
             name, number = f"{wish}_{number}", number + 1
@@ -148,7 +148,7 @@ class Export:
     # The graph --------------------------------------------------------------------------------
 
     def input(self, tensor: Tensor, name: str) -> ValueInfoProto:
-        """Declare a placeholder."""
+        """Declare a placeholder as an input of the model."""
         self.names[tensor] = self.name(name)
         for axis, size in enumerate(tensor.shape):
             if isinstance(size, Dim) and len(size.terms) == 1:
@@ -158,10 +158,11 @@ class Export:
         return _info(self.names[tensor], tensor)
 
     def write(self, outputs: Mapping[str, Tensor]) -> list[ValueInfoProto]:
-        """Write all nodes; one error lists those that ONNX cannot say.
+        """Write all nodes, and return the outputs.
 
         Raises:
-            UnsupportedOnnxError: names each node and the user's line.
+            UnsupportedOnnxError: ONNX cannot express some nodes; the message lists all, with the
+                user's lines.
         """
         self._taken.update(outputs)
         wrong = []
@@ -205,7 +206,11 @@ def _info(name: str, tensor: Tensor) -> ValueInfoProto:
 
 
 def _dim_name(size: Size) -> str:
-    """ONNX takes any text, tools prefer names; unlike people, they tell sizes apart by these."""
+    """Return a `dim_param` for a symbolic size.
+
+    ONNX allows any text, but tools prefer identifiers, and tell sizes apart by them. So fresh
+    symbols get their numbers as names.
+    """
     fresh = filter(is_fresh, symbols(size))
     names = {symbol: Dim.symbol(f"size_{symbol[1:].partition(' ')[0]}") for symbol in fresh}
     return str(substitute(size, names)).replace(" ", "")
@@ -220,18 +225,18 @@ def save(
     inputs: Any = None,
     values: Session | Mapping[Any, Any] | None = None,
 ) -> ModelProto:
-    """Write a graph as an ONNX model (opset 20); give the model, too.
+    """Write a graph as an ONNX model (opset 20), and return the model.
 
     Args:
-        path: where to; None to write no file.
+        path: the file to write; None for none.
         outputs: a tensor, a list of them, or {name: tensor}.
         inputs: placeholders in order, or {name: placeholder}; default: all, by their names.
-        values: of the variables: a session, or {variable: array} by tensor or name, which has to
-            have all of them; default: the initial ones.
+        values: the values of variables: a session, or a dict from all variables (tensors or names)
+            to arrays; default: the initial values.
 
     Raises:
-        UnsupportedOnnxError: lists every node that ONNX cannot say.
-        OnnxError: an argument is wrong, or the model is larger than protobuf allows.
+        UnsupportedOnnxError: ONNX cannot express some nodes; the message lists them all.
+        OnnxError: an argument is invalid, or the model is larger than protobuf allows.
     """
     with error_location("save"):
         named = _name_tensors("output", outputs)
@@ -303,10 +308,10 @@ def _check_inputs(graph: Graph, given: Mapping[str, Tensor]) -> None:
 def _variable_reader(
     values: Session | Mapping[Any, Any] | None, graph: Graph
 ) -> Callable[[Tensor], Array]:
-    """Where the value of a variable comes from.
+    """Return a function that reads the value of a variable.
 
     Raises:
-        OnnxError: a dict lacks variables of the graph.
+        OnnxError: values are neither a session nor a dict, or lack variables of the graph.
     """
 
     def read_initial(tensor: Tensor) -> Array:
@@ -339,7 +344,7 @@ def _variable_reader(
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(content)

@@ -1,4 +1,4 @@
-"""Our ops as ONNX nodes: elementwise, shapes, reductions, indexing."""
+"""Writers of ONNX nodes: elementwise ops, shapes, reductions, indexing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphflow.ir.op import Node
 from graphflow.ir.spec import Dim
 from graphflow.onnx.saving.export import Export, Unwritable, writes
 
-# Ops that are one ONNX operator of the same inputs.
+# Ops that are one ONNX operator with the same inputs.
 _SAME = {
     "abs": "Abs", "acos": "Acos", "acosh": "Acosh", "add": "Add", "asin": "Asin",
     "asinh": "Asinh", "atan": "Atan", "atanh": "Atanh", "bitwise_and": "BitwiseAnd",
@@ -43,7 +43,7 @@ def _gelu_tanh(e: Export, node: Node, inputs: list[str]) -> str:
     return e.emit("Gelu", inputs, approximate="tanh")
 
 
-# Attributes of ours, and what ONNX calls them.
+# Ops that are one ONNX operator: its name, and the names of attributes (ours, ONNX's).
 _RENAMED_ATTRIBUTES = {
     "leaky_relu": ("LeakyRelu", {"slope": "alpha"}),
     "elu": ("Elu", {"alpha": "alpha"}),
@@ -70,17 +70,17 @@ def _write_renamed(e: Export, node: Node, inputs: list[str]) -> str:
 
 
 def as_int64(e: Export, node: Node, name: str, i: int) -> str:
-    """Input i, whose name is given, as int64."""
+    """Cast input i, whose name is given, to int64."""
     return name if node.inputs[i].dtype == np.int64 else cast(e, name, "int64")
 
 
 def cast(e: Export, name: str, dtype: Any) -> str:
-    """A Cast to one of our dtypes."""
+    """Add a Cast, and return its output."""
     return e.emit("Cast", [name], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def like(e: Export, node: Node, value: float, i: int = 0) -> str:
-    """A scalar of the dtype of input i."""
+    """Add a scalar constant of the dtype of input i."""
     return e.constant(np.array(value, node.inputs[i].dtype))
 
 

@@ -1,4 +1,4 @@
-"""Our ops as ONNX nodes: places in tensors, scatters, sorts, norms of vectors, rotations."""
+"""Writers of ONNX nodes: flat indices, scatters, sorts, vector norms, rotary embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphflow.onnx.saving.writers import as_int64, cast, like
 
 
 def _normalize_indices(e: Export, index: str, size: Size) -> str:
-    """Indices from 0, those from the end too."""
+    """Add the size to negative indices, which count from the end."""
     zero, n = e.size(0), e.size(size)
     return e.emit("Where", [e.emit("Less", [index, zero]), e.emit("Add", [index, n]), index])
 

@@ -1,4 +1,4 @@
-"""Our ops as ONNX nodes: products, convolutions, pooling, norms, losses, attention."""
+"""Writers of ONNX nodes: products, convolutions, pooling, norms, losses, attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphflow.onnx.saving.writers import cast, like
 
 
 def _swap_last_axes(e: Export, name: str, rank: int) -> str:
-    """The last two axes exchanged."""
+    """Exchange the last two axes."""
     return e.emit("Transpose", [name], perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
@@ -30,7 +30,7 @@ def _matmul(e: Export, node: Node, inputs: list[str]) -> str:
 
 
 def _pads(padding: Sequence[tuple[Any, Any]]) -> list[int]:
-    """Padding as ONNX has it: befores, then afters."""
+    """Convert padding to ONNX's order: all before, then all after the axes."""
     pads = [*(before for before, _ in padding), *(after for _, after in padding)]
     if any(isinstance(p, Dim) for p in pads):
         raise Unwritable("padding that depends on a size that is not known")
@@ -51,7 +51,7 @@ def _conv(e: Export, node: Node, inputs: list[str]) -> str:
 
 @writes("conv_transpose")
 def _conv_transpose(e: Export, node: Node, inputs: list[str]) -> str:
-    """What the padding does not explain of the sizes is `output_padding`."""
+    """Write a transposed convolution; `output_padding` makes up for sizes beyond the padding."""
     pads = _pads(node.attrs["padding"])
     rank = len(pads) // 2
     extra = []
@@ -148,7 +148,7 @@ def _channel_affine(e: Export, node: Node, inputs: list[str]) -> str:
 
 @writes("cross_entropy")
 def _cross_entropy(e: Export, node: Node, inputs: list[str]) -> str:
-    """-log softmax(logits)[label], rows by rows."""
+    """Write -log softmax(logits)[label] for each row."""
     chances = e.emit("LogSoftmax", [inputs[0]], axis=-1)
     last = e.ints([-1])
     places = e.emit("Unsqueeze", [cast(e, inputs[1], "int64"), last])
@@ -162,7 +162,7 @@ def _cross_entropy(e: Export, node: Node, inputs: list[str]) -> str:
 
 @writes("attention")
 def _attention(e: Export, node: Node, inputs: list[str]) -> list[str]:
-    """Written out with its scores; heads that share keys get copies of them."""
+    """Write attention with explicit scores; query heads that share keys get copies of these."""
     q, k, v = inputs[:3]
     rank = len(node.inputs[0].shape)
     heads, shared = node.inputs[0].shape[-3], node.inputs[1].shape[-3]
@@ -201,7 +201,7 @@ def _repeat_heads(e: Export, node: Node, i: int) -> str:
 
 
 def _visible_keys(e: Export, node: Node) -> str | None:
-    """Which keys each query sees, by its place; None: all."""
+    """Return the mask of the keys that each query sees by its position; None if it sees all."""
     left, right, offset = (node.attrs[key] for key in ("left", "right", "offset"))
     if left is None and right is None:
         return None

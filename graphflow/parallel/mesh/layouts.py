@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Location, Tensor
 from graphflow.ir.spec import TensorSpec
-from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 
 Partial = tuple[tuple[str, str], ...]
 """Along which axes of the mesh a value is partial, and how parts are combined."""

@@ -30,8 +30,10 @@ from graphflow.ir.spec import (
     substitute,
     symbols,
 )
-from graphflow.parallel.mesh.device_mesh import MICRO, AxisSplit, Mesh, ShardExtent, SizePartitioner
+from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
+from graphflow.parallel.mesh.device_mesh import MICRO, Mesh
 from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.flushing_pipeline import (
     assign_phases,
     assign_stages,
@@ -41,7 +43,7 @@ from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, execut
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.pipelining.stages import UNSTAGED_OPS
 from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.partitioner import FeedSlice, ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 
 _BATCH = AxisSplit((MICRO,))
 

@@ -18,14 +18,8 @@ from math import inf, prod
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.device_mesh import (
-    MICRO,
-    PATH,
-    AxisSplit,
-    DeviceAssignment,
-    Mesh,
-    Place,
-)
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import MICRO, PATH, DeviceAssignment, Mesh, Place
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.pipelining.schedule import (
     Phase,
@@ -36,8 +30,9 @@ from graphflow.parallel.pipelining.schedule import (
 )
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.pipelining.stages import UNSTAGED_OPS, origin_of, weight_gradients
-from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable, partition_graph
+from graphflow.parallel.sharding.partitioner import partition_graph
 from graphflow.parallel.sharding.replica_terms import NOT_REPLICATED, ReplicationConfig
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.passes import MergeBodies
 
 

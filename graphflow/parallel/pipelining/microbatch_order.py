@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.sharding.partitioner import ShardedGraph
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.placement.placers.construction.execution_order import by_turns
 
 

@@ -12,13 +12,11 @@ and waits for what each one needs; nothing else is decided while they run.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from itertools import chain, islice
-from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
@@ -149,6 +147,42 @@ class Schedule:
         if stage + 1 < self.stages:
             found.append(Task("B", stage + 1, microbatch))
         return found
+
+
+class ScheduleFunction(Protocol):
+    """What a schedule's file defines: a function from sizes to a `Schedule`."""
+
+    def __call__(self, stages: int, microbatches: int) -> Schedule:
+        """Return the schedule of a network of so many stages and a batch of so many micro-batches.
+
+        Raises:
+            ScheduleError: the schedule does not exist for these sizes.
+        """
+
+
+Function = TypeVar("Function", bound=Callable[..., Schedule])
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {}
+"""The registered schedules, by the names that `Pipeline(schedule=)` takes."""
+STAGES_PER_DEVICE: dict[str, int] = {}
+"""How many stages each registered schedule puts on a device."""
+
+
+def register_schedule(name: str, stages_per_device: int = 1) -> Callable[[Function], Function]:
+    """Register a `ScheduleFunction` under a name, for `Pipeline(schedule=name)`.
+
+    Args:
+        name: the name. A later registration of a name replaces the earlier one.
+        stages_per_device: stages on each device, with which `Pipeline("auto")` finds the number of
+            stages from that of devices.
+    """
+
+    def register(function: Function) -> Function:
+        SCHEDULES[name] = function
+        STAGES_PER_DEVICE[name] = stages_per_device
+        return function
+
+    return register
 
 
 def execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
@@ -342,166 +376,4 @@ def _check_updates(schedule: Schedule) -> None:
 # Time ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ScheduleTimeline:
-    """When each task of a schedule runs, in seconds.
-
-    Attributes:
-        spans: by device: task, start, end.
-        stored: by device, the most micro-batches (of one of its stages) whose activations it holds.
-    """
-
-    spans: tuple[tuple[tuple[Task, float, float], ...], ...]
-    stored: tuple[int, ...]
-
-    @property
-    def makespan(self) -> float:
-        """Seconds from the first start to the last end."""
-        return max(spans[-1][2] for spans in self.spans)
-
-    @property
-    def period(self) -> float:
-        """Seconds between two batches that follow one another: the longest that a device takes
-        from its first task to its last."""
-        return max(spans[-1][2] - spans[0][1] for spans in self.spans)
-
-    @property
-    def busy(self) -> tuple[float, ...]:
-        """Seconds that each device computes."""
-        return tuple(sum(end - start for _, start, end in spans) for spans in self.spans)
-
-    @property
-    def idle(self) -> tuple[float, ...]:
-        """Seconds of each period in which a device waits."""
-        return tuple(self.period - busy for busy in self.busy)
-
-    @property
-    def bubble(self) -> float:
-        """The share of the devices' time that is idle."""
-        return sum(self.idle) / (self.period * len(self.spans)) if self.period else 0.0
-
-
-@checks_arguments(ScheduleError)
-def run(
-    schedule: Schedule,
-    forward: float | Sequence[float],
-    backward: float | Sequence[float],
-    weight: float | Sequence[float] = 0.0,
-    transfer: float = 0.0,
-) -> ScheduleTimeline:
-    """The timeline of a schedule.
-
-    Args:
-        forward, backward, weight: seconds a micro-batch, of each stage or the same for all: the
-            forward pass, the gradient of a stage's input, and that of its weights. Where the
-            schedule does not divide them, a backward pass takes both.
-        transfer: seconds between two devices.
-    """
-    require_schedule(schedule, "run")
-    if not _is_time(transfer):
-        raise schedule_error("run", f"transfer is {transfer!r}: give seconds, 0 or more")
-    seconds = _durations(schedule, forward, backward, weight)
-    homes = schedule.homes
-    ends: dict[Task, float] = {}
-    free = [0.0] * schedule.devices
-    spans: list[list[tuple[Task, float, float]]] = [[] for _ in schedule.orders]
-    for device, task in execution_order(schedule):
-        start = free[device]
-        for need in schedule.needs(task):
-            away = homes[need.stage, need.microbatch] != device
-            start = max(start, ends[need] + (transfer if away else 0.0))
-        free[device] = ends[task] = start + seconds[task.phase][task.stage]
-        spans[device].append((task, start, free[device]))
-    stored = (_most_stored(order, schedule.last) for order in schedule.orders)
-    return ScheduleTimeline(tuple(map(tuple, spans)), tuple(stored))
-
-
-def _durations(
-    schedule: Schedule,
-    forward: float | Sequence[float],
-    backward: float | Sequence[float],
-    weight: float | Sequence[float],
-) -> dict[Phase, list[float]]:
-    def of_stages(given: float | Sequence[float], what: str) -> list[float]:
-        found: list[Any]
-        found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
-        if len(found) != schedule.stages or not all(map(_is_time, found)):
-            raise schedule_error(
-                "run",
-                f"{what} is {given!r}: give seconds (0 or more), the same for all or one for each "
-                f"of the {schedule.stages} stages",
-            )
-        return found
-
-    f, b, w = (
-        of_stages(given, what)
-        for given, what in ((forward, "forward"), (backward, "backward"), (weight, "weight"))
-    )
-    if schedule.recompute:
-        b = [x + y for x, y in zip(b, f, strict=True)]
-    if not schedule.splits_backward:
-        b = [x + y for x, y in zip(b, w, strict=True)]
-    return {"F": f, "B": b, "W": w}
-
-
-def _is_time(seconds: Any) -> bool:
-    return isinstance(seconds, Real) and 0 <= float(seconds) < math.inf
-
-
-def _most_stored(order: Sequence[Task], last: Phase) -> int:
-    """Activations are held from the forward pass to the last task that reads them."""
-    held = most = 0
-    for task in order:
-        held += (task.phase == "F") - (task.phase == last)
-        most = max(most, held)
-    return most
-
-
 # Drawing --------------------------------------------------------------------------------------
-
-
-MAX_COLUMNS = 1_000_000
-"""Columns of the widest picture."""
-
-
-@checks_arguments(ScheduleError)
-def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 1) -> str:
-    """A picture in text, one line a device, one column a unit of time; `..` is idle.
-
-    With several stages on a device, a task's stage follows it: F0/4 is of stage 4.
-
-    Args:
-        forward, backward, weight: columns that a task takes.
-
-    Raises:
-        ScheduleError: no schedule; columns that are no whole numbers, or none at all.
-    """
-    require_schedule(schedule, "draw")
-    columns = (forward, backward, weight if schedule.splits_backward else 0)
-    if any(as_count(c, least=0) is None for c in columns) or not any(columns):
-        raise schedule_error(
-            "draw",
-            f"a task takes a whole number of columns, not {forward!r}, {backward!r} and "
-            f"{weight!r}; for times in seconds see gf.parallel.run",
-        )
-    timeline = run(schedule, forward, backward, weight if schedule.splits_backward else 0)
-    if timeline.makespan > MAX_COLUMNS:
-        raise schedule_error(
-            "draw",
-            f"{int(timeline.makespan):,} columns are more than can be drawn, which is "
-            f"{MAX_COLUMNS:,}; let tasks take fewer",
-        )
-    cells: list[dict[int, str]] = []
-    for spans in timeline.spans:
-        row: dict[int, str] = {}
-        for task, start, end in spans:
-            where = f"/{task.stage}" if schedule.several else ""
-            for time in range(int(start), int(end)):
-                row[time] = f"{task.phase}{task.microbatch}{where}"
-        cells.append(row)
-    width = max(len(cell) for row in cells for cell in row.values())
-    length = int(timeline.makespan)
-    return "\n".join(
-        " ".join(row.get(time, "." * width).ljust(width) for time in range(length)).rstrip()
-        for row in cells
-    )

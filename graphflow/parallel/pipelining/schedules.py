@@ -6,16 +6,24 @@ forward pass, of its input's gradient and of its weights' gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.errors import ScheduleError
 from graphflow.parallel.mesh.count_arguments import as_count
-from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, Updates, schedule_error
+from graphflow.parallel.pipelining.schedule import (
+    Phase,
+    Schedule,
+    Task,
+    Updates,
+    register_schedule,
+    schedule_error,
+)
 
 _PHASES: tuple[Phase, ...] = ("F", "B", "W")
 
 
+@register_schedule("gpipe")
 @checks_arguments(ScheduleError)
 def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     """All forward passes, then all backward passes. Idle (p-1)(f+b); m micro-batches are stored, or
@@ -30,6 +38,7 @@ def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
     return Schedule("GPipe", p, m, _to_tuples(orders), recompute=recompute)
 
 
+@register_schedule("1f1b")
 @checks_arguments(ScheduleError)
 def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Schedule:
     """A backward pass as early as there can be one, then by turns. Idle (p-1)(f+b) as for GPipe,
@@ -42,6 +51,7 @@ def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Sche
     return Schedule("1F1B", p, m, _to_tuples(orders), recompute=recompute)
 
 
+@register_schedule("pipedream")
 @checks_arguments(ScheduleError)
 def pipedream(
     stages: int, microbatches: int, updates: Updates = "stash", group: int | None = None
@@ -73,6 +83,7 @@ def pipedream(
     return Schedule(name, p, m, one_f_one_b(p, m).orders, updates, group)
 
 
+@register_schedule("interleaved", stages_per_device=2)
 @checks_arguments(ScheduleError)
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     """1F1B in which each device holds several stages, every p-th one. Idle (p-1)(f+b)/v for v of
@@ -113,6 +124,7 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _to_tuples(orders))
 
 
+@register_schedule("zb-h1")
 @checks_arguments(ScheduleError)
 def zb_h1(stages: int, microbatches: int) -> Schedule:
     """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w) for m
@@ -126,6 +138,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H1", p, m, _to_tuples(orders))
 
 
+@register_schedule("zb-h2")
 @checks_arguments(ScheduleError)
 def zb_h2(stages: int, microbatches: int) -> Schedule:
     """As ZB-H1, with as many forward passes ahead as leave nothing idle where f = b = w. Idle
@@ -139,6 +152,7 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-H2", p, m, _to_tuples(orders))
 
 
+@register_schedule("zb-v", stages_per_device=2)
 @checks_arguments(ScheduleError)
 def zb_v(stages: int, microbatches: int) -> Schedule:
     """Two stages on each device, laid out as a V, so that the last stage is where the first one is.
@@ -161,6 +175,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
     return Schedule("ZB-V", total, m, _to_tuples(orders))
 
 
+@register_schedule("chimera")
 @checks_arguments(ScheduleError)
 def chimera(stages: int, microbatches: int) -> Schedule:
     """Two pipelines in opposite directions: each device holds two stages' weights, one of each.
@@ -309,14 +324,3 @@ def _check_sizes(name: str, stages: int, microbatches: int, **others: int) -> tu
 
 MAX_TASKS = 1_000_000
 """The micro-batches of all stages that a schedule may have: it is written out."""
-
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "interleaved": interleaved,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-v": zb_v,
-    "pipedream": pipedream,
-    "chimera": chimera,
-}

@@ -15,15 +15,10 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.ir.spec import Dim, product
-from graphflow.parallel.mesh.device_mesh import SizePartitioner
 from graphflow.parallel.mesh.layouts import SentTensor
-from graphflow.parallel.pipelining.schedule import (
-    Schedule,
-    ScheduleTimeline,
-    Task,
-    execution_order,
-    run,
-)
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.pipelining.schedule import Schedule, Task, execution_order
+from graphflow.parallel.pipelining.timeline import ScheduleTimeline, run
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster

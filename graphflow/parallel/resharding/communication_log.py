@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node
 from graphflow.ops.communication.collectives import received_bytes
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor, ShardedTensor
-
-if TYPE_CHECKING:
-    from graphflow.parallel.resharding.resharder import Resharder
-
-CROSS_DEVICE_SCOPE = "moves/"
-"""The scope of what is made for an op, and is none of the user's."""
+from graphflow.parallel.resharding.shard_builder import CROSS_DEVICE_SCOPE, ShardBuilder
 
 
 @dataclass(frozen=True)
@@ -25,15 +19,15 @@ class CommunicationLog:
         to: where, if not with the moves that were made.
     """
 
-    resharder: Resharder
+    builder: ShardBuilder
     cause: Node
     name: str
     to: list[CommunicationRecord] | None = None
 
     def __call__(self, kind: str, axes: Sequence[str], sent: Mapping[SentTensor, float]) -> None:
         """Parts were sent from place to place, along some axes of the mesh."""
-        if not self.resharder.mesh.sequential.issuperset(axes) and sent:
-            made = self.resharder.made if self.to is None else self.to
+        if not self.builder.mesh.sequential.issuperset(axes) and sent:
+            made = self.builder.records if self.to is None else self.to
             cause, where = user_name(self.cause), self.cause.location
             axis = "×".join(axes)
             made.append(
@@ -55,7 +49,7 @@ class CommunicationLog:
 
     def _received_bytes(self, node: Node) -> float:
         """Bytes that the place of one node of a collective gets of others."""
-        guess = self.resharder.partitioner.guess
+        guess = self.builder.partitioner.guess
         specs = [t.spec.with_shape(tuple(map(guess, t.shape))) for t in node.inputs]
         others = (i for i in range(len(specs)) if i != node.attrs["rank"])
         return sum(received_bytes(node, i, specs, guess) for i in others)
@@ -73,4 +67,4 @@ def is_gradient(node: Node) -> bool:
     return "gradients/" in user_name(node)
 
 
-__all__ = ["CROSS_DEVICE_SCOPE", "CommunicationLog", "user_name", "is_gradient"]
+__all__ = ["CommunicationLog", "user_name", "is_gradient"]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.parallel.mesh.device_mesh import Place
 from graphflow.parallel.mesh.layouts import SentTensor, ShardedTensor
 from graphflow.parallel.resharding.communication_log import CommunicationLog
 from graphflow.parallel.resharding.local_ops import slice_axis
-
-if TYPE_CHECKING:
-    from graphflow.parallel.resharding.resharder import Resharder
+from graphflow.parallel.resharding.shard_builder import ShardBuilder
 
 
 def exchange_halo(
-    resharder: Resharder,
+    builder: ShardBuilder,
     value: ShardedTensor,
     d: int,
     ranges: Sequence[tuple[Any, Any]],
@@ -32,33 +30,33 @@ def exchange_halo(
         """The places that have the other pieces, in the order of these."""
         group = [place]
         for axis in split.axes:
-            group = [other for each in group for other in resharder.mesh.group(each, axis)]
+            group = [other for each in group for other in builder.mesh.group(each, axis)]
         return group
 
     def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
         found = []
         for other in neighbours(place):
-            own = resharder.partitioner.piece(size, split, other)
+            own = builder.partitioner.piece(size, split, other)
             first, last = max(start, own.start), min(stop, own.stop)
             if first >= last:
                 continue
-            part = resharder.shard_at(value, other)
+            part = builder.shard_at(value, other)
             key = (part, first, last)
             if key not in sent:
-                with resharder.on_device(other, note.cause):
+                with builder.on_device(other, note.cause):
                     sent[key] = slice_axis(part, d, first - own.start, last - first)
-            received.update(resharder.sent_bytes([(other, sent[key])], place, note.cause))
+            received.update(builder.sent_bytes([(other, sent[key])], place, note.cause))
             found.append(sent[key])
         return found
 
     parts = []
-    for place, (start, stop) in zip(resharder.mesh.places, ranges, strict=True):
+    for place, (start, stop) in zip(builder.mesh.places, ranges, strict=True):
         own = pieces(place, start, stop)
-        with resharder.on_device(place, note.cause):
+        with builder.on_device(place, note.cause):
             if not own:
-                own = [slice_axis(resharder.shard_at(value, place), d, 0, 0)]
+                own = [slice_axis(builder.shard_at(value, place), d, 0, 0)]
             parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
-    across = [axis for axis in split.axes if axis not in resharder.mesh.sequential]
+    across = [axis for axis in split.axes if axis not in builder.mesh.sequential]
     if received and across:
         note(kind, across, received)
     return tuple(parts)

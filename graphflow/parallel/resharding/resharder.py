@@ -6,35 +6,29 @@ it is wanted; large exchanges are collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-from graphflow.ir.device_name import DeviceName
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
-from graphflow.ir.spec import Outer, Shape, TensorSpec, product, segment_count
-from graphflow.parallel.mesh.device_mesh import (
-    AxisSplit,
-    DeviceAssignment,
-    Mesh,
-    Place,
-    ShardExtent,
-    SizePartitioner,
-)
-from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, SentTensor, ShardedTensor
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor
+from graphflow.ir.spec import Outer, segment_count
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import DeviceAssignment, Mesh, Place
+from graphflow.parallel.mesh.layouts import Layout, SentTensor, ShardedTensor
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.resharding.collectives import all_gather, all_reduce, reduce_scatter
 from graphflow.parallel.resharding.communication_log import (
-    CROSS_DEVICE_SCOPE,
     CommunicationLog,
     is_gradient,
     user_name,
 )
 from graphflow.parallel.resharding.halos import exchange_halo
 from graphflow.parallel.resharding.local_ops import combine_all, concat_rows, slice_axis, slice_rows
+from graphflow.parallel.resharding.shard_builder import ShardBuilder
 
 
-class Resharder:
+class Resharder(ShardBuilder):
     """Moves values between layouts, and notes what travels.
 
     Args:
@@ -48,29 +42,25 @@ class Resharder:
         mesh: Mesh,
         partitioner: SizePartitioner,
         assignment: DeviceAssignment | None = None,
-        again: str | None = None,
+        regather_axis: str | None = None,
     ) -> None:
-        self.mesh = mesh
-        self.partitioner = partitioner
-        self._assignment = assignment
-        self.made: list[CommunicationRecord] = []
-        self.fetched: list[CommunicationRecord] = []
-        self._regather_axis = again
-        self._known: dict[tuple[ShardedTensor, Layout, bool], ShardedTensor] = {}
-        self._seen: dict[Any, tuple[Tensor, ...]] = {}
+        super().__init__(mesh, partitioner, assignment)
+        self._regather_axis = regather_axis
+        self._converted: dict[tuple[ShardedTensor, Layout, bool], ShardedTensor] = {}
+        self._windows: dict[Any, tuple[Tensor, ...]] = {}
 
     def checkpoint(self) -> tuple[int, int, int]:
         """How much was moved so far, for `forget`."""
-        return len(self.made), len(self._known), len(self._seen)
+        return len(self.records), len(self._converted), len(self._windows)
 
     def roll_back(self, before: tuple[int, int, int]) -> None:
         """Take back what was moved since, of which nothing is used."""
         made, known, seen_so_far = before
-        del self.made[made:]
-        for key in list(self._known)[known:]:
-            del self._known[key]
-        for window in list(self._seen)[seen_so_far:]:
-            del self._seen[window]
+        del self.records[made:]
+        for key in list(self._converted)[known:]:
+            del self._converted[key]
+        for window in list(self._windows)[seen_so_far:]:
+            del self._windows[window]
 
     # Layouts ------------------------------------------------------------------------------------
 
@@ -84,20 +74,6 @@ class Resharder:
             and self.partitioner.pieces(size, a) == self.partitioner.pieces(size, b)
         )
 
-    def local_shape(self, shape: Shape, layout: Layout, place: Place) -> Shape:
-        """The shape of the part at a place."""
-        return tuple(
-            self.partitioner.piece(size, split, place).size
-            for size, split in zip(shape, layout.dims, strict=True)
-        )
-
-    def nbytes(self, spec: TensorSpec, layout: Layout) -> int:
-        """Bytes of one part, about."""
-        parts = 1
-        for split in layout.dims:
-            parts *= self.mesh.part_count(split.axes)
-        return self.partitioner.guess(product(spec.shape)) * spec.dtype.itemsize // parts
-
     # Moving -------------------------------------------------------------------------------------
 
     def convert(
@@ -107,9 +83,9 @@ class Resharder:
         if value.layout == target:
             return value
         key = (value, target, self._gathers_again(cause))
-        if key not in self._known:
-            self._known[key] = self._convert(value, target, cause, name)
-        return self._known[key]
+        if key not in self._converted:
+            self._converted[key] = self._convert(value, target, cause, name)
+        return self._converted[key]
 
     def _convert(
         self, value: ShardedTensor, target: Layout, cause: Node, name: str
@@ -191,95 +167,6 @@ class Resharder:
 
     # Single moves -------------------------------------------------------------------------------
 
-    def _map_places(
-        self,
-        value: ShardedTensor,
-        layout: Layout,
-        cause: Node | None,
-        build: Callable[[Place], Tensor],
-    ) -> ShardedTensor:
-        parts = []
-        known: dict[Any, Tensor] = {}
-        for place, part in zip(self.mesh.places, value.shards, strict=True):
-            own = tuple(
-                self.partitioner.piece(size, split, place)
-                for size, split in zip(value.spec.shape, layout.dims, strict=True)
-            )
-            key = (self.device_index(cause or part.node, place), part, own)
-            if not self.mesh.sequential or key not in known:
-                with self.on_device(place, cause or part.node):
-                    known[key] = build(place)
-            parts.append(known[key])
-        return ShardedTensor(value.spec, layout, tuple(parts))
-
-    def map_shards(
-        self,
-        value: ShardedTensor,
-        spec: TensorSpec,
-        cause: Node,
-        change: Callable[[Tensor], Tensor],
-    ) -> ShardedTensor:
-        """What is made of each part where it is, of the same shape."""
-        made = self._map_places(
-            value, value.layout, cause, lambda place: change(self.shard_at(value, place))
-        )
-        return replace(made, spec=spec)
-
-    def reshape_shards(self, value: ShardedTensor, cause: Node) -> ShardedTensor:
-        """A value of parts that have its elements, each in the shape that its layout says."""
-
-        def build(place: Place) -> Tensor:
-            shape = self.local_shape(value.spec.shape, value.layout, place)
-            part: Tensor = REGISTRY["reshape"](self.shard_at(value, place), shape=shape)
-            return part
-
-        return self._map_places(value, value.layout, cause, build)
-
-    def on_device(self, place: Place, node: Node) -> origin_scope:
-        """Nodes built in the block are at a place, and count as made where a node was."""
-        return origin_scope(node, self.name_prefix(place), self.device_of(node, place))
-
-    def name_prefix(self, place: Place) -> str:
-        """What the names of nodes at a place begin with."""
-        return self.mesh.tag(place)[1:] + "/"
-
-    def sites(self, node: Node) -> Sequence[tuple[str, DeviceName]]:
-        """For each place, what the names of nodes there begin with, and where what stands for a
-        node is."""
-        if self._assignment is None:
-            return self._sites
-        return [
-            (self.name_prefix(place), self.device_of(node, place)) for place in self.mesh.places
-        ]
-
-    @cached_property
-    def _sites(self) -> Sequence[tuple[str, DeviceName]]:
-        places = self.mesh.places
-        return [(self.name_prefix(p), self.mesh.devices[self.mesh.index_of(p)]) for p in places]
-
-    def device_of(self, node: Node, place: Place) -> DeviceName:
-        """Where what stands for a node is."""
-        if self._assignment is not None:
-            return self._assignment.devices[self._assignment.device_index(node, place)]
-        return self.mesh.devices[self.mesh.index_of(place)]
-
-    def device_index(self, node: Node, place: Place) -> int:
-        """The number that what stands for nodes has in common where it shares a device, on a
-        cluster with a device for each."""
-        return (
-            self.mesh.device_index(place)
-            if self._assignment is None
-            else self._assignment.device_index(node, place)
-        )
-
-    def cross_device(self, cause: Node) -> origin_scope:
-        """Nodes built in the block are at several places: where what they read is."""
-        return origin_scope(cause, CROSS_DEVICE_SCOPE, DeviceName())
-
-    def shard_at(self, value: ShardedTensor, place: Place) -> Tensor:
-        """The part of a value at a place."""
-        return value.shards[self.mesh.index_of(place)]
-
     def _reduce(
         self, value: ShardedTensor, axes: Sequence[str], kind: str, note: CommunicationLog
     ) -> ShardedTensor:
@@ -310,50 +197,11 @@ class Resharder:
             note("all-reduce", axes, sent)
         return made
 
-    def _map_groups(
-        self,
-        value: ShardedTensor,
-        layout: Layout,
-        axes: Sequence[str],
-        build: Callable[[list[Place], list[Tensor]], list[Tensor]],
-    ) -> ShardedTensor:
-        """What `build` makes of the parts of each group along some axes of the mesh; once where the
-        places of two groups share their devices and parts."""
-        parts: dict[Place, Tensor] = {}
-        known: dict[Any, list[Tensor]] = {}
-        for group in self.mesh.groups(*axes):
-            own = [self.shard_at(value, place) for place in group]
-            pieces = [self._extents(value, layout, place) for place in group]
-            key = (*own, *map(tuple, pieces))
-            if key not in known or not self.mesh.sequential:
-                known[key] = [
-                    self._with_symbolic_shape(tensor, value, layout, place)
-                    for tensor, place in zip(build(group, own), group, strict=True)
-                ]
-            parts.update(zip(group, known[key], strict=True))
-        return ShardedTensor(value.spec, layout, tuple(parts[p] for p in self.mesh.places))
-
-    def _with_symbolic_shape(
-        self, tensor: Tensor, value: ShardedTensor, layout: Layout, place: Place
-    ) -> Tensor:
-        """A part with the symbols of its size: those of pieces add up to that of the whole."""
-        shape = self.local_shape(value.spec.shape, layout, place)
-        if tensor.shape == shape:
-            return tensor
-        with self.on_device(place, tensor.node.origin or tensor.node):
-            named: Tensor = REGISTRY["reshape"](tensor, shape=shape)
-        return named
-
     def _alias(self, part: Tensor, place: Place, cause: Node) -> Tensor:
         """A part under another name, which costs nothing."""
         with self.on_device(place, cause):
             named: Tensor = REGISTRY["reshape"](part, shape=part.shape)
         return named
-
-    def _extents(self, value: ShardedTensor, layout: Layout, place: Place) -> list[ShardExtent]:
-        """The piece of each axis that a place has."""
-        axes = zip(value.spec.shape, layout.dims, strict=True)
-        return [self.partitioner.piece(size, split, place) for size, split in axes]
 
     def _reduce_scatter(
         self, value: ShardedTensor, axis: str, d: int, want: AxisSplit, note: CommunicationLog
@@ -489,11 +337,11 @@ class Resharder:
         """
         indices = tuple(self.device_index(cause, place) for place in self.mesh.places)
         key = (value, d, tuple(ranges), indices)
-        if key not in self._seen:
-            self._seen[key] = exchange_halo(
+        if key not in self._windows:
+            self._windows[key] = exchange_halo(
                 self, value, d, ranges, CommunicationLog(self, cause, name), kind
             )
-        return self._seen[key]
+        return self._windows[key]
 
     def gather_to_first(self, value: ShardedTensor, cause: Node) -> Tensor:
         """The whole tensor, at the first place only: what is fetched."""
@@ -533,17 +381,6 @@ class Resharder:
     ) -> Tensor:
         """The pieces of a group at a place, along the last axis of a split."""
         return concat_rows(own, d, self.partitioner.rows(value.spec.shape[d], split, place))
-
-    def sent_bytes(
-        self, parts: Iterable[tuple[Place, Tensor]], to: Place, cause: Node
-    ) -> dict[SentTensor, int]:
-        """What a place gets of parts that are at other places."""
-        there = self.device_of(cause, to) if self.mesh.sequential else to
-        return {
-            (part, there): self.partitioner.guess(product(part.shape)) * part.spec.dtype.itemsize
-            for place, part in parts
-            if place != to and not (self.mesh.sequential and self.device_of(cause, place) == there)
-        }
 
 
 __all__ = ["Resharder"]

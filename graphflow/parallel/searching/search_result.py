@@ -15,9 +15,9 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, user_location
 from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 from graphflow.parallel.pipeline_strategy import Pipeline
-from graphflow.parallel.report import StrategyReport
-from graphflow.parallel.shard_strategy import Shard, report_of
-from graphflow.parallel.sharding.partitioner import ShardedGraph, ShardedVariable
+from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.shard_strategy import Shard
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_SHOWN = 10

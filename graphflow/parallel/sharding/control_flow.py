@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphflow.errors import GraphflowError
 from graphflow.frontend.tracing import make_parameter
@@ -19,14 +19,13 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, make_node, origin_scope
 from graphflow.ir.spec import TensorSpec
-from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, Place
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
+from graphflow.parallel.mesh.device_mesh import Place
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import user_name
 from graphflow.parallel.resharding.resharder import Resharder
+from graphflow.parallel.sharding.emitter import Emitter
 from graphflow.parallel.sharding.propagation import propagate
-
-if TYPE_CHECKING:
-    from graphflow.parallel.sharding.emitter import Emitter
 
 MAX_ROUNDS = 6
 """Times that a loop's body is cut anew because what it carries comes back in another layout."""

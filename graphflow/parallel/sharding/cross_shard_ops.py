@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.device_mesh import AxisSplit, Place
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Place
 from graphflow.parallel.mesh.layouts import SentTensor
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.resharding.resharder import Resharder

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, SizePartitioner
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.rules import ShardingRule, rule_of, rules_of
 
 MAX_ROUNDS = 20

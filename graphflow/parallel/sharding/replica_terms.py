@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
-from graphflow.parallel.mesh.device_mesh import (
-    AxisSplit,
-    Mesh,
-    SizePartitioner,
-    batch_too_small_error,
-)
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner, batch_too_small_error
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.propagation import is_slot, propagate
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphflow.ir.op import Node
-from graphflow.parallel.mesh.device_mesh import WHOLE, SizePartitioner
+from graphflow.parallel.mesh.axis_split import WHOLE
 from graphflow.parallel.mesh.layouts import Layout
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.rules import ShardingRule
 
 

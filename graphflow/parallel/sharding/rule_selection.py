@@ -10,8 +10,10 @@ from dataclasses import field
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, product
-from graphflow.parallel.mesh.device_mesh import AxisSplit, Mesh, SizePartitioner
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.rules import ShardingRule, rules_of
 
 KEEP_PARTIAL = "+"

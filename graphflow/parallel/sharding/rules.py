@@ -10,7 +10,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node, Sharding
 from graphflow.ir.spec import Dim, Outer, Size, floordiv, segment_count
 from graphflow.ops.sharding import rules
-from graphflow.parallel.mesh.device_mesh import WHOLE, AxisSplit, ShardExtent
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit, ShardExtent
 from graphflow.parallel.sharding.packed_axes import Readers, segment_of_slice, segment_rule
 from graphflow.passes.duplicates import key_of
 

@@ -259,7 +259,7 @@ def test_plans_count_shares_of_sizes_that_a_feed_fixes() -> None:
 X = gf.placeholder("float32", (4, 3), name="x")
 BAD: list[tuple[Callable[[], Any], type[GraphflowError], str]] = [
     (lambda: P.all_reduce([]), ArgumentError, "no tensors"),
-    (lambda: P.all_reduce(X), ArgumentError, "tensors is a list or tuple, not <Tensor"),
+    (lambda: P.all_reduce(X), ArgumentError, "tensors must be a list or tuple, not <Tensor"),
     (lambda: P.all_reduce([X, X[:2]]), ShapeError, r"axis 0.*4 != 2"),
     (lambda: P.all_reduce([X, X[0]]), ShapeError, "2 and 1 axes"),
     (lambda: P.all_reduce([X, gf.astype(X, "float64")]), DTypeError, r"tensor 1.*astype"),
@@ -279,7 +279,7 @@ BAD: list[tuple[Callable[[], Any], type[GraphflowError], str]] = [
     (lambda: P.reduce_scatter([X, X], op="max"), ArgumentError, '"sum" or "mean"'),
     (lambda: P.reduce_scatter([gf.placeholder("float32", (None,))] * 2), ShapeError, "2 ranks"),
     (lambda: P.broadcast(X, 0), ArgumentError, "positive int"),
-    (lambda: P.broadcast(X, True), ArgumentError, "count is an int, not True"),
+    (lambda: P.broadcast(X, True), ArgumentError, "count must be an int, not True"),
     (lambda: P.broadcast(X, 2, like=[X]), ArgumentError, "1 tensors for 2 replicas"),
     (lambda: P.all_to_all([X, X[:3]], 0, 1), ShapeError, "4 != 3"),
     (lambda: P.all_to_all([X, X], 0, 5), ShapeError, "axis 5"),

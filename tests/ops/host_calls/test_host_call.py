@@ -209,7 +209,7 @@ def test_wrong_arguments_are_told_with_the_users_line() -> None:
         gf.host_call(median, spec="float32")
     with pytest.raises(ArgumentError, match=HERE + "a size n that no argument has"):
         gf.host_call(median, spec=gf.spec("float32", ("n",)))
-    with pytest.raises(ArgumentError, match=HERE + "pure is True or False"):
+    with pytest.raises(ArgumentError, match=HERE + "pure must be True or False"):
         gf.host_call(median, spec=one, pure="yes")
     with pytest.raises(ArgumentError, match=HERE + "named as 'module:function'"):
         gf.host_call("median", spec=one)

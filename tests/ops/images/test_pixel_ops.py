@@ -394,7 +394,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "threshold": (
         lambda: nn.non_max_suppression(BOX, BOX[:, 0], 1, "0.5"),
         ArgumentError,
-        "iou_threshold is a number",
+        "iou_threshold must be a number",
     ),
     "block": (lambda: nn.depth_to_space(X, 3), ShapeError, "no multiple of 9"),
     "blocks": (lambda: nn.space_to_depth(X, 4), ShapeError, "no multiple of 4"),

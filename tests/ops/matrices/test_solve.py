@@ -201,7 +201,7 @@ def test_a_zero_on_a_triangles_diagonal_is_named() -> None:
         (
             lambda: gf.linalg.triangular_solve(np.eye(2), np.ones(2), lower=1),
             ArgumentError,
-            "lower is True or False",
+            "lower must be True or False",
         ),
         (lambda: gf.linalg.matrix_power(np.eye(2), 0.5), ArgumentError, "int, not 0.5"),
         (lambda: gf.linalg.matrix_power(np.ones((2, 3)), 2), ShapeError, "square"),

@@ -70,7 +70,7 @@ def test_what_layers_compute_is_named_as_their_variables_are() -> None:
             f"other/n/{each}" for each in ("a/matmul", "relu", "b/matmul", "tanh")
         ]
         assert names(nn.Linear(3, 3)) == ["other/linear/matmul"]
-    with pytest.raises(ArgumentError, match="a name is a str"):
+    with pytest.raises(ArgumentError, match="a name must be a str"):
         Named("")
 
 
@@ -217,7 +217,7 @@ def test_layers_refuse_what_does_not_fit() -> None:
     x = gf.placeholder("float32", (2, 4))
     for wrong, told in (
         (lambda: nn.Linear(0, 3), "Linear at .*test_layers.*inputs is an int above 0, not 0"),
-        (lambda: nn.Embedding(3, 2.5), "size is an int, not 2.5"),  # type: ignore[arg-type]
+        (lambda: nn.Embedding(3, 2.5), "size must be an int, not 2.5"),  # type: ignore[arg-type]
         (lambda: nn.LayerNorm(()), "shape is an int above 0"),
         (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "Conv2d at .*kernel has 2 sizes"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), "2 groups do not divide 3 inputs and 4 outputs"),

@@ -265,7 +265,7 @@ def test_losses_refuse_what_does_not_fit() -> None:
         nn.cross_entropy(x, labels, weights=np.ones(3, "f"))
     with pytest.raises(ArgumentError, match="label_smoothing is a share"):
         nn.cross_entropy(x, labels, label_smoothing=2)
-    with pytest.raises(ArgumentError, match="ignore_index is an int"):
+    with pytest.raises(ArgumentError, match="ignore_index must be an int"):
         nn.cross_entropy(x, labels, ignore_index=0.5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="ignore_index is for int labels"):
         nn.cross_entropy(x, x, ignore_index=0)

@@ -143,7 +143,7 @@ def test_norms_refuse_what_does_not_fit() -> None:
         nn.instance_norm(v)
     with pytest.raises(ArgumentError, match=r"rms_norm at .*epsilon"):
         nn.rms_norm(x, epsilon=-1)
-    with pytest.raises(ArgumentError, match="channels_last is True or False"):
+    with pytest.raises(ArgumentError, match="channels_last must be True or False"):
         nn.instance_norm(x, channels_last="yes")  # type: ignore[arg-type]
 
 

@@ -110,7 +110,7 @@ def test_sizes_may_be_unknown() -> None:
     "call, error, words",
     [
         (lambda: gf.sort(A, 3), ShapeError, "axis 3"),
-        (lambda: gf.sort(A, descending=1), ArgumentError, "descending is True or False"),
+        (lambda: gf.sort(A, descending=1), ArgumentError, "descending must be True or False"),
         (lambda: gf.argsort(A, stable="no"), ArgumentError, "stable"),
         (lambda: gf.sort(A.astype("complex128")), DTypeError, "complex128"),
         (lambda: gf.top_k(A, 7), ShapeError, "k is 7.*6 elements along axis 2"),

@@ -80,10 +80,10 @@ def test_parameters_out_of_range_are_refused() -> None:
     x = gf.placeholder("float32", (2, 3))
     for wrong, told in (
         (lambda: nn.celu(x, 0), "celu at .*test_activations.*alpha is a number other than 0"),
-        (lambda: nn.selu(x, scale=float("nan")), "scale is a number, not nan"),
+        (lambda: nn.selu(x, scale=float("nan")), "scale must be a number, not nan"),
         (lambda: nn.shrink(x, -1), "shrink at .*a number >= 0, not -1"),
         (lambda: nn.hard_tanh(x, 1, 0), "low 1.0 is above high 0.0"),
-        (lambda: nn.swish(x, "1"), "beta is a number, not "),  # type: ignore[arg-type]
+        (lambda: nn.swish(x, "1"), "beta must be a number, not "),  # type: ignore[arg-type]
     ):
         with pytest.raises(ArgumentError, match=told):
             wrong()

@@ -83,6 +83,6 @@ def test_the_inverse_of_the_error_function_leads_back(dtype: str) -> None:
 def test_an_order_that_is_none_is_refused_on_the_users_line() -> None:
     for n in (-1, 21, 1.0, True):
         with pytest.raises(
-            ArgumentError, match=r"polygamma at .*test_special\.py:\d+: n is an int"
+            ArgumentError, match=r"polygamma at .*test_special\.py:\d+: n (is|must be) an int"
         ):
             gf.polygamma(n, np.ones(3))  # type: ignore[arg-type]

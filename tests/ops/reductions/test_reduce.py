@@ -107,7 +107,7 @@ def test_wrong_axes_are_refused_with_the_line(name: str) -> None:
         G[name](x, axis=2)
     with pytest.raises(ArgumentError, match=rf"{name} at .*int.*, not 1\.5"):
         G[name](x, axis=1.5)
-    with pytest.raises(ArgumentError, match="keepdims is True or False"):
+    with pytest.raises(ArgumentError, match="keepdims must be True or False"):
         G[name](x, 0, 1)
 
 
@@ -182,7 +182,7 @@ def test_variance_corrects_the_count() -> None:
     assert value(G["std"](array, correction=1)) == pytest.approx(np.std(array, ddof=1))
     with np.errstate(all="ignore"):
         assert np.isnan(value(G["var"](np.array([2.0]), correction=1)))
-    with pytest.raises(ArgumentError, match="correction is a number"):
+    with pytest.raises(ArgumentError, match="correction must be a number"):
         G["var"](array, correction="1")
 
 

@@ -203,7 +203,11 @@ X = np.ones(8)
         (lambda: gf.signal.istft(X, 4, 2), ShapeError, "two axes"),
         (lambda: gf.signal.mel_weight_matrix(0, 16, 8e3, 0.0, 4e3), ArgumentError, "num_mel_bins"),
         (lambda: gf.signal.mel_weight_matrix(4, 16, 8e3, 0.0, 5e3), ArgumentError, "5000"),
-        (lambda: gf.signal.mel_weight_matrix(4, 16, "8", 0, 5e3), ArgumentError, "is a number"),
+        (
+            lambda: gf.signal.mel_weight_matrix(4, 16, "8", 0, 5e3),
+            ArgumentError,
+            "must be a number",
+        ),
         (lambda: gf.signal.mel_weight_matrix(4, 16, 8e3, 0, 4e3, "int32"), DTypeError, "int32"),
     ],
 )

@@ -84,5 +84,5 @@ def test_mistakes_name_the_line_and_the_value(call: Any, error: type, words: str
 )
 @pytest.mark.parametrize("k", [1.5, None, True, {1}])
 def test_the_number_of_a_diagonal_is_an_int(build: Any, k: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"test_creation\.py.*k is an int, not"):
+    with pytest.raises(ArgumentError, match=r"test_creation\.py.*k must be an int, not"):
         build(k)

@@ -223,7 +223,7 @@ def test_a_cache_takes_a_position_of_every_sequence_in_place() -> None:
         (lambda: gf.nn.embedding([0], np.float32(1)), ShapeError, "scalar"),
         (lambda: gf.nn.embedding([0], TABLE, padding_id=7), ShapeError, "padding_id 7 .* of 7"),
         (lambda: gf.nn.embedding([0], TABLE, padding_id=-1), ArgumentError, "from 0"),
-        (lambda: gf.optim.SGD(0.1, sparse=1), ArgumentError, "sparse is True or False"),
+        (lambda: gf.optim.SGD(0.1, sparse=1), ArgumentError, "sparse must be True or False"),
     ],
 )
 def test_mistakes_name_the_line(call: Any, error: type, words: str) -> None:

@@ -245,7 +245,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "kernel": (lambda: nn.max_pool2d(X, 7), ShapeError, "size 7 on an axis of size 6"),
     "kernels": (lambda: nn.max_pool2d(X, (2, 2, 2)), ArgumentError, "3 entries for 2"),
     "zero": (lambda: nn.avg_pool2d(X, 0), ArgumentError, "kernel is an int >= 1"),
-    "ceil": (lambda: nn.avg_pool2d(X, 2, ceil_mode=1), ArgumentError, "ceil_mode is True or"),
+    "ceil": (lambda: nn.avg_pool2d(X, 2, ceil_mode=1), ArgumentError, "ceil_mode must be True or"),
     "divisor": (lambda: nn.avg_pool2d(X, 2, divisor=0), ArgumentError, "divisor"),
     "bools": (lambda: nn.max_pool2d(X > 0, 2), DTypeError, "int or float"),
     "mean of ints": (lambda: nn.avg_pool2d(X.astype(int), 2), DTypeError, "float"),

@@ -19,9 +19,12 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Op, Sample, Tensor
 from graphflow.ir.spec import evaluate as evaluate_size
-from graphflow.parallel.mesh.device_mesh import AxisSplit, Mesh, SizePartitioner
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
-from graphflow.parallel.sharding.partitioner import ShardedGraph, partition_graph
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.partitioner import partition_graph
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.transforms.op_testing import draw, infer_specs, to_double
 
 MESHES: list[dict[str, int]] = [{"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}]

@@ -15,12 +15,13 @@ import graphflow as gf
 from graphflow.errors import ScheduleError, ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
-from graphflow.parallel.mesh.device_mesh import SizePartitioner
-from graphflow.parallel.pipelining.schedule import Schedule, Task, run
-from graphflow.parallel.pipelining.schedules import SCHEDULES, one_f_one_b, pipedream
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.pipelining.schedule import SCHEDULES, Schedule, Task
+from graphflow.parallel.pipelining.schedules import one_f_one_b, pipedream
 from graphflow.parallel.pipelining.stages import stages_of
 from graphflow.parallel.pipelining.staleness import staleness
-from graphflow.parallel.sharding.partitioner import FeedSlice
+from graphflow.parallel.pipelining.timeline import run
+from graphflow.parallel.sharding.sharded_graph import FeedSlice
 from graphflow.passes import optimize
 from graphflow.placement.plans.plan_notices import constraints
 from graphflow.placement.plans.plan_records import Interval, MeasuredSteps

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import ScheduleError
-from graphflow.parallel.pipelining.schedule import Schedule, Task, draw, execution_order, run
+from graphflow.parallel.pipelining.schedule import SCHEDULES, Schedule, Task, execution_order
 from graphflow.parallel.pipelining.schedules import (
-    SCHEDULES,
     chimera,
     gpipe,
     interleaved,
@@ -22,6 +21,7 @@ from graphflow.parallel.pipelining.schedules import (
     zb_v,
 )
 from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.pipelining.timeline import draw, run
 
 SIZES = st.integers(1, 7)
 SECONDS = st.integers(1, 9)

@@ -16,9 +16,11 @@ from graphflow.errors import ShapeError, ShardingError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
-from graphflow.parallel.mesh.device_mesh import AxisSplit, Mesh
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout
-from graphflow.parallel.sharding.partitioner import ShardedGraph, partition_graph
+from graphflow.parallel.sharding.partitioner import partition_graph
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 
 C, W, ITEM = 2, 5, 8
 

@@ -11,7 +11,7 @@ import pytest
 import graphflow as gf
 from graphflow.ir.graph import Graph
 from graphflow.ir.scopes import seed_scope
-from graphflow.parallel.sharding import emitter, partitioner
+from graphflow.parallel.sharding import emitter, local_nodes, state_emitter
 
 
 def _divided(strategy: Any) -> str:
@@ -43,6 +43,6 @@ def test_copies_are_what_rules_would_have_given(
 ) -> None:
     copied = _divided(strategy)
     monkeypatch.setattr(emitter, "copy_unsplit", lambda *_: None)
-    monkeypatch.setattr(emitter, "have_specs", lambda *_: False)
-    monkeypatch.setattr(partitioner, "have_spec_of", lambda *_: False)
+    monkeypatch.setattr(local_nodes, "have_specs", lambda *_: False)
+    monkeypatch.setattr(state_emitter, "have_spec_of", lambda *_: False)
     assert copied == _divided(strategy)

@@ -205,7 +205,7 @@ def test_memory_of_nothing_is_refused() -> None:
         with pytest.raises(gf.errors.SessionError, match="run them first"):
             s.memory()
         with (
-            pytest.raises(gf.errors.ArgumentError, match="memory is True or False"),
+            pytest.raises(gf.errors.ArgumentError, match="memory must be True or False"),
             s.trace(memory=1),  # type: ignore[arg-type]
         ):
             pass

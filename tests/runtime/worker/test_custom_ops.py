@@ -142,7 +142,7 @@ def test_a_worker_imports_only_what_it_was_started_with(
 
 def test_the_command_line_takes_names_of_modules_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "--listen", "tcp://127.0.0.1:*", "--allow-ops", "my-ops"]) == 2
-    assert "--allow-ops holds names of modules, such as 'my_ops', not 'my-ops'" in (
+    assert "--allow-ops must hold names of modules, such as 'my_ops', not 'my-ops'" in (
         capsys.readouterr().err
     )
 

@@ -1,4 +1,4 @@
-"""Classic models and their preparation of features, on numbers. Strings run on the host."""
+"""Feature preparation, label encoding and linear models, on numbers. Strings run on the host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from graphflow.ops.tensors.take import take
 
 @operator("ArrayFeatureExtractor", domain=ML)
 def _extract(call: NodeCall) -> Outputs:
-    """Columns of the last axis; a vector counts as a matrix of one row."""
+    """Select columns of the last axis; a vector counts as a matrix of one row."""
     x, places = call.tensor(0), reshape(call.tensor(1), (-1,))
     found = take(x, places, x.ndim - 1)
     return expand_dims(found, 0) if x.ndim == 1 else found
@@ -89,7 +89,7 @@ def _one_hot(call: NodeCall) -> Outputs:
 
 @operator("FeatureVectorizer", domain=ML)
 def _vectorize(call: NodeCall) -> Outputs:
-    """Rows of features put side by side, each input cut or filled up to a given width."""
+    """Concatenate rows of features, each input cropped or padded to a given width."""
     parts = []
     for x, wide in zip(call.tensors(), call.required_attr("inputdimensions"), strict=True):
         rows = expand_dims(x, -1) if x.ndim == 1 else x
@@ -110,7 +110,7 @@ def _floats(x: Tensor) -> Tensor:
 
 
 def _encoder_items(call: NodeCall, what: str) -> Array:
-    """Keys or values of an encoder, whichever attribute holds them."""
+    """Return the keys or values of an encoder from whichever attribute holds them."""
     for suffix, dtype in (("floats", "float32"), ("int64s", "int64")):
         items = call.attr(f"{what}_{suffix}")
         if items:
@@ -135,7 +135,7 @@ def _default(call: NodeCall, dtype: np.dtype[Any]) -> Any:
 
 @operator("LabelEncoder", domain=ML)
 def _encode(call: NodeCall) -> Outputs:
-    """Each key's value, found in the sorted keys; of a key given twice, the last one."""
+    """Look up each key's value in the sorted keys; the last value counts for a repeated key."""
     keys, values = _encoder_items(call, "keys"), _encoder_items(call, "values")
     if len(keys) != len(values) or not len(keys):
         raise call.unsupported_error(f"{len(keys)} keys for {len(values)} values")
@@ -155,7 +155,7 @@ def _encode(call: NodeCall) -> Outputs:
 def _zip(
     run: host.HostRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
-    """A dictionary from label to score for each row."""
+    """Return a dictionary from label to score for each row."""
     labels = node.attr("classlabels_int64s") or node.attr("classlabels_strings") or []
     rows = np.atleast_2d(inputs[0]).tolist()
     return [[dict(zip(labels, row, strict=True)) for row in rows]]
@@ -165,7 +165,7 @@ def _zip(
 
 
 def _linear(call: NodeCall, rows: int) -> Tensor:
-    """x · coefficientsᵀ + intercepts, for (rows, features) coefficients."""
+    """Compute x · coefficientsᵀ + intercepts, for coefficients (rows, features)."""
     x = _floats(call.tensor(0))
     weights = np.asarray(call.required_attr("coefficients"), x.dtype)
     if weights.size % rows:
@@ -185,7 +185,7 @@ def _regress(call: NodeCall) -> Outputs:
 
 @operator("LinearClassifier", domain=ML)
 def _classify(call: NodeCall) -> Outputs:
-    """Labels and scores. A single row of coefficients scores the second of two classes."""
+    """Return labels and scores. A single row of coefficients scores the second of two classes."""
     labels = call.attr("classlabels_ints")
     if not labels:
         raise RunOnHost("labels are strings")

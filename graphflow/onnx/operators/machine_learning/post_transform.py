@@ -1,4 +1,4 @@
-"""What classic models make of their scores: ONNX's attribute `post_transform`."""
+"""The attribute `post_transform` of `ai.onnx.ml`: from scores to probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def apply_post_transform(call: NodeCall, scores: Tensor, how: str | int) -> Tensor:
-    """Scores (rows, classes) by a transformation that has a name or a number."""
+    """Transform scores (rows, classes) by a transformation of a name or a number."""
     if isinstance(how, int):
         how = _NAMES[how] if 0 <= how < len(_NAMES) else str(how)
     if how == "NONE":
@@ -34,7 +34,7 @@ def apply_post_transform(call: NodeCall, scores: Tensor, how: str | int) -> Tens
 
 
 def _softmax_zero(x: Tensor) -> Tensor:
-    """Softmax in which zeros stay zeros; 0.5 for rows of nothing else."""
+    """Compute a softmax in which zeros stay zeros; rows of zeros become 0.5."""
     most = extrema.max(x, axis=-1, keepdims=True)
     parts = select.where(
         elementwise.greater(elementwise.abs(x), 1e-7),
@@ -47,7 +47,7 @@ def _softmax_zero(x: Tensor) -> Tensor:
 
 
 def _probit(x: Tensor) -> Tensor:
-    """√2·erf⁻¹(2x - 1), within 2e-3.
+    """Compute √2·erf⁻¹(2x - 1), with an error below 2e-3.
 
     Source: Winitzki, "A handy approximation for the error function and its inverse", 2008.
     """

@@ -1,7 +1,7 @@
-"""Support vector machines, by products of matrices for all rows at once; and classifiers whose
-labels are strings, by the same graphs with numbered labels.
+"""Support vector machines as matrix products; and classifiers with string labels.
 
-Kernels are computed in float64: distances are differences of squares.
+String labels are numbered, and classified by the same graphs. Kernels are computed in float64,
+since distances are differences of squares.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from graphflow.ops.tensors.take import take
 
 
 def _rows(call: NodeCall) -> Tensor:
-    """The features as (rows, features) in float64; a vector counts as one row."""
+    """Return the features as (rows, features) in float64; a vector counts as one row."""
     x = astype(call.tensor(0), "float64")
     return expand_dims(x, 0) if x.ndim == 1 else x
 
@@ -47,14 +47,14 @@ def _floats(call: NodeCall, name: str) -> Array:
 
 
 def _matrix(call: NodeCall, values: Array, rows: int) -> Array:
-    """Values as a matrix of so many rows."""
+    """Reshape values to a matrix of `rows` rows."""
     if rows < 1 or values.size % rows:
         raise OnnxError(f"{call.label}: {values.size} numbers are not {rows} rows of equal size")
     return values.reshape(rows, -1)
 
 
 def _kernel(call: NodeCall, x: Tensor, vectors: Array) -> Tensor:
-    """What each row of x (rows, features) and each vector (vectors, features) come to."""
+    """Compute the kernel of each row of x and each vector: (rows, vectors)."""
     how = call.attr("kernel_type", "LINEAR")
     gamma, shift, degree = [*call.attr("kernel_params", []), 0.0, 0.0, 0.0][:3]
     product: Tensor = linalg.matmul(x, vectors, transpose_b=True)
@@ -74,7 +74,7 @@ def _kernel(call: NodeCall, x: Tensor, vectors: Array) -> Tensor:
 
 
 def _power(x: Tensor, degree: int) -> Tensor:
-    """x to a whole power: small ones are products, which take a tenth of the time."""
+    """Raise x to an integral power; small powers are products, in a tenth of the time of pow."""
     if 1 <= degree <= 8:
         product: Tensor = reduce_by(mul, [x] * degree)
         return product
@@ -99,7 +99,7 @@ def _regressor(call: NodeCall) -> Outputs:
 
 @operator("SVMClassifier", domain=ML)
 def _classifier(call: NodeCall) -> Outputs:
-    """Labels and scores, one score for each pair of classes or (with probabilities) each class."""
+    """Return labels, and scores of pairs of classes or (with probabilities) of classes."""
     labels = call.attr("classlabels_ints", [])
     if call.attr("classlabels_strings"):
         raise RunOnHost("labels are strings")
@@ -135,7 +135,7 @@ def _classifier(call: NodeCall) -> Outputs:
 
 
 def _score_pairs(call: NodeCall, weights: Array, rho: Array, sizes: Sequence[int]) -> Tensor:
-    """Scores (rows, pairs of classes): above 0 for the first class of a pair."""
+    """Return scores (rows, pairs of classes), above 0 for the first class of a pair."""
     count = sum(sizes)
     vectors = _matrix(call, _floats(call, "support_vectors"), count)
     pairs = list(combinations(range(len(sizes)), 2))
@@ -155,7 +155,7 @@ def _score_pairs(call: NodeCall, weights: Array, rho: Array, sizes: Sequence[int
 
 
 def _votes(scores: Tensor, classes: int) -> Tensor:
-    """How many pairs each class wins."""
+    """Count the pairs that each class wins."""
     pairs = list(combinations(range(classes), 2))
     wins, losses = np.zeros((len(pairs), classes)), np.zeros((len(pairs), classes))
     for row, (i, j) in enumerate(pairs):
@@ -166,7 +166,7 @@ def _votes(scores: Tensor, classes: int) -> Tensor:
 
 
 def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
-    """Probabilities of classes (rows, classes) from those of pairs.
+    """Compute probabilities of classes (rows, classes) from those of pairs.
 
     Source: Wu, Lin & Weng, JMLR 5, 2004, second method; Gauss-Seidel steps as in libsvm.
     """
@@ -182,7 +182,7 @@ def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
     q = own - won * swapaxes(won, 1, 2)  # won[i, j]: the probability of i among i and j
 
     def residual(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q·p, p·Q·p, and whether a row has not settled."""
+        """Return Q·p, p·Q·p, and True for rows that have not converged."""
         qp = linalg.matmul(q, expand_dims(p, -1))[:, :, 0]
         pqp = reduce.sum(p * qp, axis=1, keepdims=True)
         error = extrema.max(elementwise.abs(qp - pqp), axis=1, keepdims=True)
@@ -215,7 +215,7 @@ def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
 def _classify_strings(
     run: host.HostRun, node: host.HostNode, inputs: Sequence[Any], outer: Mapping[str, Any]
 ) -> Any:
-    """The classifier with numbers for labels, as a graph; then the label of each number."""
+    """Run the classifier with numbers for labels as a graph, and look up the labels."""
     words = node.attr("classlabels_strings") or []
     if len(words) < 2 or inputs[0].dtype.kind not in "iuf":
         return host.run_reference(run, node, inputs)

@@ -1,7 +1,7 @@
-"""Ensembles of decision trees: all trees descend at once, one level of a table a step.
+"""Ensembles of decision trees: all trees descend together, one level in each step.
 
-A table holds the nodes of all trees; leaves lead to themselves, so that after as many steps as the
-deepest tree has levels every place is a leaf.
+A table holds the nodes of all trees. Leaves lead to themselves, so every position is a leaf after
+as many steps as the deepest tree has levels.
 """
 
 from __future__ import annotations
@@ -45,9 +45,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Forest:
-    """Nodes of all trees, (n,) each: `yes` and `no` are the nodes that follow; `roots` (trees,).
+    """The nodes of all trees, as arrays (n,).
 
-    `members` (n, m): sets that nodes of mode MEMBER look into, filled up with NaN.
+    Attributes:
+        modes: the comparison of each node, or a leaf.
+        features, splits: the feature that a node compares, and the number that it compares with.
+        yes, no: the next node if the comparison is true or false.
+        missing: True if a missing value (NaN) leads to `yes`.
+        roots: the first node of each tree, (trees,).
+        members: the sets that nodes of mode MEMBER test, (n, m), padded with NaN.
     """
 
     modes: Array
@@ -60,10 +66,10 @@ class Forest:
     members: Array | None = None
 
     def levels(self, label: str) -> list[Array]:
-        """The nodes that are reached after each step; after the last one, all are leaves.
+        """Return the nodes reached after each step; after the last step, all are leaves.
 
         Raises:
-            OnnxError: a node leads to none, or back to itself.
+            OnnxError: a node leads to a node that does not exist, or back to itself.
         """
         n = len(self.modes)
         ends = np.concatenate([self.yes, self.no, self.roots])
@@ -77,7 +83,7 @@ class Forest:
         return levels
 
     def leaves(self, x: Tensor, label: str) -> Tensor:
-        """The leaf in each tree for each row of x (rows, features): (rows, trees)."""
+        """Find the leaf in each tree for each row of x (rows, features): (rows, trees)."""
         features, yes, no, missing = map(
             as_tensor, (self.features, self.yes, self.no, self.missing)
         )
@@ -93,7 +99,7 @@ class Forest:
         return places
 
     def _test(self, dtype: np.dtype[Any]) -> Callable[[Tensor, Tensor], Tensor]:
-        """Whether each value passes the test at its place."""
+        """Return a function (values, nodes) that compares each value at its node."""
         splits, modes = as_tensor(self.splits.astype(dtype)), as_tensor(self.modes)
         members = None if self.members is None else as_tensor(self.members.astype(dtype))
         used = [int(mode) for mode in np.unique(self.modes) if mode != _LEAF]
@@ -124,7 +130,7 @@ def _as_floats(x: Tensor) -> Tensor:
 
 
 def _aggregate_leaves(leaves: Tensor, weights: Array, how: str, dtype: Any) -> Tensor:
-    """The weights (nodes, targets) of the leaves of all trees, as one: (rows, targets)."""
+    """Aggregate the weights (nodes, targets) of the leaves of all trees: (rows, targets)."""
     found = take(as_tensor(weights.astype(dtype)), leaves, 0)
     if how == "MIN":
         return extrema.min(found, axis=1)
@@ -136,7 +142,7 @@ def _aggregate_leaves(leaves: Tensor, weights: Array, how: str, dtype: Any) -> T
 def _weights(
     call: NodeCall, n: int, targets: int, how: str, at: Array, ids: Array, values: Array
 ) -> Array:
-    """Each leaf's weight for each target, and what does not count for the others."""
+    """Return each leaf's weight for each target; neutral values elsewhere: (n, targets)."""
     if at.size and not (0 <= ids.min() <= ids.max() < targets):
         raise OnnxError(f"{call.label}: a leaf is for a target that is none of {targets}")
     if how in ("SUM", "AVERAGE"):
@@ -165,7 +171,7 @@ def _tensor(call: NodeCall, name: str) -> Array | None:
 
 
 def _sets(call: NodeCall, modes: Array) -> Array | None:
-    """For each node its set, in rows as long as the largest, the rest NaN."""
+    """Return the set of each node as a row, padded with NaN; None if no node tests a set."""
     values = _tensor(call, "membership_values")
     at = np.flatnonzero(modes == _MEMBER)
     if values is None or not at.size:
@@ -228,14 +234,14 @@ def _ensemble(call: NodeCall) -> Outputs:
 
 
 def _floats(call: NodeCall, name: str) -> Array | None:
-    """An attribute that is a list of floats, or a tensor under a longer name."""
+    """Return an attribute that is a list of floats, or a tensor under a longer name."""
     wide = _tensor(call, f"{name}_as_tensor")
     value = call.attr(name)
     return wide if wide is not None or value is None else np.asarray(value, np.float32)
 
 
 def _named_forest(call: NodeCall) -> tuple[Forest, dict[tuple[int, int], int]]:
-    """The forest, and where its nodes are by tree and number."""
+    """Return the forest, and the indices of its nodes by tree and number."""
     trees, numbers = call.required_attr("nodes_treeids"), call.required_attr("nodes_nodeids")
     places = {key: i for i, key in enumerate(zip(trees, numbers, strict=True))}
     words = call.required_attr("nodes_modes")
@@ -276,7 +282,7 @@ def _named_forest(call: NodeCall) -> tuple[Forest, dict[tuple[int, int], int]]:
 
 
 def _scores(call: NodeCall, what: str, targets: int, how: str) -> Tensor:
-    """The sums (rows, targets) of a forest whose leaves' weights are listed as `what`_…"""
+    """Return the scores (rows, targets) of a forest whose leaf weights are attributes `what`_…"""
     x = _as_floats(call.tensor(0))
     forest, places = _named_forest(call)
     values = _floats(call, f"{what}_weights")
@@ -311,7 +317,7 @@ def _regressor(call: NodeCall) -> Outputs:
 
 @operator("TreeEnsembleClassifier", domain=ML)
 def _classifier(call: NodeCall) -> Outputs:
-    """Labels and scores. Weights for only one class are those of the second of two."""
+    """Return labels and scores. Weights of a single class are those of the second of two."""
     labels = call.attr("classlabels_int64s")
     if not labels:
         raise RunOnHost("labels are strings")

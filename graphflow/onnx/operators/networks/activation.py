@@ -32,7 +32,7 @@ for _name, _function in {
 
 
 def _register_parametric(name: str, function: Callable[..., Tensor], **defaults: Any) -> None:
-    """An activation whose attributes are the function's arguments, in order."""
+    """Register an activation whose attributes are the function's arguments, in order."""
 
     @operator(name)
     def translate(call: NodeCall) -> Outputs:
@@ -68,7 +68,7 @@ def _prelu(call: NodeCall) -> Outputs:
 
 @operator("Softmax", since=13)
 def _softmax(call: NodeCall) -> Outputs:
-    """Of halves by the steps of the function in ONNX's schema, each of which rounds."""
+    """Translate Softmax; for float16, round after each step as the function in ONNX's schema."""
     x = call.tensor(0)
     axis = axis_of(call, -1, x.ndim)
     if x.dtype != "float16":
@@ -90,7 +90,7 @@ def _hardmax(call: NodeCall) -> Outputs:
 
 
 def _register_flattened(name: str, function: Callable[..., Tensor]) -> None:
-    """Before opset 13, all axes from `axis` on counted as one."""
+    """Register an operator of opsets before 13, where all axes from `axis` on count as one."""
 
     @operator(name)
     def translate(call: NodeCall) -> Outputs:

@@ -1,6 +1,6 @@
-"""Attention, on our op that never holds the matrix of all pairs.
+"""Attention by our op, which never stores the matrix of all scores.
 
-A use that asks for that matrix (`qk_matmul_output`) is read as the function body of ONNX's schema.
+If a model reads this matrix (`qk_matmul_output`), the function body in ONNX's schema expands it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _attention(call: NodeCall) -> Outputs:
     causal = bool(call.attr("is_causal", 0))
     sides = tuple(None if s < 0 else s for s in (_side(call, "left"), _side(call, "right")))
     mask = _mask(call, q, k)
-    if call.has(6):  # so many keys of each of the batch: their places are relative to these
+    if call.has(6):  # lengths of each element of the batch; positions count from them
         mask = _combine_masks(_length_mask(call, q, k, causal, sides), mask)
         causal, sides = False, (None, None)
     y = attention.attention(
@@ -65,7 +65,7 @@ def _side(call: NodeCall, which: str) -> int:
 
 
 def _heads(call: NodeCall, i: int, name: str) -> Tensor:
-    """(batch, heads, time, depth), from (batch, time, heads·depth) if it has rank 3."""
+    """Return input i as (batch, heads, time, depth); one of rank 3 is (batch, time, width)."""
     x = call.tensor(i)
     if x.ndim == 4:
         return x
@@ -75,7 +75,7 @@ def _heads(call: NodeCall, i: int, name: str) -> Tensor:
 
 
 def _mask(call: NodeCall, q: Tensor, k: Tensor) -> Tensor | None:
-    """The given mask, keys beyond its end not seen."""
+    """Return the given mask; keys beyond its end are masked."""
     mask = call.optional(3)
     if mask is None:
         return None
@@ -87,7 +87,7 @@ def _mask(call: NodeCall, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def _length_mask(call: NodeCall, q: Tensor, k: Tensor, causal: bool, sides: Any) -> Tensor:
-    """Which keys each query sees where each of the batch has a number of keys that are filled."""
+    """Return a mask of the keys that each query sees, if each sequence has its own length."""
     lengths = reshape(astype(call.tensor(6), "int64"), (-1, 1, 1, 1))
     keys = arange(k.shape[2])
     own = expand_dims(arange(q.shape[2]), 1) + lengths - q.shape[2]  # (batch, 1, T, 1)

@@ -13,7 +13,7 @@ _AUTOMATIC = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"
 
 
 def padding_of(call: NodeCall, rank: int) -> Any:
-    """The attributes `pads` and `auto_pad` as our functions take padding."""
+    """Convert the attributes `pads` and `auto_pad` to our padding."""
     automatic = call.attr("auto_pad", "NOTSET")
     if automatic in _AUTOMATIC:
         return _AUTOMATIC[automatic]
@@ -26,7 +26,7 @@ def padding_of(call: NodeCall, rank: int) -> Any:
 
 
 def steps_of(call: NodeCall, rank: int) -> dict[str, Any]:
-    """Strides and dilations, 1 unless given."""
+    """Return strides and dilations; default: 1."""
     return {
         "stride": tuple(call.attr("strides", [1] * rank)),
         "dilation": tuple(call.attr("dilations", [1] * rank)),
@@ -80,7 +80,7 @@ def _conv_transpose(call: NodeCall) -> Outputs:
 def _padding_for_sizes(
     call: NodeCall, x: Tensor, weight: Tensor, wanted: Any, extra: Any, steps: dict[str, Any]
 ) -> Any:
-    """The padding with which an output has the wanted sizes; an odd element goes before."""
+    """Return the padding that gives an output of `wanted` sizes; an odd element goes before."""
     pairs = []
     for i, size in enumerate(wanted):
         n, kernel = call.static_size(x.shape[2 + i]), call.static_size(weight.shape[2 + i])

@@ -69,7 +69,7 @@ def _group_norm(call: NodeCall) -> Outputs:
 
 
 def _upcast(call: NodeCall, x: Tensor) -> Tensor:
-    """x as the type that the statistics are computed in (`stash_type`)."""
+    """Convert x to the dtype of its statistics (`stash_type`)."""
     if x.dtype.itemsize >= 4:
         return x
     return astype(x, call.dtype("stash_type", 1))
@@ -98,7 +98,7 @@ def _normalize_and_scale(
     axes: tuple[int, ...],
     epsilon: float,
 ) -> Tensor:
-    """Standardised in the wide dtype, scaled in that of x."""
+    """Normalise in the wide dtype, and scale in that of x."""
     sizes = tuple(x.shape[a] for a in axes)
     fits = scale.shape == sizes and (bias is None or bias.shape == sizes)
     if fits and wide is x:
@@ -122,7 +122,7 @@ def _rms_norm(call: NodeCall) -> Outputs:
 
 @operator("LRN")
 def _lrn(call: NodeCall) -> Outputs:
-    """x / (bias + alpha/size · Σ x² over `size` neighbouring channels)^beta."""
+    """Translate LRN: x / (bias + alpha/size · Σ x² over `size` neighbouring channels)^beta."""
     x, size = call.tensor(0), call.required_attr("size")
     before = (size - 1) // 2
     widths = [(before, size - 1 - before) if i == 1 else (0, 0) for i in range(x.ndim)]
@@ -137,7 +137,7 @@ def _lrn(call: NodeCall) -> Outputs:
 
 @operator("LpNormalization")
 def _lp_normalization(call: NodeCall) -> Outputs:
-    """Zeros stay zeros."""
+    """Translate LpNormalization; vectors of zeros stay zeros."""
     x, p = call.tensor(0), call.attr("p", 2)
     axis = axis_of(call, -1, x.ndim)
     if p == 1:

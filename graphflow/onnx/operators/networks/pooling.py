@@ -39,7 +39,7 @@ def _max_pool(call: NodeCall) -> Outputs:
 
 
 def _column_major(x: Tensor, places: Tensor) -> Tensor:
-    """Places in a map as if its first spatial axis were the fastest."""
+    """Convert flat indices in a map to those of a map whose first spatial axis is contiguous."""
     result: Any = 0
     rest: Any = places
     factor: Any = 1
@@ -53,7 +53,7 @@ def _column_major(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _over_all(x: Tensor, places: Tensor) -> Tensor:
-    """Places in a map as places in the whole tensor."""
+    """Convert flat indices in a map to flat indices in the whole tensor."""
     maps = reshape(arange(x.shape[0] * x.shape[1]), (*x.shape[:2], *(1,) * (x.ndim - 2)))
     result: Tensor = elementwise.add(places, maps * product(x.shape[2:]))
     return result

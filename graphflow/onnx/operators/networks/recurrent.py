@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: each direction a scan with its own activations; and linear attention."""
+"""RNN, GRU and LSTM, each direction by our layer with its activations; and linear attention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIRECTIONS = {
 
 _PLAIN = ("relu", "tanh", "sigmoid", "softsign", "softplus")
 
-# Other activations by lower-case name: how one is made from alpha and beta, and these by default.
+# Parametric activations by lower-case name: (x, alpha, beta) -> y, and both defaults.
 _ACTIVATIONS: dict[str, tuple[Callable[[Any, float, float], Any], float, float]] = {
     "affine": (lambda x, a, b: x * a + b, 1.0, 0.0),
     "leakyrelu": (lambda x, a, b: rectifiers.leaky_relu(x, a), 0.01, 0),
@@ -44,9 +44,10 @@ _TAKES = {
 
 
 def _activations(call: NodeCall, defaults: tuple[str, ...], directions: int) -> list[_Function]:
-    """The activations of all directions, one after the other.
+    """Return the activations of all directions, one after the other.
 
-    alpha and beta list values for those activations, in order, that have such a parameter.
+    The attributes activation_alpha and activation_beta list values, in order, for those activations
+    that have such a parameter.
     """
     names = [n.lower() for n in call.attr("activations", list(defaults) * directions)]
     unknown = [n for n in names if n not in _ACTIVATIONS and n not in _PLAIN]
@@ -60,7 +61,7 @@ def _activations(call: NodeCall, defaults: tuple[str, ...], directions: int) -> 
     functions: list[_Function] = []
     for name in names:
         if name in _PLAIN:
-            functions.append(FUNCTIONS[name])  # itself, by which a layer knows its usual ones
+            functions.append(FUNCTIONS[name])  # layers recognise their defaults by identity
             continue
         make, alpha, beta = _ACTIVATIONS[name]
         takes = _TAKES[name]
@@ -76,7 +77,7 @@ def _apply_activation(make: Callable[..., Any], a: float, b: float, x: Tensor) -
 
 
 def _slice_direction(x: Tensor | None, i: int, count: int) -> Tensor | None:
-    """Direction i of (directions, …), as (1, …)."""
+    """Return direction i of (directions, …), as (1, …)."""
     return x if x is None or count == 1 else window(x, 0, i, 1)
 
 
@@ -87,10 +88,10 @@ def _layer(
     weights: tuple[Tensor, Tensor] | None = None,
     **choices: Any,
 ) -> Outputs:
-    """Run a layer in each direction, by the weights that are inputs 1 and 2 or by others.
+    """Run a layer in each direction, with inputs 1 and 2 as weights, or with `weights`.
 
-    ONNX has y of (time, directions, batch, hidden), and with layout 1 the batch first in all that
-    has one.
+    ONNX's y is (time, directions, batch, hidden). With layout 1, the batch axis is first in all
+    tensors that have one.
     """
     direction = call.attr("direction", "forward")
     if direction not in _DIRECTIONS:
@@ -166,14 +167,14 @@ def _lstm(call: NodeCall) -> Outputs:
 
 
 class _QuantizedLstm(LstmCell):
-    """An LSTM whose state goes through 8 bits before it meets the weights."""
+    """An LSTM whose hidden state is quantised to 8 bits before the recurrent product."""
 
     def step(self, z: Tensor, state: State, weights: RecurrentWeights) -> State:
         return super().step(z, (_quantize_dynamically(state[0]), *state[1:]), weights)
 
 
 def _quantize_dynamically(x: Tensor) -> Tensor:
-    """x as `DynamicQuantizeLinear` rounds it: 256 steps from its least to its largest value."""
+    """Round x as `DynamicQuantizeLinear` does: to 256 levels between its minimum and maximum."""
     low, high = (select.minimum(extrema.min(x), 0), select.maximum(extrema.max(x), 0))
     width = (high - low) / 255
     step = select.where(elementwise.equal(width, 0), 1.0, width)
@@ -187,15 +188,17 @@ def _run_quantized_lstm(
     x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None, initial: Any, *, gates: str,
     activations: tuple[_Function, ...], clip: float | None, input_forget: bool, **others: Any,
 ) -> tuple[Tensor, State]:  # fmt: skip
-    """As `recurrent.lstm`, of inputs and states that are rounded to 8 bits."""
+    """Run `recurrent.lstm` with inputs and hidden states rounded to 8 bits."""
     cell = _QuantizedLstm(gates, activations, 2, clip, input_forget)
     return recurrent.run_layer(cell, _quantize_dynamically(x), w, r, bias, initial, **others)
 
 
 @operator("DynamicQuantizeLSTM", domain="com.microsoft")
 def _quantized_lstm(call: NodeCall) -> Outputs:
-    """onnxruntime's LSTM of 8-bit weights (directions, inputs, gates·hidden), with a scale and a
-    zero point for each direction or each column."""
+    """Translate onnxruntime's LSTM with 8-bit weights (directions, inputs, gates·hidden).
+
+    Each direction, or each column, has a scale and a zero point.
+    """
 
     def weights(i: int, scale: int) -> Tensor:
         q, factors, zero = (call.tensor(j) for j in (i, scale, scale + 1))
@@ -218,7 +221,7 @@ def _quantized_lstm(call: NodeCall) -> Outputs:
 
 
 def _time_major(x: Tensor | None, heads: int) -> Tensor | None:
-    """(batch, time, heads·size) as (time, batch, heads, size), in float32 or wider."""
+    """Reshape (batch, time, heads·size) to (time, batch, heads, size), in float32 or wider."""
     if x is None:
         return None
     wide = x if x.dtype.itemsize > 2 else astype(x, "float32")
@@ -227,7 +230,9 @@ def _time_major(x: Tensor | None, heads: int) -> Tensor | None:
 
 @operator("LinearAttention")
 def _linear_attention(call: NodeCall) -> Outputs:
-    """A state (batch, heads, keys, values) that each step decays, writes into and reads.
+    """Translate LinearAttention: each step decays, updates and reads a state.
+
+    The state is (batch, heads, keys, values).
 
     Source: Yang, Kautz & Hatamizadeh, "Gated Delta Networks", ICLR 2025.
     """

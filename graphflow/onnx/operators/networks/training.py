@@ -1,4 +1,4 @@
-"""ONNX's preview of training: gradients within a model, and steps of optimisers."""
+"""ONNX's preview of training: the Gradient operator, and steps of optimisers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graphflow.transforms.reverse_mode import gradients
 
 @operator("Gradient", domain=TRAINING)
 def _gradient(call: NodeCall) -> Outputs:
-    """Of the tensor named y in those named xs, with other values in place of xs and zs."""
+    """Differentiate the tensor named y to those named xs, at the inputs as values of xs and zs."""
     names = [*call.required_attr("xs"), *call.attr("zs", [])]
     if len(names) != call.count:
         raise call.unsupported_error(f"{call.count} inputs for the {len(names)} names in xs and zs")
@@ -48,7 +48,7 @@ def _find_tensor(call: NodeCall, name: str) -> Tensor:
 
 
 def _rebuild_with(results: list[Tensor], replaced: dict[Tensor, Tensor]) -> list[Tensor]:
-    """What the results are when some tensors that they come from are others."""
+    """Rebuild results with some of the tensors that they depend on replaced by others."""
 
     def replace(node: Node, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         if not any(tensor in replaced for tensor in node.outputs):
@@ -65,10 +65,10 @@ _Step = Callable[..., tuple[Tensor, ...]]
 
 
 def _optimiser(name: str, states: int) -> Callable[[_Step], _Step]:
-    """Register (call, rate, count of steps, x, gradient, *states) -> new x and states.
+    """Register (call, rate, step count, x, gradient, *states) -> (new x, *new states).
 
-    A node's inputs are the rate, the count, and all xs, then all gradients, then each state of
-    all; its outputs are in this order, too.
+    A node's inputs are the rate and the count; then all xs, all gradients, and each state of all
+    xs. Its outputs are all xs, and each state of all xs.
     """
 
     def enter(step: _Step) -> _Step:

@@ -1,4 +1,4 @@
-"""Images resized, sampled off their grid, and put together again."""
+"""Image operators: resizing, sampling, deformable convolution, unpooling and cropping."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from graphflow.ops.windows import unfold
 
 
 def _resize_and_round(call: NodeCall, x: Tensor, **how: Any) -> Tensor:
-    """Ints are interpolated as floats, and rounded to what they can hold."""
+    """Resize x; interpolated ints are computed as floats, rounded, and clipped to their range."""
     if how["mode"] == "nearest" or kind(x.dtype) == "float":
         result: Tensor = resize.resize(x, **how)
         return result
@@ -34,7 +34,7 @@ def _resize_and_round(call: NodeCall, x: Tensor, **how: Any) -> Tensor:
 
 
 def _list(call: NodeCall, i: int) -> list[Any] | None:
-    """An optional input of numbers; an empty one counts as left out."""
+    """Return an optional input of numbers as a list; an empty one counts as left out."""
     if not call.has(i) or 0 in call.spec(i).shape:
         return None
     return [item.item() for item in call.known_array(i).reshape(-1)]
@@ -43,7 +43,7 @@ def _list(call: NodeCall, i: int) -> list[Any] | None:
 def _keep_aspect(
     call: NodeCall, policy: str, shape: Sequence[Size], sizes: Sequence[int]
 ) -> tuple[list[int], list[float]]:
-    """Sizes of one factor for all axes, with which none is larger (or smaller) than wanted."""
+    """Return sizes and factors with one factor for all axes, as the aspect ratio policy asks."""
     if policy not in ("not_larger", "not_smaller"):
         raise call.unsupported_error(f"keep_aspect_ratio_policy {policy!r}")
     have = [call.static_size(n) for n in shape]
@@ -91,7 +91,7 @@ def _resize(call: NodeCall) -> Outputs:
 
 
 def _resize_by_factors(call: NodeCall, factors: Sequence[float]) -> Outputs:
-    """As Resize began: from the corner of the first element, without the choices of later."""
+    """Resize as opset 10 and Upsample do: asymmetric coordinates, without later options."""
     x = call.tensor(0)
     if len(factors) != x.ndim:
         raise call.unsupported_error(f"{len(factors)} scales for {x.ndim} axes")
@@ -195,12 +195,12 @@ def _deform_conv(call: NodeCall) -> Outputs:
     )
 
 
-# Putting together -----------------------------------------------------------------------------
+# Unpooling, folding, cropping -----------------------------------------------------------------
 
 
 @operator("MaxUnpool")
 def _max_unpool(call: NodeCall) -> Outputs:
-    """ONNX counts places through the whole pooled tensor, we through each plane."""
+    """Translate MaxUnpool: ONNX's indices count through the whole tensor, ours in each map."""
     x, places = call.tensor(0), call.tensor(1)
     kernel = call.required_attr("kernel_shape")
     rank = len(kernel)
@@ -240,7 +240,7 @@ def _col_to_image(call: NodeCall) -> Outputs:
 
 @operator("CenterCropPad")
 def _center_crop_pad(call: NodeCall) -> Outputs:
-    """Odd elements are cut, or added, at the end."""
+    """Translate CenterCropPad; odd elements are cropped or added at the end."""
     x, wanted = call.tensor(0), call.sizes(1)
     axes = [axis % x.ndim for axis in call.attr("axes", range(x.ndim))]
     for axis, size in zip(axes, wanted, strict=True):

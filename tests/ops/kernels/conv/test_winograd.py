@@ -144,7 +144,7 @@ def test_the_choice_passes_on_to_the_gradients() -> None:
 
 def test_exact_is_a_truth_value() -> None:
     x, w = np.zeros((1, 16, 8, 8), "float32"), np.zeros((16, 16, 3, 3), "float32")
-    with pytest.raises(ArgumentError, match="exact is True or False or None, not 'no'"):
+    with pytest.raises(ArgumentError, match="exact must be True or False or None, not 'no'"):
         nn.conv2d(x, w, exact="no")
 
 

@@ -1,0 +1,97 @@
+"""Checks of a mesh that a user gives, and the devices for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from graphflow.errors import ShardingError
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import user_location
+from graphflow.parallel.mesh.count_arguments import as_count
+from graphflow.placement.clusters.cluster import Cluster
+
+MAX_NODES = 4_000_000
+"""The nodes that a graph of shards may have, about."""
+
+
+def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
+    """The sizes of a mesh; refuse what is none.
+
+    Raises:
+        ShardingError: no axes, names that are no names, sizes that are no counts.
+    """
+    where = f"{what} at {user_location()}"
+    if not isinstance(mesh, Mapping) or not mesh:
+        raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
+    sizes = {}
+    for name, given in mesh.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
+        size = as_count(given)
+        if size is None:
+            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
+        sizes[name] = size
+    return sizes
+
+
+def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
+    """Refuse a mesh that is larger than a graph can be written for.
+
+    Raises:
+        ShardingError: see above.
+    """
+    count, nodes = prod(mesh.values()), len(graph.nodes)
+    if count * nodes > MAX_NODES:
+        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
+        raise ShardingError(
+            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
+            f"step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
+        )
+
+
+def mesh_devices(
+    mesh: Mapping[str, int],
+    cluster: Cluster,
+    wanted: Any = None,
+) -> list[DeviceName]:
+    """A device for each place of a mesh.
+
+    Raises:
+        ShardingError: there are too few.
+    """
+    count = prod(mesh.values())
+    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
+    if wanted is not None:
+        if (
+            isinstance(wanted, str)
+            or not isinstance(wanted, Sequence)
+            or not all(isinstance(name, str) for name in wanted)
+        ):
+            raise ShardingError(
+                f"devices is a list with a name for each of the {count} places of the mesh "
+                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
+            )
+        if len(wanted) != count:
+            raise ShardingError(
+                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
+                f"{', '.join(wanted)}; name one for each"
+            )
+        return [DeviceName.parse(cluster.device(name).name) for name in wanted]
+    names = list(cluster.devices)
+    if len(names) == 1:
+        return [DeviceName.parse(names[0])] * count
+    kinds = {name: cluster.device(name).kind for name in names}
+    for kind in sorted(set(kinds.values()), key=lambda k: k != "gpu"):
+        own = [name for name in names if kinds[name] == kind]
+        if len(own) >= count:
+            return [DeviceName.parse(name) for name in own[:count]]
+    if len(names) >= count:
+        return [DeviceName.parse(name) for name in names[:count]]
+    raise ShardingError(
+        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
+        f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
+        f"gf.Cluster.local({count})"
+    )

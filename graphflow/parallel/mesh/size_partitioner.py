@@ -1,0 +1,273 @@
+"""The parts of sizes over a mesh, of symbolic sizes too."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from graphflow.errors import ShardingError
+from graphflow.ir.spec import (
+    Dim,
+    Outer,
+    Size,
+    evaluate,
+    is_fresh,
+    segment_count,
+    show_symbol,
+    sole_symbol,
+    substitute,
+)
+from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
+from graphflow.parallel.mesh.device_mesh import Mesh, Place
+
+MAX_SYMBOLS = 1024
+"""Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
+
+
+_NOMINAL = 64
+"""Every symbol's size for choices that are made before one is fed, unless a mesh needs more."""
+
+
+class SizePartitioner:
+    """The pieces of sizes along one mesh, symbolic ones too.
+
+    A symbol that is cut has a symbol of its own for the piece at each place, `n@data=0`; what sizes
+    these are is known when a step is fed (`bindings`). Each symbol is cut in one way only.
+
+    Args:
+        fed: sizes of symbols, as far as they are known: one that is too small is not cut.
+        same: what ops need symbols to be equal to, see `equal_sizes`: these are cut as one.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        fed: Mapping[str, int] | None = None,
+        same: Mapping[Size, Size] | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self._same = {
+            symbol: other
+            for size, other in (same or {}).items()
+            if (symbol := sole_symbol(size)) and (isinstance(other, int) or sole_symbol(other))
+        }
+        self.symbols: dict[str, tuple[str, ...]] = {}
+        self._fed = fed or {}
+        self._usual = _Nominal(self)
+        self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
+        self._pieces: dict[tuple[Size, AxisSplit, Place], ShardExtent] = {}
+        self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
+
+    def _canonical(self, size: Size) -> Size:
+        """A size, by the first of the symbols that are equal."""
+        return substitute(size, self._same) if self._same else size
+
+    def can_split(self, size: Size, split: AxisSplit) -> bool:
+        """Whether a size has a piece that is not empty for every place."""
+        if not split:
+            return True
+        size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
+        if split.over is not None and not self.can_split(size, split.over):
+            return False
+        if split.outer != 1:
+            row = size // self._canonical(split.rows)
+            return row * self._canonical(split.rows) == size and self.can_split(row, split.inner)
+        base = size // split.unit
+        if isinstance(base, int):
+            return base * split.unit == size and base >= self.mesh.part_count(split.axes)
+        symbol = _single_symbol(base)
+        if symbol is None:
+            return False
+        parts = self.mesh.part_count(split.axes)
+        if self._fed.get(symbol, parts) < parts:
+            self._least[symbol] = min(parts, self._least.get(symbol, parts))
+            return False
+        known = self.symbols.setdefault(symbol, split.axes)
+        return known[: len(split.axes)] == split.axes
+
+    def conflicting_axes(self, size: Size, split: AxisSplit) -> tuple[str, ...]:
+        """The axes along which a size's symbol is cut already, if they are others than these."""
+        known = self.symbols.get(_single_symbol(self._canonical(size)) or "", split.axes)
+        return () if known[: len(split.axes)] == split.axes else known
+
+    def pieces(self, size: Size, split: AxisSplit) -> list[ShardExtent]:
+        """The piece of a size at each place."""
+        return [self.piece(size, split, place) for place in self.mesh.places]
+
+    def piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
+        """The piece of a size at a place. Where many places cut a symbol, the start of one is a sum
+        over those before it: each is worked out once."""
+        if not split:
+            return ShardExtent(0, size, size)
+        key = (size, split, tuple([self.mesh.coordinate(place, axis) for axis in split.axes]))
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = self._piece(size, split, place)
+        return found
+
+    def _piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
+        size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
+        if split.outer != 1:  # the start is that in each row
+            row = self.piece(size // self._canonical(split.rows), split.inner, place)
+            return ShardExtent(
+                row.start, row.size * segment_count(self.rows(size, split, place)), size
+            )
+        at = [(self.mesh.coordinate(place, a), self.mesh.sizes[a]) for a in split.axes]
+        if isinstance(size, int):
+            unit = evaluate(split.unit, {})
+            start, stop = _nested_range(size // unit, at)
+            return ShardExtent(start * unit, (stop - start) * unit, size)
+        base = size // split.unit
+        if isinstance(base, int):  # of so many units of symbolic size
+            start, stop = _nested_range(base, at)
+            return ShardExtent(start * split.unit, (stop - start) * split.unit, size)
+        symbol = _single_symbol(base)
+        if symbol is None:
+            raise ShardingError(
+                f"a size {size} cannot be cut into {self.mesh.describe_parts(split.axes)}; give "
+                "sizes that are equal one name, gf.placeholder('float32', ('batch', 'time')), or "
+                "numbers"
+            )
+        axes = self.symbols.setdefault(symbol, split.axes)
+        if axes[: len(split.axes)] != split.axes:
+            raise ShardingError(
+                f"a size {size} is cut into {self.mesh.describe_parts(axes)}, and cannot be cut "
+                f"into {self.mesh.describe_parts(split.axes)}, too; give its placeholder a number"
+            )
+        begin, own = self._parts(symbol, axes, len(at))[tuple(i for i, _ in at)]
+        factor = base // Dim.symbol(symbol)
+        return ShardExtent(begin * factor * split.unit, own * factor * split.unit, size)
+
+    def rows(self, size: Size, split: AxisSplit, place: Place) -> Outer:
+        """In how many rows (or of which lengths) what a place has of a size is."""
+        if split.over is None:
+            return split.outer
+        return self.piece(size, split.over, place).size // (
+            self._canonical(size) // self._canonical(split.rows)
+        )
+
+    def _parts(
+        self, symbol: str, axes: Sequence[str], depth: int
+    ) -> Mapping[Place, tuple[Size, Size]]:
+        """The pieces of a symbol along the first few axes, as sums of the smallest pieces: all that
+        is before each one, and what it is."""
+        key = (symbol, tuple(axes), depth)
+        if key not in self._known:
+            if (count := self.mesh.part_count(axes)) > MAX_SYMBOLS:
+                raise ShardingError(
+                    f"a size that only a feed fixes, {show_symbol(symbol)}, is cut into {count:,} "
+                    f"pieces, and {MAX_SYMBOLS:,} is the most; give its placeholder a number, or "
+                    f"cut it into fewer than {self.mesh.describe_parts(axes)}"
+                )
+            found: dict[Place, tuple[Size, Size]] = {}
+            before: Size = 0
+            for head in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[:depth])):
+                own: Size = 0
+                for tail in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[depth:])):
+                    own = own + Dim.symbol(_piece_symbol(symbol, axes, (*head, *tail)))
+                found[head] = before, own
+                before = before + own
+            self._known[key] = found
+        return self._known[key]
+
+    def longest_split(self, size: Size, split: AxisSplit) -> AxisSplit:
+        """As many of a split's axes, from the outermost, as leave no piece empty."""
+        while split and not self.can_split(size, split):
+            split = split.drop_last()
+        return split
+
+    def suits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether symbols of these sizes would be cut as they are."""
+        return all(
+            sizes.get(symbol, inf) >= self.mesh.part_count(axes)
+            for symbol, axes in self.symbols.items()
+        ) and all(sizes.get(symbol, 0) < least for symbol, least in self._least.items())
+
+    def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of the symbols of pieces.
+
+        Raises:
+            ShardingError: a piece would be empty.
+        """
+        found = {}
+        for symbol, axes in self.symbols.items():
+            if symbol not in sizes:
+                continue
+            if sizes[symbol] < self.mesh.part_count(axes):
+                raise batch_too_small_error(
+                    _describe_symbol(symbol, sizes[symbol]), axes, self.mesh
+                )
+            for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
+                at = [(i, self.mesh.sizes[a]) for i, a in zip(leaf, axes, strict=True)]
+                start, stop = _nested_range(sizes[symbol], at)
+                found[_piece_symbol(symbol, axes, leaf)] = stop - start
+        return found
+
+    def describe_size(self, size: Size) -> str:
+        """A size for people: that which is fed, where it is known."""
+        symbol = _single_symbol(size)
+        known = None if symbol is None else self._fed.get(symbol)
+        return str(size) if symbol is None or known is None else _describe_symbol(symbol, known)
+
+    def guess(self, size: Size) -> int:
+        """A size, or what stands for one that is not known yet: pieces have their share of that."""
+        if not isinstance(size, Dim):
+            return int(size)
+        return evaluate(size, self._usual)
+
+
+def batch_too_small_error(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
+    """Some shards would be empty."""
+    count = mesh.part_count(axes)
+    return ShardingError(
+        f"a batch of {told} is smaller than its {count} shards, {mesh.describe_parts(axes)}; feed "
+        f"at least {count}, or use fewer"
+    )
+
+
+class _Nominal(dict[str, int]):
+    """Every symbol has one size, which its pieces share."""
+
+    def __init__(self, partitioner: SizePartitioner) -> None:
+        super().__init__()
+        self._cuts = partitioner
+
+    def __missing__(self, key: str) -> int:
+        symbol = key.partition("@")[0]
+        axes = self._cuts.symbols.get(symbol, ())
+        size = max(_NOMINAL, self._cuts.mesh.part_count(axes))
+        if key == symbol or not axes:
+            return size
+        self.update(self._cuts.bindings({symbol: size}))
+        return self[key]
+
+
+def _piece_symbol(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
+    return f"{symbol}@" + ",".join(f"{a}={i}" for a, i in zip(axes, numbers, strict=True))
+
+
+def _nested_range(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Start and stop of a piece of a piece of …"""
+    start, stop = 0, size
+    for i, parts in at:
+        whole, rest = divmod(stop - start, parts)
+        begin = start + i * whole + min(i, rest)
+        start, stop = begin, begin + whole + (i < rest)
+    return start, stop
+
+
+def _describe_symbol(symbol: str, size: int) -> str:
+    """A size that was fed, with the name that the user gave it, if there is one."""
+    return f"{size}" if is_fresh(symbol) else f"{size} (size {symbol!r})"
+
+
+def _single_symbol(size: Any) -> str | None:
+    """The one symbol of which a size is a multiple."""
+    if not isinstance(size, Dim) or len(size.terms) != 1:
+        return None
+    ((monomial, _),) = size.terms.items()
+    names = [atom for atom in monomial if isinstance(atom, str)]
+    return names[0] if len(names) == len(monomial) == 1 else None

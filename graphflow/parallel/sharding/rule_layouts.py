@@ -1,0 +1,127 @@
+"""Layouts from a user's rules: which tensors a rule names, and how it splits them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from graphflow.base.argument_checks import did_you_mean
+from graphflow.errors import ShardingError
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Tensor
+from graphflow.ir.spec import show_shape
+from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.layouts import Layout
+from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.propagation import is_slot
+
+Axis = str | Sequence[str] | None
+
+
+def layouts_of_rules(
+    graph: Graph, rules: Mapping[Any, Sequence[Axis]], mesh: Mesh, strict: bool = True
+) -> dict[Tensor, Layout]:
+    """The layouts that rules give to tensors of a graph.
+
+    Args:
+        strict: refuse rules that name nothing in the graph, and sizes too small for their shards.
+
+    Raises:
+        ShardingError: a rule that cannot be followed.
+    """
+    named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
+    given: dict[Tensor, Layout] = {}
+    told: dict[Tensor, tuple[Any, bool]] = {}
+    for key, axes in rules.items():
+        found = _match_tensors(graph, key, named)
+        if not found and strict:
+            raise _unknown_rule_error(key, named)
+        exact = isinstance(key, Tensor) or key in named
+        for name, tensor in found.items():
+            layout = _rule_layout(name, tensor, axes, mesh, strict)
+            before, was_exact = told.get(tensor, (key, exact))
+            if was_exact == exact and given.get(tensor, layout) != layout:
+                raise ShardingError(
+                    f"two rules for {name!r} (made at {tensor.node.location}) differ: {before!r} "
+                    f"says {given[tensor]}, {key!r} says {layout}; leave out one, or give the "
+                    "tensor a rule by its own name, which goes before patterns"
+                )
+            if exact or not was_exact:
+                given[tensor], told[tensor] = layout, (key, exact)
+    return given
+
+
+def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if isinstance(key, Tensor):
+        return {graph.names[key.node]: key} if key.node in graph.names else {}
+    if not isinstance(key, str):
+        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
+    if key in named:
+        return {key: named[key]}
+    return {
+        name: t for name, t in named.items() if fnmatchcase(name, key) and _can_match_pattern(t)
+    }
+
+
+def _can_match_pattern(tensor: Tensor) -> bool:
+    """Whether a pattern may mean a tensor: slots lie as their variables do, and scalars, such as an
+    optimiser's, have no axis."""
+    return tensor.ndim > 0 and not is_slot(tensor.node)
+
+
+def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
+    if isinstance(key, Tensor):
+        return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
+    named = {name: t for name, t in named.items() if _can_match_pattern(t)}
+    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
+    hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
+    if inside:
+        hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"
+    return ShardingError(
+        f"a rule names {key!r}, but no variable or placeholder has that name; {hint}"
+    )
+
+
+def _rule_layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
+    """The layout that a rule gives to a tensor."""
+    where = f"rule {name!r}: {axes!r}"
+    example = (mesh.names[0], *[None] * (tensor.ndim - 1))
+    made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"
+    if isinstance(axes, str) or not isinstance(axes, Sequence):
+        raise ShardingError(
+            f"{where}: give an axis of the mesh or None for each axis, as a tuple: {example}"
+        )
+    if len(axes) > tensor.ndim:
+        raise ShardingError(f"{where} is for {len(axes)} axes, but {made}: it has {tensor.ndim}")
+    partitioner, used = SizePartitioner(mesh), set[str]()
+    dims = []
+    for d, entry in enumerate([*axes, *[None] * (tensor.ndim - len(axes))]):
+        if not isinstance(entry, str | Sequence | None):
+            raise ShardingError(
+                f"{where}: give an axis of the mesh ({', '.join(mesh.names)}) or None for each "
+                f"axis, not {entry!r}"
+            )
+        along = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for axis in along:
+            if axis not in mesh.sizes:
+                raise ShardingError(
+                    f"{where}: the mesh has no axis {axis!r}; it has {', '.join(mesh.sizes)}"
+                )
+            if axis in used:
+                raise ShardingError(
+                    f"{where} uses axis {axis!r} of the mesh twice, but it cuts one axis of a "
+                    f"tensor, into {mesh.sizes[axis]}; leave out one, or give the mesh another axis"
+                )
+            used.add(axis)
+        split = AxisSplit(along) if along else WHOLE
+        if strict and not partitioner.can_split(tensor.shape[d], split):
+            count = mesh.part_count(along)
+            raise ShardingError(
+                f"{where} cuts axis {d} into {count}, but {made}: "
+                f"{show_shape(tensor.shape)}[{d}] is {tensor.shape[d]}, too small for {count} "
+                "shards that are not empty; leave the axis whole or make the mesh smaller"
+            )
+        dims.append(split)
+    return Layout(tuple(dims))
