@@ -5,20 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import (
-    FUNCTIONS,
-    Op,
-    Tensor,
-    function,
-    promote_inputs,
-    sample,
-    user_location,
-)
-from graphflow.ir.spec import (
-    is_inexact,
-    kind,
-    real_dtype,
-)
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, function, promote_inputs, sample, user_location
+from graphflow.ir.spec import is_inexact, kind, real_dtype
 from graphflow.ops.base.roots import divide_out, one_where_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
     conj,
@@ -58,6 +46,7 @@ add = elementwise(
     same_number,
     BINARY_NUMBER,
     sharding=linear_rule,
+    doc="a + b.",
 )
 subtract = elementwise(
     "subtract",
@@ -66,6 +55,7 @@ subtract = elementwise(
     same_number,
     BINARY_NUMBER,
     sharding=linear_rule,
+    doc="a - b.",
 )
 multiply = elementwise(
     "multiply",
@@ -73,6 +63,7 @@ multiply = elementwise(
     lambda g, y, a, b: (g * conj(b), g * conj(a)),
     same_number,
     BINARY_NUMBER,
+    doc="a·b.",
 )
 
 
@@ -107,6 +98,7 @@ floor_divide = elementwise(
     no_gradient,
     samples=(sample(F, F, low=0.4, high=0.9), sample(COLUMN, ROW, low=0.4, high=0.9)),
     flops=6,
+    doc="The largest integer not above a / b, in the common dtype.",
 )
 
 
@@ -173,8 +165,17 @@ def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
     return result
 
 
-negative = elementwise("negative", "negative", lambda g, y, x: (-g,), same_number, NUMBER)
-positive = elementwise("positive", "positive", lambda g, y, x: (g,), same_number, NUMBER)
+negative = elementwise(
+    "negative", "negative", lambda g, y, x: (-g,), same_number, NUMBER, doc="-x."
+)
+positive = elementwise(
+    "positive",
+    "positive",
+    lambda g, y, x: (g,),
+    same_number,
+    NUMBER,
+    doc="+x: the values of x as they are.",
+)
 
 
 def _sign(xp: Any, x: Any) -> Any:
@@ -242,7 +243,9 @@ def signbit(x: Any, name: str | None = None) -> Tensor:
     return result
 
 
-square = elementwise("square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER)
+square = elementwise(
+    "square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER, doc="x²."
+)
 reciprocal = elementwise(
     "reciprocal",
     "reciprocal",
@@ -250,6 +253,7 @@ reciprocal = elementwise(
     same_inexact,
     (*POSITIVE, sample(COMPLEX, low=0.3, high=3.0)),
     flops=4,
+    doc="1 / x.",
 )
 
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from graphflow.ir.op import (
-    Op,
-    sample,
-)
-from graphflow.ir.spec import (
-    TensorSpec,
-    spec,
-)
-from graphflow.ops.base.shape_rules import (
-    bool_result,
-    require_kind,
-    same_number,
-)
+from graphflow.ir.op import Op, Sample, sample
+from graphflow.ir.spec import TensorSpec, spec
+from graphflow.ops.base.shape_rules import bool_result, require_kind, same_number
 from graphflow.ops.pointwise.elementwise import (
     BINARY_INT,
     BINARY_NUMBER,
@@ -26,6 +15,8 @@ from graphflow.ops.pointwise.elementwise import (
     UNARY,
     elementwise,
 )
+
+_PAIRS = (sample(BOOL, BOOL), sample(spec("bool"), BOOL))
 
 
 def _orderable(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
@@ -43,25 +34,38 @@ def _logical(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
 
 
 def _comparison(
-    name: str, infer: Callable[..., TensorSpec] = _orderable, samples: Any = BINARY_INT
+    name: str,
+    doc: str,
+    infer: Callable[..., TensorSpec] = _orderable,
+    samples: Sequence[Sample] = BINARY_INT,
 ) -> Op:
-    return elementwise(name, name, None, infer, samples)
+    return elementwise(name, name, None, infer, samples, doc=doc)
 
 
-equal = _comparison("equal", bool_result, BINARY_NUMBER)
-not_equal = _comparison("not_equal", bool_result, BINARY_NUMBER)
-less = _comparison("less")
-less_equal = _comparison("less_equal")
-greater = _comparison("greater")
-greater_equal = _comparison("greater_equal")
+equal = _comparison("equal", "True where a is equal to b.", bool_result, BINARY_NUMBER)
+not_equal = _comparison(
+    "not_equal", "True where a differs from b, or one is NaN.", bool_result, BINARY_NUMBER
+)
+less = _comparison("less", "True where a < b.")
+less_equal = _comparison("less_equal", "True where a <= b.")
+greater = _comparison("greater", "True where a > b.")
+greater_equal = _comparison("greater_equal", "True where a >= b.")
 
-_BOOLS = (sample(BOOL, BOOL), sample(spec("bool"), BOOL))
-logical_and = elementwise("logical_and", "logical_and", None, _logical, _BOOLS)
-logical_or = elementwise("logical_or", "logical_or", None, _logical, _BOOLS)
-logical_xor = elementwise("logical_xor", "logical_xor", None, _logical, _BOOLS)
-logical_not = elementwise("logical_not", "logical_not", None, _logical, (sample(BOOL),))
 
-_TESTED = (*UNARY, sample(COMPLEX))
-isnan = elementwise("isnan", "isnan", None, _numbers, _TESTED)
-isinf = elementwise("isinf", "isinf", None, _numbers, _TESTED)
-isfinite = elementwise("isfinite", "isfinite", None, _numbers, _TESTED)
+def _logic(name: str, doc: str, samples: Sequence[Sample] = _PAIRS) -> Op:
+    return elementwise(name, name, None, _logical, samples, doc=doc)
+
+
+logical_and = _logic("logical_and", "True where both a and b are.")
+logical_or = _logic("logical_or", "True where a or b is, or both.")
+logical_xor = _logic("logical_xor", "True where one of a and b is, but not both.")
+logical_not = _logic("logical_not", "True where x is False.", (sample(BOOL),))
+
+
+def _check(name: str, doc: str) -> Op:
+    return elementwise(name, name, None, _numbers, (*UNARY, sample(COMPLEX)), doc=doc)
+
+
+isnan = _check("isnan", "True where x is NaN.")
+isinf = _check("isinf", "True where x is inf or -inf.")
+isfinite = _check("isfinite", "True where x is neither NaN nor infinite.")

@@ -9,24 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphflow.ir.op import (
-    Cost,
-    Op,
-    Sample,
-    Sharding,
-    Tensor,
-    register,
-    sample,
-)
-from graphflow.ir.spec import (
-    TensorSpec,
-    broadcast_shapes,
-    product,
-    spec,
-)
-from graphflow.ops.base.shape_rules import (
-    same_numeric,
-)
+from graphflow.ir.op import Cost, Op, Sample, Sharding, Tensor, register, sample
+from graphflow.ir.spec import TensorSpec, broadcast_shapes, product, spec
+from graphflow.ops.base.shape_rules import same_numeric
 
 F = spec("float32", (3, 4))
 ROW = spec("float32", (4,))

@@ -41,18 +41,19 @@ greater_grad: Op = elementwise(
     flops=5,
     into=lambda xp, out, g, a, b: xp.copyto(out, _greater_grad_of(xp, g, a, b)),
 )
-# At a tie half of the gradient goes to each.
 maximum = elementwise(
     "maximum",
     "maximum",
     vjp=lambda g, y, a, b: (greater_grad(g, a, b), greater_grad(g, b, a)),
     samples=BINARY_INT,
+    doc="The larger of a and b, NaN if one is; at a tie each has half of the gradient.",
 )
 minimum = elementwise(
     "minimum",
     "minimum",
     vjp=lambda g, y, a, b: (greater_grad(g, b, a), greater_grad(g, a, b)),
     samples=BINARY_INT,
+    doc="The smaller of a and b, NaN if one is; at a tie each has half of the gradient.",
 )
 
 
