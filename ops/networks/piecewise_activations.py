@@ -129,7 +129,7 @@ hard_swish: Op = elementwise(
     samples=(sample(F), sample(F, low=3.2, high=5.0), sample(SCALAR, low=-5.0, high=-3.2)),
     flops=5,
     into=lambda xp, out, x: xp.copyto(out, _hard_swish_of(xp, x)),
-    doc="x·hard_sigmoid(x). Source: Howard et al., ICCV 2019.",
+    doc="x·hard_sigmoid(x).\n\nSource: Howard et al., ICCV 2019.",
 )
 
 

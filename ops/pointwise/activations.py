@@ -160,7 +160,7 @@ mish = elementwise(
     samples=_SMOOTH,
     flops=38,
     into=lambda xp, out, x: xp.copyto(out, _mish_of(xp, x)),
-    doc="x·tanh(softplus(x)). Source: Misra, BMVC 2020.",
+    doc="x·tanh(softplus(x)).\n\nSource: Misra, BMVC 2020.",
 )
 
 
