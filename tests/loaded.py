@@ -2,9 +2,9 @@
 
 A worker by address or a script takes most of a second of a processor to load its modules, and tests
 start hundreds of them. Where it is not the point how a process starts, it comes from one that waits
-to be asked, as local workers come from their nursery. It has the arguments, environment, directory
-and streams of its own, takes signals, and ends, as any other. This file is what such a process runs
-first, too.
+to be asked, as local workers come from their fork server. It has the arguments, environment,
+directory and streams of its own, takes signals, and ends, as any other. This file is what such a
+process runs first, too.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def _generated(case: Case) -> bool:
-    from graphflow.ops.kernels.gemm.gemm import plan_if_faster_than_blas
+    from graphflow.ops.kernels.gemm.contiguous_products import plan_if_faster_than_blas
 
     batch, m, k, n, ta, tb = case
     a, b = (k, m) if ta else (m, k), (n, k) if tb else (k, n)

@@ -83,12 +83,13 @@ def as_placeholder(tensor: Any) -> Node:
     """
     if not isinstance(tensor, Tensor):
         raise FeedError(
-            f"feed at {user_location()}: {tensor!r} is no placeholder; use the tensor itself as key"
+            f"feed at {user_location()}: {tensor!r} is not a placeholder; use a tensor of "
+            "gf.placeholder, or its name, as key"
         )
     if tensor.node.op.name != "placeholder":
         raise FeedError(
-            f"feed {tensor.name!r} (made at {tensor.node.location}) is no placeholder "
-            f"but a {tensor.node.op.name}; only placeholders are fed"
+            f"feed {tensor.name!r} (made at {tensor.node.location}) is not a "
+            f"placeholder but a {tensor.node.op.name}; only placeholders are fed"
         )
     return tensor.node
 
@@ -140,11 +141,11 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
         )
         if not _converts_safely(array, spec.dtype, plain):
             name = repr(spec.dtype.name)
-            told = f"{what} is {spec.dtype}, the given value {array.dtype}"
+            message = f"{what} is {spec.dtype}, the given value {array.dtype}"
             if array.dtype.kind not in "biufcV" or array.dtype.fields:
-                raise error(f"{told}; give numbers that some dtype holds")
+                raise error(f"{message}; give numbers that some dtype holds")
             remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
-            raise error(f"{told}, which does not convert safely; give {remedy}")
+            raise error(f"{message}, which does not convert safely; give {remedy}")
         try:
             array = cast_in_range(array, spec.dtype)
         except OverflowError as cause:

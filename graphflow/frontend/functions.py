@@ -38,11 +38,11 @@ class CachedFunction:
         self._fn = fn
         self._recompute = recompute
         self._rule = rule
-        self._known: dict[Any, tuple[Body, tuple[Tensor, ...], Rebuild]] = {}
+        self._traces: dict[Any, tuple[Body, tuple[Tensor, ...], Rebuild]] = {}
 
     @property
     def traces(self) -> int:
-        return len(self._known)
+        return len(self._traces)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self._fn, "__name__", "function")
@@ -50,13 +50,13 @@ class CachedFunction:
             tensors, static, fill = _split_static((args, kwargs))
         except TypeError as error:
             raise ArgumentError(
-                f"{name} at {user_location()}: an argument that is no tensor must be hashable, for "
-                f"it is part of the signature: {error}"
+                f"{name} at {user_location()}: an argument that is not a tensor must be hashable, "
+                f"since it is part of the signature: {error}"
             ) from None
         key = (static, tuple(t.spec for t in tensors))
-        if key not in self._known:
-            self._known[key] = self._trace(tensors, fill)
-        body, captures, rebuild = self._known[key]
+        if key not in self._traces:
+            self._traces[key] = self._trace(tensors, fill)
+        body, captures, rebuild = self._traces[key]
         return rebuild(call_body(body, (*tensors, *captures), name, self._recompute))
 
     def _trace(

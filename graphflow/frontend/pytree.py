@@ -261,13 +261,13 @@ class _SizeSolver:
             first = self._from.setdefault(symbol, node)
             if known != have:
                 if first is node:
-                    told = f"size {show_symbol(symbol)!r} is {known} and {have} in one shape"
+                    problem = f"size {show_symbol(symbol)!r} is {known} and {have} in one shape"
                 else:
-                    told = (
+                    problem = (
                         f"size {show_symbol(symbol)!r} is {have} here, but {known} in "
                         f"{_placeholder(self.graph, first)}; give both the same size"
                     )
-                raise self._mismatch(node, given, told)
+                raise self._mismatch(node, given, problem)
 
     def check_derived(self, shapes: Mapping[Node, tuple[int, ...]]) -> None:
         """Solve axes such as `2*n` of placeholders for one symbol, and check the others."""
@@ -279,8 +279,8 @@ class _SizeSolver:
                 if all(s in self.sizes for s in symbols(want)):
                     value = self._evaluate(want, node)
                     if value != have:
-                        told = f"axis {axis} must be {want} = {value}, not {have}"
-                        raise self._mismatch(node, given, told)
+                        problem = f"axis {axis} must be {want} = {value}, not {have}"
+                        raise self._mismatch(node, given, problem)
 
     def _solve(self, size: Dim, value: int) -> None:
         """Set n if `a*n + b = value` has an integer solution."""
@@ -301,14 +301,14 @@ class _SizeSolver:
             if x != y:
                 limit = _limit_of(a, b)
                 left, right = show_distinctly(a, b)
-                told = (
+                problem = (
                     f"{left} == {right}, but these shapes make them {x} and {y}"
                     if limit is None
                     else f"{b} to be at least {limit}, but these shapes make it {y}"
                 )
                 raise self.error(
                     f"{node.op.name} {self._name(node)!r} (made at {node.location}) needs "
-                    f"{told}; {self._origin_hint(a, b)}"
+                    f"{problem}; {self._origin_hint(a, b)}"
                 )
 
     def check_specs(self) -> None:
@@ -358,10 +358,10 @@ class _SizeSolver:
         ]
         return "give sizes that fit" + (": " + ", ".join(found) if found else "")
 
-    def _mismatch(self, node: Node, given: tuple[int, ...], told: str) -> GraphflowError:
+    def _mismatch(self, node: Node, given: tuple[int, ...], problem: str) -> GraphflowError:
         return self.error(
             f"{_placeholder(self.graph, node)} takes shape {show_shape(node.specs[0].shape)}, "
-            f"got {show_shape(given)}: {told}"
+            f"got {show_shape(given)}: {problem}"
         )
 
 

@@ -41,8 +41,8 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
         hint = did_you_mean(dtype, DTYPES) if isinstance(dtype, str) else ""
         if isinstance(dtype, int | np.integer):
             hint = "a shape is one argument, such as (4, 2), and before the dtype it is a tuple;"
-        told = f"{hint} use" if hint else "use"
-        raise DTypeError(f"dtype {dtype!r} is not supported; {told} one of {', '.join(DTYPES)}")
+        remedy = f"{hint} use" if hint else "use"
+        raise DTypeError(f"dtype {dtype!r} is not supported; {remedy} one of {', '.join(DTYPES)}")
     native: np.dtype[Any] = result.newbyteorder("=")
     return native
 

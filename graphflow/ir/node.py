@@ -130,9 +130,9 @@ class Tensor(TensorOperators):
     if not TYPE_CHECKING:  # a type checker would otherwise accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"tensors have no attribute {name!r}"
-            told += numpy_names.attribute_hint(name)
-            raise AttributeError(told, name=name, obj=self)
+            message = f"tensors have no attribute {name!r}"
+            message += numpy_names.attribute_hint(name)
+            raise AttributeError(message, name=name, obj=self)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise GraphError(

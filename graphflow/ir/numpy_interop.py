@@ -186,12 +186,14 @@ class HintingModule(ModuleType):
         own = self.__dict__.get("__getattr__")
         if own is not None:
             return own(name)
-        told = f"module {self.__name__!r} has no attribute {name!r}"
+        message = f"module {self.__name__!r} has no attribute {name!r}"
         hint = "" if name.startswith("__") else did_you_mean(name, self.__dict__.get("__all__", ()))
-        raise AttributeError(f"{told}; {hint}" if hint else told, name=name, obj=self)
+        raise AttributeError(f"{message}; {hint}" if hint else message, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        shown = vars(sys.modules["graphflow"]).items()  # a file's name may be another
+        shown = vars(
+            sys.modules["graphflow"]
+        ).items()  # the public name of a module may differ from its file's
         name = next((n for n, m in shown if m is self), self.__name__.rpartition(".")[2])
         public = getattr(self, "__all__", ())
         hint = MODULE_CALL_HINTS.get(name)
@@ -213,22 +215,22 @@ def attribute_hint(name: str) -> str:
     """Return a hint for an attribute that tensors do not have; "" where none is known."""
     if name in ATTRIBUTE_HINTS:
         return f"; use {ATTRIBUTE_HINTS[name]}"
-    if name.endswith("_") and name.islower():  # torch's names of what changes a tensor
+    if name.endswith("_") and name.islower():  # torch marks in-place methods so
         return "; tensors do not change: ops make new ones, gf.assign(variable, value) sets one"
     return ""
 
 
 def missing_attribute_error(path: str, name: str) -> AttributeError:
     """Return the error for a name that the public module at `path`, `gf.<last part>`, lacks."""
-    told = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
+    message = f"gf.{path.rpartition('.')[2]} has no attribute {name!r}"
     module = sys.modules[path]
     if name in FUNCTION_HINTS:
-        told += f"; it is {FUNCTION_HINTS[name]}"
+        message += f"; it is {FUNCTION_HINTS[name]}"
     elif not name.startswith("__") and (
         hint := did_you_mean(name, module.__dict__.get("__all__", ()))
     ):
-        told += f"; {hint}"
-    return AttributeError(told, name=name, obj=module)
+        message += f"; {hint}"
+    return AttributeError(message, name=name, obj=module)
 
 
 def unsupported_message(function: Any, what: str) -> str:

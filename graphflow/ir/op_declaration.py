@@ -42,22 +42,22 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class ShardExchange:
     """The exchange by which shards finish a computation that each began on its own piece.
 
     Attributes:
         letter: the letter of the equation along which the shards are cut, by one mesh axis.
-        tell: (op, start, *inputs, **attrs) -> (values that the shard keeps, values that it sends),
-            both tuples of tensors; `start` is the index at which its piece begins.
-        hear: (op, kept, heard, **attrs) -> the outputs; `heard` holds the values that each sender
-            sent, in the order of the shards.
-        who: the senders that a shard hears: those "before" it, those "after" it, or "all".
+        contribute: (op, start, *inputs, **attrs) -> (values that the shard keeps, values that it
+            sends), both tuples of tensors; `start` is the index at which its piece begins.
+        combine: (op, kept, received, **attrs) -> the outputs; `received` holds the values of each
+            sender, in the order of the shards.
+        senders: the shards that a shard hears from: those "before" it, "after" it, or "all".
     """
 
     letter: str
-    tell: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
-    hear: Callable[..., tuple[Any, ...]]
-    who: str
+    contribute: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+    combine: Callable[..., tuple[Any, ...]]
+    senders: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Sharding:
         outer: number of segments in which the axis repeats its letter's elements, or the lengths of
             these segments, by (tensor, axis).
         alternatives: further rules that hold, for axes that this one needs whole.
-        placeless: `build` does not depend on where a piece begins.
+        ignores_start: `build` does not depend on where a piece begins.
         linear: sets of inputs; the op is linear in each set together, so partial sums may pass.
         kind: how partial results are combined: "sum", "max", "min", "prod", "any", "all", or
             "moments" (`ops/reductions/sharded_moments.py`).
@@ -87,7 +87,7 @@ class Sharding:
         needs: (letter, start, stop) of the output -> (start, stop) of the first input, or a list of
             such pairs, one for each windowed input. The difference is the halo.
         expand: (*inputs, **attrs) -> the outputs, by simpler ops, for capital letters.
-        meeting: the exchange along a letter whose shards finish together.
+        exchange: how shards along a letter finish together.
         view: the op only moves or renames numbers.
         apart: how results are combined ("mean", "sum") if a strategy lets shards compute along
             capital letters from their own pieces only.
@@ -107,8 +107,8 @@ class Sharding:
     apart: str | None = None
     outer: Mapping[tuple[int, int], Outer] = field(default_factory=dict)
     alternatives: tuple[Sharding, ...] = ()
-    placeless: bool = False
-    meeting: Meeting | None = None
+    ignores_start: bool = False
+    exchange: ShardExchange | None = None
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ class Op:
             result = self.kernel(xp, *arrays, **attrs)
         return result if isinstance(result, tuple) else (result,)
 
-    def writer(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
+    def into_for(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
         """Return `into` for inputs of these dtypes; None if the op has none."""
         if self.into is None or self.halves or not has_half(inputs):
             return self.into

@@ -42,35 +42,35 @@ def _describe_op(op: Any) -> str:
 
 
 def _describe_elementwise(op: Any, arity: int) -> list[str]:
-    taken = {
+    results = {
         name: result
         for name, dtype in _KINDS.items()
         if (result := _infer_or_none(op, [spec(dtype, ())] * arity)) is not None
     }
-    names = list(taken)
+    names = list(results)
     kinds = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
     shape = "of any shape" if arity == 1 else "whose shapes broadcast (one may be a Python number)"
     lines = [
         f"Element by element, of {arity} tensor{'s' * (arity > 1)} {shape}: {kinds}.",
         f"Gives a tensor of {'its' if arity == 1 else 'the broadcast'} shape",
     ]
-    if {r.dtype.name for r in taken.values()} == {"bool"} and names != ["bools"]:
+    if {r.dtype.name for r in results.values()} == {"bool"} and names != ["bools"]:
         lines[-1] += ", bool."
     else:
         lines[-1] += f" and {'its' if arity == 1 else 'the common'} dtype" + (
-            " (real for complex numbers)." if _gives_real(taken) else "."
+            " (real for complex numbers)." if _gives_real(results) else "."
         )
     return lines
 
 
-def _gives_real(taken: dict[str, TensorSpec]) -> bool:
-    return "complex numbers" in taken and taken["complex numbers"].dtype.name == "float32"
+def _gives_real(results: dict[str, TensorSpec]) -> bool:
+    return "complex numbers" in results and results["complex numbers"].dtype.name == "float32"
 
 
 def _infer_or_none(op: Any, inputs: list[TensorSpec]) -> TensorSpec | None:
     try:
         result = op.infer(*inputs)
-    except (GraphError, TypeError):  # not of this kind, or not without attributes
+    except (GraphError, TypeError):  # the op refuses this kind of dtype, or needs attributes
         return None
     return result if isinstance(result, TensorSpec) else result[0]
 

@@ -40,17 +40,17 @@ class Autocast:
     """The 16-bit dtype of a `gf.autocast` block, and the conversions already built in it."""
 
     dtype: np.dtype[Any]
-    made: dict[tuple[Tensor, str, DeviceName], Tensor] = field(default_factory=dict)
+    conversions: dict[tuple[Tensor, str, DeviceName], Tensor] = field(default_factory=dict)
 
     def cast(self, tensor: Tensor, to: str) -> Tensor:
         """Convert float32 to 16 bits for "low", 16 bits to float32 for "high"; keep others."""
         if tensor.dtype != np.float32 if to == "low" else not is_half(tensor.dtype):
             return tensor
         key = (tensor, to, current_device.get())
-        if key not in self.made:
+        if key not in self.conversions:
             wanted = self.dtype if to == "low" else np.dtype("float32")
-            self.made[key] = FUNCTIONS["astype"](tensor, wanted)
-        return self.made[key]
+            self.conversions[key] = FUNCTIONS["astype"](tensor, wanted)
+        return self.conversions[key]
 
 
 class NameScope(NamedTuple):

@@ -215,10 +215,10 @@ def show_distinctly(*things: Size | TensorSpec) -> list[str]:
         head, dot, tail = shown.rpartition(".shape[") if ".shape[" in shown else (shown, "", "")
         if len(names) > 1:
             numbered |= {n: Dim.symbol(f"{head}#{i}{dot}{tail}") for i, n in enumerate(names, 1)}
-    told = [tuple(substitute(size, numbered) for size in shape) for shape in shapes]
+    shapes_shown = [tuple(substitute(size, numbered) for size in shape) for shape in shapes]
     return [
         str(thing.with_shape(shape) if isinstance(thing, TensorSpec) else shape[0])
-        for thing, shape in zip(things, told, strict=True)
+        for thing, shape in zip(things, shapes_shown, strict=True)
     ]
 
 

@@ -135,13 +135,13 @@ class Model:
             n for n in self.input_names if n not in feeds and n not in self._optional | self._fixed
         ]
         if unknown or missing:
-            told = [
+            problems = [
                 f"{n!r} has its value from load(values=…)" if n in self._fixed
                 else f"no input {n!r}" for n in unknown
             ]  # fmt: skip
-            told += [f"{n!r} is missing" for n in missing]
+            problems += [f"{n!r} is missing" for n in missing]
             raise FeedError(
-                f"{self.file} at {user_location()}: {', '.join(told)}; its inputs are "
+                f"{self.file} at {user_location()}: {', '.join(problems)}; its inputs are "
                 f"{', '.join(self.input_names)}"
             )
         values = {name: self._value(name, value) for name, value in feeds.items()}
@@ -357,7 +357,7 @@ def _fixed_input(info: ValueInfoProto, value: Any, file: str) -> Known:
 def _input_value(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Value:
     kind: TypeProto = info.type
     if not kind.HasField("tensor_type"):
-        return OnHost(f"input {info.name!r} is no tensor")
+        return OnHost(f"input {info.name!r} is not a tensor")
     code = kind.tensor_type.elem_type
     dtype = dtype_of(code)
     if dtype is None or not is_native(dtype):

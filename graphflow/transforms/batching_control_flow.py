@@ -25,7 +25,7 @@ def _swap_outer_axes(x: Tensor) -> Tensor:
     return moved
 
 
-def _select(choice: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def _select_rows(choice: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Select a if the choice, one bool for each element of the batch, is true, else b."""
     shape = (choice.shape[0], *(1,) * (a.ndim - 1))
     chosen: Tensor = FUNCTIONS["where"](FUNCTIONS["reshape"](choice, shape), a, b)
@@ -46,7 +46,7 @@ def _restrict_to(choice: Tensor, twins: Sequence[Twin], size: Size) -> list[Twin
     kept: list[Twin] = []
     for x, has in twins:
         if has:
-            x = _select(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
+            x = _select_rows(choice, x, FUNCTIONS["stop_gradient"](FUNCTIONS["take"](x, rows, 0)))
         elif is_inexact(x.dtype):
             x = stop_gradient_unless(some, x)
         kept.append((x, has))
@@ -85,7 +85,7 @@ def _batch_cond(engine: Batching, node: Node, inputs: list[Tensor], has: list[bo
             engine.inline_body(b, _restrict_to(c, twins, engine.size))
             for b, c in zip(branches, chosen, strict=True)
         )
-        return [(_select(inputs[0], a, b), True) for a, b in zip(first, second, strict=True)]
+        return [(_select_rows(inputs[0], a, b), True) for a, b in zip(first, second, strict=True)]
     flags = tuple(has[1:])
     forced = [
         a or b for a, b in zip(*(engine.batched_results(b, flags) for b in branches), strict=True)
@@ -182,7 +182,7 @@ def _masked_body(engine: Batching, body: Body, loop: _BatchedLoop) -> Body:
     before = [n.outputs[0] for n in body.inputs[: loop.carries]]
     before += [FUNCTIONS["zeros_like"](t) for t in body.outputs[loop.carries :]]
     after = _restrict_to_active(active, body, loop.flags, engine.size)
-    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=True)]
+    outputs = [_select_rows(active, t, b) for t, b in zip(after, before, strict=True)]
     end = loop.carries + loop.items
     inputs = (*body.inputs[:end], position, *body.inputs[end:], counts)
     return Body(inputs, Graph(outputs), len(outputs))
@@ -221,7 +221,7 @@ def _batch_while_each(
     active = evaluate_test()
     before = [n.outputs[0] for n in body.inputs[:states]]
     after = _restrict_to_active(active, body, loop.flags, engine.size)
-    outputs = [_select(active, t, b) for t, b in zip(after, before, strict=False)]
+    outputs = [_select_rows(active, t, b) for t, b in zip(after, before, strict=False)]
     outputs.append(counts.outputs[0] + FUNCTIONS["astype"](active, "int64"))
     outputs += after[states:]
     attrs["body"] = Body(parameters, Graph(outputs), len(outputs))

@@ -1,7 +1,6 @@
-"""Blocks of attention: queries by keys, what a block's scores are, and which blocks there are.
+"""Blocks of attention, queries by keys: which there are, and the scores of each.
 
-Blocks depend on shapes alone and are shared out among threads whole, so bits do not depend on
-threads.
+Blocks depend on shapes alone and each is computed by one thread, so threads do not change bits.
 """
 
 from __future__ import annotations
@@ -14,34 +13,24 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.sequence.flash_attention import BandPattern
 
-# Queries and keys of a block: its scores, and what is made of them, stay in a core's cache.
+# Queries and keys of a block: its scores and probabilities stay in a core's cache.
 _QUERIES, _KEYS = 128, 512
-# Scores that one task takes at most, in several heads if these are small.
+# Scores of a task at most; a task takes several heads if these are small.
 _SCORES = 1 << 17
-# A task below this many flops is not worth a hand-over to a thread.
+# Flops of a task from which handing it to another thread pays.
 _WORTH_A_THREAD = 2e7
 
 
 @dataclass(frozen=True)
-class AttentionPattern:
-    """How scores come about, and which keys a query may see: from `left` keys before its own place
-    (its index + offset) to `right` after it."""
+class AttentionPattern(BandPattern):
+    """A band of visible keys, the scale of scores, and their soft cap."""
 
-    scale: float
-    left: int | None
-    right: int | None
-    offset: int
     softcap: float | None
 
-    def visible_keys(self, first: int, last: int, number: int) -> tuple[int, int]:
-        """The range of keys that some query in [first, last) sees."""
-        start = 0 if self.left is None else first + self.offset - self.left
-        stop = number if self.right is None else last + self.offset + self.right
-        return max(0, start), max(0, min(number, stop))
-
     def hidden_pairs(self, xp: Any, t: slice, s: slice) -> Any:
-        """Where a block's queries do not see its keys; None: nowhere."""
+        """Return a mask of the pairs of a block that are hidden; None if all are seen."""
         ahead = None if self.right is None else self.right + self.offset
         behind = None if self.left is None else self.left - self.offset
         cut = ahead is not None and s.stop - 1 - t.start > ahead
@@ -58,7 +47,7 @@ class AttentionPattern:
 
 @dataclass(frozen=True)
 class GroupedHeads:
-    """q, k, v (and others) as (n, g, T, d) and (n, S, d): g heads of queries share one of keys."""
+    """q, k and v as (n, g, T, d) and (n, S, d): g heads of queries share one head of keys."""
 
     xp: Any
     q: Any
@@ -71,6 +60,7 @@ class GroupedHeads:
     def from_arrays(
         cls, xp: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: AttentionPattern
     ) -> GroupedHeads:
+        """Group heads of arrays (…, heads, T, d)."""
         shared, group = k.shape[-3], q.shape[-3] // k.shape[-3]
         view = None
         if mask:
@@ -85,8 +75,10 @@ class GroupedHeads:
         return cls(xp, grouped, k, v, view, pattern)
 
     def tasks(self) -> list[tuple[slice, slice]]:
-        """Ranges of (shared heads, queries): each is one block's rows. On a GPU all heads go
-        together."""
+        """Return ranges of (shared heads, queries), each the rows of one block.
+
+        On a GPU all heads go together, since a launch costs more than a block.
+        """
         n, group, rows, _ = self.q.shape
         queries = max(1, min(rows, _QUERIES))
         keys = max(1, min(self.k.shape[1], _KEYS))
@@ -98,19 +90,19 @@ class GroupedHeads:
         ]
 
     def query_blocks(self) -> Iterator[slice]:
-        """Blocks of all queries."""
+        """Yield blocks of all queries."""
         rows = self.q.shape[2]
         for first in range(0, rows, _QUERIES):
             yield slice(first, min(rows, first + _QUERIES))
 
     def key_blocks(self, t: slice) -> Iterator[slice]:
-        """Blocks of the keys that some of these queries see."""
+        """Yield blocks of the keys that some of these queries see."""
         start, stop = self.pattern.visible_keys(t.start, t.stop, self.k.shape[1])
         for s in range(start - start % _KEYS, stop, _KEYS):
             yield slice(max(s, start), min(stop, s + _KEYS))
 
     def mask_block(self, n: slice, t: slice, s: slice) -> Any:
-        """The mask of a block, (n or 1, g, t, s) or broadcast to it."""
+        """Return the mask of a block, (n or 1, g, t, s) or an array that broadcasts to it."""
         mask = self.mask
         mine = tuple(slice(None) if have == 1 else want
                      for have, want in zip(mask.shape[-2:], (t, s), strict=True))  # fmt: skip
@@ -122,7 +114,8 @@ class GroupedHeads:
         return self.xp.stack([mask[place][(slice(None), *mine)] for place in places])
 
     def scores(self, qs: Any, n: slice, t: slice, s: slice) -> tuple[Any, Any]:
-        """Masked scores of a block from scaled queries, and the slope of the soft cap (or None)."""
+        """Return a block's masked scores, from scaled queries, and the slope of the soft cap or
+        None."""
         xp, cap = self.xp, self.pattern.softcap
         z = xp.matmul(qs, upcast_half(self.k[n, None, s]).swapaxes(-1, -2))
         slope = None
@@ -141,7 +134,7 @@ class GroupedHeads:
         return z, slope
 
     def run_tasks(self, tasks: Sequence[Any], work: Callable[[Any], None], flops: float) -> None:
-        """Do the tasks, on threads where that pays."""
+        """Run work(task) for all tasks, on threads if there is enough to do."""
         if self.xp is not np or len(tasks) < 2 or flops < 2 * _WORTH_A_THREAD:
             for task in tasks:
                 work(task)
@@ -153,10 +146,10 @@ class GroupedHeads:
 
 
 def split_heads(x: Any, shared: int) -> Any:
-    """(…, heads, T, d) as (n, g, T, d)."""
+    """Return (…, heads, T, d) as (n, g, T, d)."""
     return x.reshape(math.prod(x.shape[:-3]) * shared, x.shape[-3] // shared, *x.shape[-2:])
 
 
 def upcast_half(x: Any) -> Any:
-    """As scores are computed: two-byte floats as float32."""
+    """Return 16-bit floats as float32, in which scores are computed."""
     return x.astype("float32") if x.dtype.itemsize == 2 else x

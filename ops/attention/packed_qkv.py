@@ -1,7 +1,8 @@
-"""Attention of queries, keys and values that stand side by side in one tensor, as a product by all
-three maps at once gives them: nothing is cut apart or brought into another order.
+"""Attention of queries, keys and values that lie side by side in one tensor.
 
-`gf.nn.attention` comes to this where its inputs are such parts, with heads on an axis of their own.
+One product by all three weight matrices gives such a tensor. Kernels read and write parts of it by
+strides, so nothing is cut apart or copied into another order. `gf.nn.attention` uses this op if its
+inputs are neighbouring parts of one tensor, each with its heads on an axis of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 from graphflow.errors import ShapeError
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Cost, Op, Tensor, register, sample
 from graphflow.ir.spec import Size, TensorSpec, product, show_shape, spec
-from graphflow.ops.attention.attention_op import attention_kernels, infer_pairs, native_pattern
+from graphflow.ops.attention.attention_op import infer_pairs
+from graphflow.ops.attention.blockwise import attention_kernels, native_pattern
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.kernels.sequence import flash_attention
@@ -58,6 +60,11 @@ def _attend_views_back(
 
 
 def _depth(x: TensorSpec, heads: int, shared: int) -> int:
+    """Return the size of a head.
+
+    Raises:
+        ShapeError: the last axis is no multiple of the number of heads.
+    """
     size = x.shape[-1] if x.rank >= 2 else None
     if not isinstance(size, int) or size % (heads + 2 * shared) or heads % shared:
         raise ShapeError(
@@ -70,7 +77,7 @@ def _depth(x: TensorSpec, heads: int, shared: int) -> int:
 def _infer(
     x: TensorSpec, *mask: TensorSpec, heads: int, shared: int, **attrs: Any
 ) -> tuple[TensorSpec, TensorSpec]:
-    """Specs of the result and of the logarithms of the sums."""
+    """Infer the specs of the result and of the log-sum-exps."""
     require_kind(x, "float")
     depth = _depth(x, heads, shared)
     q, k = (x.with_shape((*x.shape[:-2], n, x.shape[-2], depth)) for n in (heads, shared))
@@ -79,7 +86,7 @@ def _infer(
 
 
 def _head_views(x: Any, *counts: int) -> list[Any]:
-    """Parts of so many heads each, (…, heads, T, d), of an array (…, T, heads·d)."""
+    """Return views (…, heads, T, d) of an array (…, T, heads·d), of `counts` heads each."""
     heads = _total(counts)
     whole = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
     parts, start = [], 0
@@ -154,17 +161,19 @@ def _independent_aliases(inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _select_heads(x: Tensor, start: int, count: int, depth: int) -> Tensor:
-    """Some of the heads side by side in (…, T, heads·d), as (…, heads, T, d)."""
+    """Return `count` heads, from `start` on, of (…, T, heads·d) as (…, heads, T, d)."""
     mine = part_of(x, x.ndim - 1, start * depth, count * depth)
     return _swap_heads_and_time(reshape(mine, (*x.shape[:-1], count, depth)))
 
 
 def _pack_heads(x: Tensor) -> Tensor:
+    """Return (…, heads, T, d) as (…, T, heads·d)."""
     swapped = _swap_heads_and_time(x)
     return reshape(swapped, (*swapped.shape[:-2], swapped.shape[-2] * swapped.shape[-1]))
 
 
 def _split_qkv(x: Tensor, heads: int, shared: int) -> list[Tensor]:
+    """Return q, k and v as tensors of their own, (…, heads, T, d)."""
     depth = _depth(x.spec, heads, shared)
     starts = ((0, heads), (heads, shared), (heads + shared, shared))
     return [_select_heads(x, start, count, depth) for start, count in starts]
@@ -173,7 +182,7 @@ def _split_qkv(x: Tensor, heads: int, shared: int) -> list[Tensor]:
 def _attend_unpacked(
     x: Tensor, *mask: Tensor, heads: int, shared: int, **attrs: Any
 ) -> tuple[Tensor, Tensor]:
-    """What the op gives, by that of tensors which stand apart."""
+    """Express the op by attention of separate tensors, for its derivatives."""
     y, logs = REGISTRY["attention"](*_split_qkv(x, heads, shared), *mask, **attrs)
     return _pack_heads(y), logs
 
@@ -208,7 +217,7 @@ def _grad_unpacked(
     g: Tensor, x: Tensor, y: Tensor, logs: Tensor, *mask: Tensor, heads: int, shared: int,
     **attrs: Any,
 ) -> Tensor:  # fmt: skip
-    """What the gradient gives, by that of tensors which stand apart."""
+    """Express the gradient by attention's gradient of separate tensors, for its derivatives."""
     depth = _depth(x.spec, heads, shared)
     gh, yh = (_select_heads(a, 0, heads, depth) for a in (g, y))
     delta = sum(astype(gh, logs.dtype) * astype(yh, logs.dtype), -1)
@@ -243,7 +252,7 @@ _ROWS = batching.rows
 
 
 def _unmask_first_key(arrays: list[Any]) -> list[Any]:
-    """With a mask under which each query sees the first key."""
+    """Return sample arrays under whose mask each query sees the first key."""
     arrays[-1] = arrays[-1].copy()
     arrays[-1][..., 0] = True
     return arrays
@@ -252,11 +261,11 @@ def _unmask_first_key(arrays: list[Any]) -> list[Any]:
 def _batch_rows(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
     count = 1 if op is packed_op else 4
     if len(inputs) > count:
-        return NotImplemented  # a mask may broadcast along the axes before
+        return NotImplemented  # a mask may broadcast along the axes before (T, S)
     return _ROWS(op, inputs, batched, **attrs)
 
 
-# The results side by side, and the log-sum-exp of each query's scores.
+# Results: the heads side by side, and the log-sum-exp of each query's scores.
 packed_op: Op = register(
     Op(
         "attention_packed",
@@ -280,7 +289,7 @@ packed_op: Op = register(
                 **_EACH,
             ),
         ),
-        doc="Attention of queries, keys and values that stand side by side.",
+        doc="Attention of queries, keys and values that lie side by side.",
     )
 )
 packed_grad: Op = register(
@@ -307,7 +316,7 @@ packed_grad: Op = register(
                 **_EACH,
             ),
         ),
-        doc="The gradient of attention of what stands side by side.",
+        doc="The gradient of attention of parts that lie side by side.",
     )
 )
 
@@ -316,8 +325,12 @@ packed_grad: Op = register(
 
 
 def match_packed_attention(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> Tensor | None:
-    """Attention of queries, keys, values (and a mask of bools) that are neighbouring parts of one
-    tensor, with heads moved before T; None where they are not."""
+    """Build packed attention if q, k and v are neighbouring parts of one tensor; else return None.
+
+    Args:
+        tensors: q, k, v and perhaps a mask; a packed mask must be bool.
+        attrs: the attributes of attention.
+    """
     q, k, v, *mask = tensors
     if any(m.dtype != bool for m in mask):
         return None
@@ -339,7 +352,7 @@ def match_packed_attention(tensors: Sequence[Tensor], attrs: dict[str, Any]) -> 
 
 
 def _packed_source(x: Tensor) -> tuple[Tensor, int] | None:
-    """The tensor (…, T, n) of whose last axis x (…, heads, T, d) is a part, and where it begins."""
+    """Return the tensor (…, T, n) that x, (…, heads, T, d), is a part of, and where it begins."""
     if not _is_swapped(x):
         return None
     node = x.node.inputs[0].node

@@ -1,6 +1,6 @@
 """The gradient of attention's gradient, by ordinary ops on the matrix of all pairs.
 
-Second derivatives are taken rarely, and of short sequences: here plain formulas beat blocks.
+Second derivatives are rare and of short sequences, where plain formulas beat blocks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ def pair_gradients(
     logs: Tensor, *mask: Tensor, scale: float, left: int | None, right: int | None, offset: Size,
     softcap: float | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Cotangents of (g, delta, q, k, v, logs, *mask) from those of what attention's gradient gives.
+    """Return the cotangents of (g, delta, q, k, v, logs, *mask) for attention's gradient.
 
-    With r = scale·q·kᵀ, s = softcap·tanh(r / softcap), p = exp(s + mask - logs), e = g·vᵀ,
-    w = p·(e - delta), c = ds/dr and u = scale·w·c it gives dq = u·k, dk = uᵀ·q, dv = pᵀ·g and, for
-    the mask, w: `hs` are the cotangents of these four, None for zeros.
+    Let r = scale·q·kᵀ, s = softcap·tanh(r / softcap), p = exp(s + mask - logs), e = g·vᵀ, w = p·(e
+    - delta), c = ds/dr and u = scale·w·c. Attention's gradient gives dq = u·k, dk = uᵀ·q, dv =
+    pᵀ·g, and w for the mask.
+
+    Args:
+        hs: cotangents of these four results, None for zeros.
     """
     wide, shared = logs.dtype, int(k.shape[-3])
     h_q, h_k, h_v, h_mask = hs
@@ -55,7 +58,7 @@ def pair_gradients(
     w = p * (e - level)
     slope = c if c is None else c * scale
     u = w * (scale if slope is None else slope)
-    # what reaches u, w, p and e
+    # Cotangents of u, w, p and e.
     d_g = d_q = d_k = None
     d_w = d_p = d_c = None
     if HQ is not None:
@@ -102,7 +105,7 @@ def _add_optional(a: Tensor | None, b: Tensor) -> Tensor:
 
 
 def _reshape_like(x: Tensor, like: Tensor) -> Tensor:
-    """x in the shape and dtype of an input."""
+    """Return x in the shape and dtype of an input."""
     result: Tensor = astype(FUNCTIONS["reshape"](x, like.shape), like.dtype)
     return result
 
@@ -112,7 +115,7 @@ def _multiply_transposed(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _group(x: Tensor, shared: int) -> Tensor:
-    """(…, heads, T, d) as (…, shared, g, T, d)."""
+    """Return (…, heads, T, d) as (…, shared, g, T, d)."""
     heads = int(x.shape[-3])
     parts: Shape = (*x.shape[:-3], shared, heads // shared, *x.shape[-2:])
     result: Tensor = FUNCTIONS["reshape"](x, parts)
@@ -127,7 +130,7 @@ def _group_rows(x: Tensor, shared: int) -> Tensor:
 
 
 def _cap_scores(r: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Scores under a soft cap, and its slope."""
+    """Return scores under a soft cap, and its slope."""
     if softcap is None:
         return r, None
     t = tanh(r / softcap)
@@ -135,7 +138,7 @@ def _cap_scores(r: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None
 
 
 def _mask_groups(mask: Tensor, rank: int, shared: int) -> Tensor:
-    """A mask, with its heads apart as those of the scores are."""
+    """Return a mask whose axis of heads is split like that of the scores."""
     full = FUNCTIONS["reshape"](mask, ((1,) * (rank - 1 - mask.ndim) + mask.shape))
     heads = int(full.shape[-3])
     parts = (shared, heads // shared) if heads != 1 else (1, 1)
@@ -152,7 +155,7 @@ def _visible(
     s: Tensor, mask: Sequence[Tensor], shared: int, left: int | None, right: int | None,
     offset: Size,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Which pairs see each other (None: all), and what is added to scores."""
+    """Return which pairs see each other (None: all), and the bias that is added to scores."""
     conditions: list[Tensor] = []
     bias = None
     for m in mask:

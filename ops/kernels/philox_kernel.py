@@ -1,9 +1,10 @@
-"""Philox words by a generated loop: the bits of `ops/randomness/philox.py`, twenty times as fast.
+"""Philox random words by a generated loop, with the bits of `ops/randomness/philox.py`.
 
     void kernel(ptr* result, i64* parameters, i64 start, i64 stop)
 
-draws the blocks of 16 counters from `start` to `stop`: 64 words each, of which it stores the words
-themselves, or whether each is below a bound. Integers only: any processor gives the same.
+It draws blocks `start` to `stop` of 16 counters: 64 words each. It stores the words, or whether
+each is below a bound. It takes a twentieth of the time of array calls, and uses integers only, so
+all processors give the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from graphflow.ops.kernels.jit.thread_pool import current_pool
 _COUNTERS = 16
 _WORDS = 4 * _COUNTERS
 _NANOSECONDS = 0.5
-"""A rough guess for a word."""
+"""A rough estimate for a word."""
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -34,12 +35,12 @@ _ROUNDS = 10
 
 
 def random_words(count: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
-    """The words of a stream in a step from `first` on, uint32, shape (count,)."""
+    """Draw the words of a stream in a step from `first` on, uint32, shape (count,)."""
     return _draw("words", count, stream, step, 0, np.dtype("uint32"), first)
 
 
 def random_below(count: int, bound: int, stream: tuple[int, int], step: int, first: int = 0) -> Any:
-    """Which of these words are below a bound, bool, shape (count,)."""
+    """Draw whether these words are below a bound, bool, shape (count,)."""
     return _draw("below", count, stream, step, bound, np.dtype(bool), first)
 
 
@@ -62,7 +63,7 @@ def _draw(
     before = first // _WORDS
     blocks = -(-(first + count) // _WORDS) - before
     result = np.empty(blocks * _WORDS, dtype)
-    # The kernel stores block i at i times its size: the first one is at the buffer's beginning.
+    # The kernel stores block i at i times its size, so the table holds where block 0 would be.
     table = np.array([address(result) - before * _WORDS * dtype.itemsize], np.int64)
     function = _function(what)
     given = ctypes.c_void_p(address(table)), ctypes.c_void_p(address(parameters))
@@ -116,24 +117,16 @@ def _text(what: str) -> tuple[str, str]:
 
 
 def _parameter(lanes: VectorWriter, i: int, element: str) -> str:
-    """A parameter in all lanes."""
+    """Load a parameter into all lanes."""
     place = lanes.write(f"getelementptr i64, ptr %sizes, i64 {i}")
     one = lanes.write(f"load i64, ptr {place}, align 8")
     if element != "i64":
         one = lanes.write(f"trunc i64 {one} to {element}")
-    return _splat(lanes, element, one)
-
-
-def _splat(lanes: VectorWriter, element: str, one: str) -> str:
-    kind = lanes.vector(element)
-    first = lanes.write(f"insertelement {kind} poison, {element} {one}, i64 0")
-    return lanes.write(
-        f"shufflevector {kind} {first}, {kind} poison, <{lanes.width} x i32> zeroinitializer"
-    )
+    return lanes.broadcast(element, one)
 
 
 def _key(lanes: VectorWriter, round: int, given: list[str]) -> tuple[str, str]:
-    """The two words of the key in a round; what overflows them is never read."""
+    """Return the two words of the key in a round; the upper halves of lanes are not read."""
     first, second = (
         lanes.binary("add", "i64", k, lanes.constant(round * w & _LOW, "i64"))
         for k, w in zip(given, _WEYL, strict=False)
@@ -142,16 +135,17 @@ def _key(lanes: VectorWriter, round: int, given: list[str]) -> tuple[str, str]:
 
 
 def _block_counters(lanes: VectorWriter, given: list[str]) -> list[str]:
-    """The counters of a block: its index, the upper half with that of the step, step, stream."""
+    """Return the counters of a block: its index, the upper half with that of the step, step,
+    stream."""
     iota = ", ".join(f"i64 {i}" for i in range(_COUNTERS))
     start = lanes.write(f"shl i64 %i, {_COUNTERS.bit_length() - 1}")
-    index = lanes.binary("add", "i64", _splat(lanes, "i64", start), f"<{iota}>")
+    index = lanes.binary("add", "i64", lanes.broadcast("i64", start), f"<{iota}>")
     upper = lanes.binary("lshr", "i64", index, lanes.constant(32, "i64"))
     return [index, lanes.binary("or", "i64", upper, given[2]), given[3], given[4]]
 
 
 def _rounds(lanes: VectorWriter, c: list[str], keys: list[tuple[str, str]]) -> list[str]:
-    """Ten rounds; each counter is the lower half of its lane, whatever the upper one holds."""
+    """Write ten rounds; each counter is the lower half of its lane."""
     low, half = lanes.constant(_LOW, "i64"), lanes.constant(32, "i64")
     for first, second in keys:
         p0, p1 = (
@@ -167,7 +161,7 @@ def _rounds(lanes: VectorWriter, c: list[str], keys: list[tuple[str, str]]) -> l
 
 
 def _store(setup: VectorWriter, body: VectorWriter, what: str, drawn: list[str]) -> None:
-    """The four words of each counter side by side."""
+    """Store the four words of each counter side by side."""
     halves = [body.convert("trunc", word, "i64", "i32") for word in drawn]
     kind = body.vector("i32")
     count = 2 * _COUNTERS

@@ -44,7 +44,8 @@ from graphflow.ops.base.shape_rules import (
     unbroadcast,
 )
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.ops.kernels.gemm.gemm import MatrixProduct, plan_if_faster_than_blas
+from graphflow.ops.kernels.gemm.contiguous_products import plan_if_faster_than_blas
+from graphflow.ops.kernels.gemm.gemm import MatrixProduct
 from graphflow.ops.kernels.gemm.gemv import VectorProduct, plan_vector_product
 from graphflow.ops.kernels.gemm.tiny import tiny_task
 from graphflow.ops.kernels.jit.array_address import address

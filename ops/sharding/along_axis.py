@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Sharding, Tensor
-from graphflow.ir.op_declaration import Meeting
+from graphflow.ir.op_declaration import ShardExchange
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.sharding.rules import equation, letters, without
 
@@ -30,9 +30,9 @@ def cumulative_rule(combined: str, linear: bool = False) -> Callable[..., Shardi
     def rule(x: TensorSpec, axis: int, **attrs: Any) -> Sharding:
         names = letters(x.rank)
         reverse = attrs.get("reverse", False)
-        meeting = Meeting(names[axis], tell, hear, "after" if reverse else "before")
+        exchange = ShardExchange(names[axis], tell, hear, "after" if reverse else "before")
         return Sharding(
-            equation([names], [names]), linear=((0,),) if linear else (), meeting=meeting
+            equation([names], [names]), linear=((0,),) if linear else (), exchange=exchange
         )
 
     def tell(op: Op, start: Any, x: Tensor, axis: int, **attrs: Any) -> tuple[Told, Told]:
@@ -73,7 +73,7 @@ def top_k_rule(x: TensorSpec, k: Any, axis: int, **attrs: Any) -> Sharding:
         return best, G["take_along_axis"](places, at, axis=axis)
 
     found = Sharding(equation([names], [held] * 2))
-    return replace(found, meeting=Meeting(names[axis], tell, hear, "all"))
+    return replace(found, exchange=ShardExchange(names[axis], tell, hear, "all"))
 
 
 __all__ = ["top_k_rule", "cumulative_rule"]

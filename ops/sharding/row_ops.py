@@ -90,7 +90,7 @@ def moments_rule(x: TensorSpec, axis: Axes) -> Sharding:
     names = letters(x.rank)
     out = "".join("." if i in axis else c for i, c in enumerate(names))
     text = equation([names], ["." + out])
-    return Sharding(text, kind="moments", build=_shard_moments, placeless=True)
+    return Sharding(text, kind="moments", build=_shard_moments, ignores_start=True)
 
 
 def _center(x: Tensor, axis: Axes) -> tuple[Any, Any, Any]:
@@ -408,4 +408,4 @@ def packed_attention_rule(*specs: TensorSpec, heads: int, shared: int, **attrs: 
         return made if len(made) > 1 else made[0]
 
     text = equation(texts[: len(specs)], texts[len(specs) :])
-    return Sharding(text, scale, build=build, placeless=each == 1, outer=outer)
+    return Sharding(text, scale, build=build, ignores_start=each == 1, outer=outer)

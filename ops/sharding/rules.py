@@ -319,7 +319,7 @@ def mean_rule(x: TensorSpec, axis: Sequence[int], keepdims: bool = False) -> Sha
         total = G["sum"](x, axis=axis, keepdims=keepdims)
         return total / product([cut.total[letter] for letter in at])
 
-    return replace(sum_rule(x, axis, keepdims), build=build, placeless=True)
+    return replace(sum_rule(x, axis, keepdims), build=build, ignores_start=True)
 
 
 def reduction_rule(kind: str) -> Callable[..., Sharding]:

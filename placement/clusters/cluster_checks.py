@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from graphflow.base.addresses import normalize_address
 from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ClusterError
 from graphflow.placement.clusters.devices import CLIENT, Link, Worker, check_number
 from graphflow.placement.clusters.shared_ports import Port
 
-_OWN = frozenset({"localhost", "127.0.0.1", "[::1]", "ip6-localhost"})
 KINDS = ("here", "local", "remote", "hypothetical")
 
 
@@ -79,12 +79,6 @@ def _check_addresses(cluster: ClusterFields) -> None:
             other = seen.setdefault(normalize_address(worker.address), worker.index)
             if other != worker.index:
                 raise ClusterError(describe_shared_address(other, worker.index, addresses))
-
-
-def normalize_address(address: str) -> str:
-    """Return an address with this machine's names for itself, such as localhost, as a number."""
-    host, colon, port = address.lower().removeprefix("tcp://").rpartition(":")
-    return f"{'127.0.0.1' if host in _OWN else host}{colon}{port.lstrip('0')}"
 
 
 def describe_shared_address(one: int, other: int, addresses: Sequence[str | None]) -> str:

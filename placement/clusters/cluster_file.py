@@ -52,8 +52,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from graphflow.base.addresses import normalize_address
 from graphflow.errors import ClusterError, DeviceError
-from graphflow.placement.clusters.cluster_checks import describe_shared_address, normalize_address
+from graphflow.placement.clusters.cluster_checks import describe_shared_address
 from graphflow.placement.clusters.devices import CLIENT, Device, Link, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import device_memory

@@ -10,6 +10,7 @@ import math
 import re
 from typing import Literal
 
+from graphflow.base.addresses import HIGHEST_PORT, TCP, TCP_FORM, is_loopback, parse_address
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
@@ -22,7 +23,6 @@ MAX_DEVICES = 1024
 
 _DEVICE = re.compile(r"/worker:(0|[1-9]\d*)/(cpu|gpu):(0|[1-9]\d*)")
 _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
-_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):(\d{1,5})")
 
 
 @checks_arguments(ClusterError)
@@ -139,10 +139,10 @@ class Worker:
             if names.count(name) > 1:
                 raise ClusterError(f"{where} lists {name} twice")
         if self.address is not None:
-            match = _ADDRESS.fullmatch(self.address) if isinstance(self.address, str) else None
-            if match is None or not 0 < int(match[2]) < 65536:
+            parts = parse_address(self.address) if isinstance(self.address, str) else None
+            if parts is None or (parts.scheme == TCP and not 0 < parts.port <= HIGHEST_PORT):
                 raise ClusterError(
-                    f"{where}: address {self.address!r} is not of the form 'tcp://host:port'"
+                    f"{where}: address {self.address!r} is not of the form {TCP_FORM!r}"
                 )
         if self.key is not None and not (isinstance(self.key, str) and self.key):
             raise ClusterError(f"{where}: key is the name of a key or its digits, not {self.key!r}")
@@ -150,11 +150,7 @@ class Worker:
     @property
     def loopback(self) -> bool:
         """Whether the worker is on this host and unreachable from others."""
-        return (
-            self.address is None
-            or _host(self.address) in ("localhost", "::1")
-            or _host(self.address).startswith("127.")
-        )
+        return self.address is None or is_loopback(self.address.lower())
 
 
 def local_kind(name: str) -> Literal["cpu", "gpu"]:
@@ -165,10 +161,6 @@ def local_kind(name: str) -> Literal["cpu", "gpu"]:
             f"{name!r} is not a device of a worker; write 'cpu:0', 'cpu:1' or 'gpu:0'"
         )
     return "cpu" if match[1] == "cpu" else "gpu"
-
-
-def _host(address: str) -> str:
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]").lower()
 
 
 def check_count(what: str, value: object) -> None:

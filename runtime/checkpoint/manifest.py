@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint: which shards belong to it, of which step, and what they hold.
+"""The manifest of a checkpoint: its shards, its step, and its variables.
 
-It tells damage: each shard's bytes and SHA-256 are in it, and its own digest. And it tells whether
-a checkpoint is of a model: its fingerprint and its list of variables know nothing of placement.
+It detects damage by the size and SHA-256 of each shard, and by a digest of its own. It tells
+whether a checkpoint fits a model by a fingerprint of its variables, which does not depend on
+placement.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from graphflow.ir.spec import Span, as_dtype, index_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
-"""1 had one shard, "state.safetensors", and no digest of its own."""
+"""Format 1 had one shard, "state.safetensors", and no digest of the manifest."""
 _FIRST_STATE = "state.safetensors"
-_MAX_COUNT = 2**62  # of steps, epochs and sizes
-_MAX_LISTED = 8  # differences of a kind that an error names
+_MAX_COUNT = 2**62  # largest step, epoch or size
+_MAX_LISTED = 8  # names of a kind that an error lists
 
 Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
 
 
 VariablePiece = tuple[str, tuple[tuple[Any, ...], ...]]
-"""A piece of a variable: its name in the shards, and where it starts and stops along every axis; a
-third entry, where it does so in each of so many stretches of one length, or in those of such
-lengths."""
+"""A piece of a variable: its name in the shards, and (start, stop) along every axis.
+
+An axis may have a third entry: the piece then covers (start, stop) of each of that many equal
+segments, or of segments of the listed lengths."""
 
 Groups = tuple[tuple[str, ...], ...]
 """Names of variables, by group."""
@@ -53,16 +55,16 @@ class CheckpointShard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is of.
+    """The description of a checkpoint.
 
     Args:
-        step: steps that the session had committed: where its data goes on, and from which random
-            numbers are drawn.
-        variables: all of them, by name.
+        step: steps that the session had committed; data and random numbers continue from there.
+        variables: dtype and shape of all variables, by name.
         epoch: of the session that wrote it.
-        pieces: for each variable that is in pieces in the shards, these.
-        unnamed: groups of variables that a session numbered, because they have no names of their
-            own; the names of each group in the order in which its variables were created.
+        pieces: the pieces of each variable that is stored in pieces.
+        unnamed: groups of variables without names of their own, which a session numbered. Each
+            group
+            lists their names in the order in which the variables were created.
     """
 
     step: int
@@ -74,7 +76,7 @@ class Manifest:
 
     @cached_property
     def stored(self) -> dict[str, Signature]:
-        """What is in the shards: variables, or their pieces."""
+        """The entries of the shards: variables, or their pieces."""
         found = {n: kind for n, kind in self.variables.items() if n not in self.pieces}
         for name, parts in self.pieces.items():
             for piece, spans in parts:
@@ -83,7 +85,7 @@ class Manifest:
         return found
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of a variable or a piece in a shard.
+        """Return the dtype of a variable or piece in a shard.
 
         Raises:
             CheckpointError: there is none of this name.
@@ -93,10 +95,10 @@ class Manifest:
         return as_dtype(self.stored[name][0])
 
     def assemble(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """All variables, put together of what is in the shards.
+        """Return all variables, assembled from the arrays in the shards.
 
         Raises:
-            CheckpointError: that is not what the manifest says.
+            CheckpointError: the arrays do not match the manifest.
         """
         wrong = [
             n for n, kind in self.stored.items() if n not in stored or not _matches(stored[n], kind)
@@ -116,11 +118,11 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Of names, dtypes and shapes: equal for a model wherever it is placed."""
+        """Digest of names, dtypes and shapes; equal for a model wherever it is placed."""
         return fingerprint(self.variables)
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Return the manifest as JSON."""
         told = {
             "format": FORMAT,
             "step": self.step,
@@ -149,7 +151,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest that is in a file.
+        """Parse a manifest.
 
         Raises:
             CheckpointError: damaged, or of a newer format.
@@ -191,11 +193,11 @@ class Manifest:
             return cls(step, shards, variables, epoch, pieces, unnamed)
         except CheckpointError:
             raise
-        except Exception as error:  # whatever a file can be instead of a manifest
+        except Exception as error:  # a file that is no manifest can fail in any way
             raise CheckpointError(f"its manifest cannot be read: {error!r}") from error
 
 
-# What a manifest may hold; all else is a CheckpointError ------------------------------------------
+# Validation: invalid content is a CheckpointError -------------------------------------------------
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -236,7 +238,7 @@ def _read_shard(told: Any) -> CheckpointShard:
 
 
 def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Where a piece starts and stops along every axis of its variable."""
+    """Return the validated spans of a piece along every axis of its variable."""
     spans = [_require_list(span) for span in _require_list(told)]
     rows = [_read_rows(span[2]) if len(span) > 2 else 1 for span in spans]
     ends = [tuple(map(_require_count, span[:2])) for span in spans]
@@ -254,7 +256,7 @@ def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...
 
 
 def _read_rows(told: Any) -> int | tuple[int, ...]:
-    """How many rows an axis consists of, or of which lengths."""
+    """Return the number of segments of an axis, or their lengths."""
     if not isinstance(told, list):
         return _require_count(told)
     if not told or 0 in told:
@@ -265,17 +267,17 @@ def _read_rows(told: Any) -> int | tuple[int, ...]:
 
 
 def fingerprint(variables: Mapping[str, Signature]) -> str:
-    """A digest of names, dtypes and shapes, in no order."""
+    """Return a digest of names, dtypes and shapes, independent of their order."""
     rows = sorted((name, dtype, list(shape)) for name, (dtype, shape) in variables.items())
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
-    """What a checkpoint has otherwise than a model, in words; "" where it fits.
+    """Describe how a checkpoint differs from a model; "" if it fits.
 
     Args:
         wanted: the model's variables.
-        there: the checkpoint's.
+        there: the checkpoint's variables.
     """
     changed = [
         f"{name} is {_show(wanted[name])} and {_show(there[name])} in the checkpoint"
@@ -297,7 +299,10 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
 
 
 def _matches(value: Array, kind: Signature) -> bool:
-    """Whether an array is of a kind; a piece may have lost or gained axes of one element."""
+    """Return True if an array has a signature.
+
+    A piece may have lost or gained axes of size 1.
+    """
     dtype, shape = kind
     return value.dtype.name == dtype and (value.shape == shape or value.size == math.prod(shape))
 
@@ -312,6 +317,6 @@ def _show(signature: Signature) -> str:
 
 
 def list_some(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are beyond these."""
+    """Return the first of some names, and the number of the rest."""
     rest = len(names) - _MAX_LISTED
     return ", ".join(names[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,6 +1,6 @@
-"""The hosts of a cluster as a session sees them: orders for workers, and what they come to.
+"""The workers of a cluster as a session's hosts: programs, steps, variables, checkpoints.
 
-Who the workers are is `membership`; how orders travel is the loop's business, see `loop`.
+Which workers take part is decided in `worker_membership`. How orders travel is up to `io_loop`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from graphflow.base.addresses import is_loopback
 from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_progress
@@ -25,7 +26,7 @@ from graphflow.runtime.checkpoint.manifest import CheckpointShard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.io_loop import SLACK
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.worker_membership import WorkerMembership
 from graphflow.runtime.host.host_interface import DirectStep, PendingSave, SavedPart
 from graphflow.runtime.host.session_state import DRAWS, FAILED
@@ -39,7 +40,7 @@ from graphflow.runtime.protocol.coordinator_events import (
 )
 from graphflow.runtime.protocol.fast_path import SteadyStateStep
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small, may_be_remote
+from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -79,28 +80,30 @@ _log = Log("graphflow.coordinator")
 
 @dataclass(frozen=True)
 class _DistributedProgram:
-    """What workers have of a program: the names of their feeds, and those of all fetches."""
+    """A program as the workers have it: its workers, the names of their feeds, and all fetches."""
 
     workers: Sequence[int]
     feeds: Mapping[int, Sequence[str]] = field(default_factory=dict)
     fetches: Sequence[tuple[int, str]] = ()
-    is_free: bool = False  # a step of it changes nothing that another one reads, or that is seen
+    is_free: bool = False  # its steps have no side effects
 
 
-class Begun(NamedTuple):
-    """A step that was begun and is not decided; a `free` one does not wait for those before it."""
+class PendingStep(NamedTuple):
+    """A step that workers compute ahead of its decision, and its pending operation.
+
+    A `free` step changes no state, so that it does not wait for the steps before it.
+    """
 
     step: int
     deadline: float
-    request: int
-    pending: Pending
+    operation: PendingOperation
     free: bool
 
 
 class RemoteHosts(WorkerMembership):
     """The workers of a cluster, opened for one session.
 
-    Methods may be called from any thread; steps come one at a time.
+    Methods may be called from any thread. Steps run one at a time.
     """
 
     can_be_lost = True
@@ -120,40 +123,40 @@ class RemoteHosts(WorkerMembership):
         store: CheckpointStore | None = None,
         trial: bool = False,
     ) -> None:
-        """Joins the workers at the cluster's addresses, or starts local ones.
+        """Join the workers at the cluster's addresses, or start local ones.
 
         Args:
             deadline: seconds until all workers are ready.
-            host: `path.py:Name`, another host in started workers, for tests.
-            ops: names of the modules of users' ops that the workers import.
-            dead_after: seconds out of reach after which a worker is lost.
-            store: where the session's checkpoints are, with its name, its secret and its epoch.
-            trial: whether workers do not count what it does.
+            host: `path.py:Name`, another host class in started workers, for tests.
+            ops: names of modules of users' ops that the workers import.
+            dead_after: seconds out of reach until a worker is lost.
+            store: the session's checkpoint store, with its name, secret and epoch.
+            trial: workers do not count what the session does.
 
         Raises:
             ModuleNotAllowed: a worker was not started with one of `ops` allowed.
             RendezvousTimeout: a worker did not start, answer, or reach another in time.
             VersionMismatch: a worker runs other code, or another Python.
-            ClusterError: a worker does not have the devices that the cluster says.
+            ClusterError: a worker lacks a device of the cluster.
             TransportError: an address cannot be used.
         """
         super().__init__(store, ops=ops, dead_after=dead_after, trial=trial)
         self._programs: dict[str, _DistributedProgram] = {}
         self._last_step = -1
-        self._last_committed = -1  # the number of the last step that did
+        self._last_committed = -1  # the number of the last committed step
         self._failed_steps = 0  # steps
         self._step_lock = threading.Lock()
         self._join(cluster, deadline, host)
 
     @property
     def is_single_host(self) -> bool:
-        """Whether all workers are on this host."""
-        return not any(map(may_be_remote, self._addresses))
+        """True if all workers are on this host."""
+        return all(map(is_loopback, self._addresses))
 
     # Programs and steps --------------------------------------------------------------------------
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
-        """Gives each worker its partitions of a program; raises as `load` does.
+        """Give each worker its partitions of a program; raises as `load` does.
 
         Raises:
             ModuleNotAllowed: an op or a host function is of a module that is not among `ops`.
@@ -170,10 +173,10 @@ class RemoteHosts(WorkerMembership):
         )
 
     def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
-        """Gives each worker its partition of a program: header and constants.
+        """Give each worker its encoded partitions of a program: header and constants.
 
         Raises:
-            GraphLimitError: a worker refuses the partition.
+            GraphLimitError: a worker refuses the partitions.
             WorkerLost: a worker was lost before or meanwhile.
         """
         orders = {}
@@ -201,13 +204,13 @@ class RemoteHosts(WorkerMembership):
         trace: bool,
         deadline: float,
     ) -> StepResult:
-        """Runs one step on the workers of a program; returns when it is decided to commit.
+        """Run one step on a program's workers; return once it is decided to commit.
 
         Args:
-            step: larger than that of every step before, failed ones included.
+            step: larger than that of every step before, including failed ones.
             bindings: sizes of the program's symbolic dims.
             feeds: by worker and name.
-            trace: whether spans are measured.
+            trace: measure spans.
             deadline: seconds.
 
         Raises:
@@ -222,7 +225,7 @@ class RemoteHosts(WorkerMembership):
             return _step_result(self._step(loaded, order, step, feeds))
 
     def wait_for_clocks(self) -> None:
-        """Waits until each worker's clock is known, as far as one answers."""
+        """Wait until each worker's clock was measured, for those that answer."""
         if self._loop is not None:
             self._loop.wait_for_clocks()
 
@@ -233,16 +236,16 @@ class RemoteHosts(WorkerMembership):
         step: int,
         feeds: Mapping[int, Mapping[str, Array]],
     ) -> Replies:
-        """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
-        time."""
+        """Run a step; `order` lacks only its request and its feeds. The step lock is held."""
         replies = None if order.trace else self._try_fast_path(loaded, order, step, feeds)
         if replies is not None:
             return replies
         with passing_interrupts():
             request, orders = self._make_orders(loaded, order, step, feeds, waits=True)
-            begin, pending = BeginOperation(request, orders, order.deadline, step), Pending()
-            wait = partial(self._require_loop().ask, begin, order.deadline + SLACK, pending)
-            return self._await_decision(step, request, pending, wait)
+            begin = BeginOperation(request, orders, order.deadline, step)
+            operation = PendingOperation(request)
+            wait = partial(self._require_loop().ask, begin, order.deadline + SLACK, operation)
+            return self._await_decision(step, operation, wait)
 
     def _try_fast_path(
         self,
@@ -251,7 +254,7 @@ class RemoteHosts(WorkerMembership):
         step: int,
         feeds: Mapping[int, Mapping[str, Array]],
     ) -> Replies | None:
-        """Runs a step by the short way; None if it is not for it. As `_step` otherwise."""
+        """Run a step by the fast path, as `_step`; return None if it does not apply."""
         loop, before = self._loop, self._last_step
         if loop is None or step <= before:
             return None
@@ -267,11 +270,11 @@ class RemoteHosts(WorkerMembership):
                 room -= len(sent)
                 nbytes += array.nbytes
         self._add_failure_count(order)
-        repeat = SteadyStateStep(next(self._requests), step, order, loaded.workers, inside)
+        steady = SteadyStateStep(next(self._requests), step, order, loaded.workers, inside)
         self._last_step = step
-        pending = Pending()
-        wait = partial(loop.run_step, repeat, order.deadline, pending)
-        replies = self._await_decision(step, repeat.request, pending, wait, nbytes)
+        operation = PendingOperation(steady.request)
+        wait = partial(loop.run_step, steady, order.deadline, operation)
+        replies = self._await_decision(step, operation, wait, nbytes)
         if replies is None:
             self._last_step = before
         return replies
@@ -279,16 +282,16 @@ class RemoteHosts(WorkerMembership):
     def _await_decision(
         self,
         step: int,
-        request: int,
-        pending: Pending,
+        operation: PendingOperation,
         wait: Callable[[], _Decided],
         fed: int = 0,
     ) -> _Decided:
-        """What a step comes to, which is counted and told, unless it has not begun: None.
+        """Wait until a step is decided, record the decision, and return the replies.
 
         Args:
-            wait: runs it to its end, or says None; `pending` gets the outcome.
-            fed: bytes, besides what `_activity` was told.
+            wait: runs the step to its end; returns None if it was not begun. `operation` gets the
+                outcome.
+            fed: bytes of feeds that `_activity` was not told of.
         """
         began = time.monotonic()
         try:
@@ -297,7 +300,7 @@ class RemoteHosts(WorkerMembership):
                 self._last_committed = step
         except BaseException as error:
             if is_interrupt(error):
-                self._cancel_step(step, request, pending)
+                self._cancel_step(step, operation)
             self._failed_steps += 1
             told = error.error if isinstance(error, Interrupt) else error
             self._activity.on_abort(step, time.monotonic() - began, told)
@@ -306,19 +309,22 @@ class RemoteHosts(WorkerMembership):
             self._activity.on_commit(step, time.monotonic() - began, replies.nbytes, fed)
         return replies
 
-    def _cancel_step(self, step: int, request: int, pending: Pending) -> None:
-        """Cancels a step unless it was decided already, and waits until that is known."""
+    def _cancel_step(self, step: int, operation: PendingOperation) -> None:
+        """Cancel a step unless it was decided already, and wait until that is known."""
         self.cancel()
         with defer_signals(), suppress(GraphflowError):
-            if (loop := self._loop) is not None and loop.knows(request, pending):
-                loop.finish(request, pending, SLACK)
+            if (loop := self._loop) is not None and loop.is_submitted(operation):
+                loop.finish(operation, SLACK)
                 self._last_committed = step
 
     def has_committed(self, step: int, error: BaseException) -> bool:
         return self._last_committed == step
 
     def _add_failure_count(self, order: Compute) -> None:
-        """Lets workers know how many steps have failed: after each they agree on ways anew."""
+        """Put the number of failed steps into the order.
+
+        After a failure, workers agree anew on the paths of their exchanges.
+        """
         if self._failed_steps:
             order.bindings[FAILED] = self._failed_steps
 
@@ -330,9 +336,11 @@ class RemoteHosts(WorkerMembership):
         feeds: Mapping[int, Mapping[str, Array]],
         deadline: float,
         follows: int,
-    ) -> Begun:
-        """Begins a step that is not decided before `finish`; its feeds travel at once, and it
-        computes as soon as the step that it `follows` has committed (-1: now).
+    ) -> PendingStep:
+        """Begin a step that is decided only by `finish`.
+
+        Its feeds travel at once. It computes once the step that it `follows` has committed (-1: at
+        once).
 
         Raises:
             SessionError: closed, an unknown program, or a step that is not new.
@@ -351,27 +359,25 @@ class RemoteHosts(WorkerMembership):
             )
             request, orders = self._make_orders(loaded, order, step, feeds, waits=False)
             begin = BeginOperation(request, orders, deadline, step, follows, is_held=True)
-            return Begun(step, deadline, request, loop.submit(begin), loaded.is_free)
+            return PendingStep(step, deadline, loop.submit(begin), loaded.is_free)
 
-    def finish(self, begun: Begun) -> StepResult:
-        """Decides a step that was begun, the first of those that are not decided; as `step`."""
+    def finish(self, begun: PendingStep) -> StepResult:
+        """Decide the first of the steps that were begun; returns and raises as `step`."""
         with self._step_lock:
             loop = self._require_loop()
-            loop.add(ReleaseStep(begun.request))
-            seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
-            wait = partial(loop.finish, begun.request, begun.pending, seconds)
-            return _step_result(
-                self._await_decision(begun.step, begun.request, begun.pending, wait)
-            )
+            loop.add(ReleaseStep(begun.operation.request))
+            seconds = 2 * begun.deadline + SLACK  # its deadline starts when it may compute
+            wait = partial(loop.finish, begun.operation, seconds)
+            return _step_result(self._await_decision(begun.step, begun.operation, wait))
 
-    def undo(self, begun: Sequence[Begun]) -> None:
-        """Ends steps that were begun and are not decided: nothing of them happens."""
+    def undo(self, begun: Sequence[PendingStep]) -> None:
+        """End steps that were begun and not decided; nothing of them happens."""
         self._failed_steps += 1
         self.cancel()
         for each in begun:
             with suppress(GraphflowError):
                 if self._loop is not None:
-                    self._loop.finish(each.request, each.pending, SLACK)
+                    self._loop.finish(each.operation, SLACK)
 
     def _require_program(self, program: str) -> _DistributedProgram:
         loaded = self._programs.get(program)
@@ -387,10 +393,10 @@ class RemoteHosts(WorkerMembership):
         feeds: Mapping[int, Mapping[str, Array]],
         waits: bool,
     ) -> tuple[int, dict[int, Order]]:
-        """What the workers of a program are told of a step, under a new request.
+        """Return a new request number, and the order of a step for each worker of a program.
 
         Args:
-            waits: whether the caller, whose arrays the feeds are, waits for the step.
+            waits: the caller, which owns the feeds' arrays, waits for the step.
         """
         if step <= self._last_step:
             last = step_of(self._last_step)
@@ -413,7 +419,7 @@ class RemoteHosts(WorkerMembership):
         feeds: Mapping[str, Array],
         waits: bool,
     ) -> Order:
-        """The order with its feeds: in it, in shared memory, or before it."""
+        """Return an order with its feeds: inside the order, in shared memory, or sent before it."""
         inside: list[Small] = []
         before: list[str] = []
         arrays = []
@@ -437,20 +443,20 @@ class RemoteHosts(WorkerMembership):
     # Variables -----------------------------------------------------------------------------------
 
     def read(self, worker: int, variable: str) -> Array:
-        """The value of a variable after the last committed step."""
+        """Return the value of a variable after the last committed step."""
         request = next(self._requests)
         order = Order(Read(request, variable))
         replies = self._ask(request, {worker: order}, _REQUEST_SECONDS)
         return _copy_if_borrowed(replies.arrays[worker][variable])
 
     def write(self, worker: int, variable: str, value: Array) -> None:
-        """Sets a variable."""
+        """Set a variable."""
         request = next(self._requests)
         order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
         self._ask(request, {worker: order}, _REQUEST_SECONDS)
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
-        """Lets the workers compile a program for the sizes of coming steps.
+        """Have the workers compile a program for the sizes of coming steps.
 
         Raises:
             WorkerLost: a worker was lost before or meanwhile.
@@ -461,11 +467,14 @@ class RemoteHosts(WorkerMembership):
         try:
             self._ask(request, orders, _REQUEST_SECONDS)
         except BaseException:
-            self._failed_steps += 1  # some may have compiled it, others not: all forget their ways
+            self._failed_steps += (
+                1  # only some may have compiled it: all agree on their exchanges anew
+            )
             raise
 
     def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
-        """Steps whose feeds are of known sizes: nothing is left to be found out about them."""
+        """Return a function that runs steps whose feeds have known sizes, without further
+        checks."""
         loaded = self._programs[program]
         if not loaded.feeds:
             return None
@@ -487,7 +496,7 @@ class RemoteHosts(WorkerMembership):
         return run
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
-        """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
+        """Drop programs, and variables by worker, which live elsewhere from now on."""
         there: dict[int, list[str]] = {worker: [] for worker in variables}
         for name in programs:
             for worker in self._programs.pop(name, _DistributedProgram(())).workers:
@@ -503,14 +512,15 @@ class RemoteHosts(WorkerMembership):
     # Checkpoints ---------------------------------------------------------------------------------
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
-        """Has workers copy their variables at once, and write or send them by and by."""
+        """Have workers copy their variables at once, and write or send the copies in the
+        background."""
         loop, request = self._require_loop(), next(self._requests)
         files = {worker: shard_name(worker) for worker in workers}
         orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
-        pending = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
+        operation = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
 
         def wait(seconds: float) -> dict[int, SavedPart]:
-            replies = loop.finish(request, pending, seconds)
+            replies = loop.finish(operation, seconds)
             written: dict[int, SavedPart] = {}
             for worker, message in replies.messages.items():
                 assert isinstance(message, Saved)
@@ -528,8 +538,10 @@ class RemoteHosts(WorkerMembership):
     # Measuring -----------------------------------------------------------------------------------
 
     def measure(self) -> dict[int, dict[str, Any]]:
-        """The calibration of each worker's machine, one worker after the other: those of one
-        machine would slow each other down."""
+        """Return the calibration of each worker's machine.
+
+        Workers measure one after the other: those of one machine would slow each other down.
+        """
         reports = {}
         for worker in range(len(self._addresses)):
             request = next(self._requests)
@@ -540,11 +552,12 @@ class RemoteHosts(WorkerMembership):
         return reports
 
     def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:
-        """The median time in seconds that `nbytes` take from one worker to another: half of a
-        round trip.
+        """Return the median time in seconds that `nbytes` take from one worker to another.
+
+        It is half of a round trip.
 
         Raises:
-            StepTimeout: the target did not answer; the link is named.
+            StepTimeout: the target did not answer; the error names the link.
         """
         request = next(self._requests)
         order = Order(Probe(request, target, nbytes, repeats, _REQUEST_SECONDS))
@@ -555,8 +568,10 @@ class RemoteHosts(WorkerMembership):
 
 
 def _has_side_effects(part: Partition) -> bool:
-    """Whether a step of a partition leaves anything behind, even if it is undone; or meets others
-    in memory that they share."""
+    """Return True if a step of a partition has effects that undoing it would not remove.
+
+    Collectives count, too: they meet other workers in shared memory.
+    """
     return any(node.op.name in _SIDE_EFFECT_OPS for node in part.graph.walk())
 
 
@@ -574,5 +589,5 @@ def _step_result(replies: Replies) -> StepResult:
 
 
 def _copy_if_borrowed(array: Array) -> Array:
-    """An array that belongs to the caller: what is lent is copied, and thereby returned."""
+    """Return an array that belongs to the caller. Copying a lent one returns its memory."""
     return array if array.flags.writeable else array.copy("K")

@@ -31,7 +31,7 @@ from graphflow.runtime.collectives.shared_counters import (
     SharedCounters,
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 
 MAX_TENSOR_BYTES = 1 << 20
 """Largest tensor that goes through a slot. Beside a larger copy, a message costs little."""

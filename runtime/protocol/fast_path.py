@@ -1,10 +1,13 @@
-"""The short way of steps that repeat: nearly every step is told to all its workers at once, follows
-none that is not decided, brings what it needs along, and is answered in one message.
+"""The protocol's fast path for the common step.
 
-For these the machines of both sides have a way of a quarter of the calls, from frame to frame,
-since three interpreters on few cores are what a small step waits for. Where anything else is to be
-thought of, the methods here say None, and have changed nothing: then `handle` does it. Both leave
-the same behind, so that each message may go either way.
+In the common step all workers get the same order at once, no earlier step is undecided, all feeds
+are inside the order, and each worker answers with one message. For it both machines have methods
+that go from frame to frame with a quarter of the calls. A small step mostly waits for three Python
+interpreters on few cores, so these calls are its time.
+
+If anything else has to be considered, a method here returns None and has changed nothing; the
+general `handle` then does the work. Both paths leave the same state, so that each message may take
+either.
 """
 
 from __future__ import annotations
@@ -40,12 +43,14 @@ from graphflow.runtime.wire.messages import (
 )
 from graphflow.runtime.wire.step_frame_codec import SharedOrder, StepCodec
 
-_DONE = Done(0, [], {})  # of which nothing is asked that is not known
+_DONE = Done(0, [], {})  # stands for any fast answer: only the fetched arrays differ
 
 
 class SteadyStateStep(NamedTuple):
-    """A step that is begun by itself: an order that is the same for all its workers but for the
-    small arrays in it. As `Begin`."""
+    """A step for the fast path: one order for all workers, which differ only in their small feeds.
+
+    See `BeginOperation` for the other fields.
+    """
 
     request: int
     step: int
@@ -55,7 +60,7 @@ class SteadyStateStep(NamedTuple):
 
 
 class FastPathCoordinator(CoordinatorMachine):
-    """A coordinator's machine that begins and decides steps by the short way, too."""
+    """Coordinator machine that can also begin and decide steps by the fast path."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -65,7 +70,8 @@ class FastPathCoordinator(CoordinatorMachine):
         ]
 
     def begin_step(self, repeat: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
-        """What each of its workers is told for a step to begin."""
+        """Begin a step; return the frame for each of its workers, or None if the fast path does not
+        apply."""
         request, step, order, workers, fed = repeat
         same = SharedOrder.from_compute(order)
         if same is None or self._operations or self._losses or self._fenced is not None:
@@ -96,7 +102,7 @@ class FastPathCoordinator(CoordinatorMachine):
     def accept_answer(
         self, worker: int, frame: bytes, now: float
     ) -> list[CoordinatorAction] | None:
-        """What to do about a worker's answer in a step."""
+        """Return the actions after a worker's answer; None if the fast path does not apply."""
         dialogue = self._codecs[worker]
         read = None if dialogue is None else dialogue.read_answer(frame)
         if read is None or self._fenced is not None:
@@ -112,7 +118,7 @@ class FastPathCoordinator(CoordinatorMachine):
             or peer.asked_at != inf
         ):
             return None
-        if acknowledged <= peer.stream.outbound.acknowledged:  # it says that it has heard its order
+        if acknowledged <= peer.stream.outbound.acknowledged:  # it must acknowledge its order
             return None
         arrays: dict[Key, Array] = {}
         try:
@@ -132,14 +138,15 @@ class FastPathCoordinator(CoordinatorMachine):
 
 
 class FastPathWorker(WorkerMachine):
-    """A worker's machine that takes orders of steps and answers them by the short way, too."""
+    """Worker machine that can also take orders and answer them by the fast path."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._codecs: dict[Route, tuple[WorkerSession, StepCodec]] = {}  # by lane
+        self._codecs: dict[Route, tuple[WorkerSession, StepCodec]] = {}  # by fast route
 
     def accept_order(self, route: Route, frame: bytes, now: float) -> RunJob | None:
-        """What to do about the order of a step that came over a lane."""
+        """Return the job for an order that arrived over a fast route; None if the fast path does
+        not apply."""
         known = self._codecs.get(route)
         if known is None:
             return None
@@ -172,7 +179,10 @@ class FastPathWorker(WorkerMachine):
         return session.begin_step(tuple.__new__(RunJob, said), message)
 
     def encode_answer(self, finished: JobFinished) -> tuple[Route, Route, NumberedFrame] | None:
-        """What to answer when a step was computed: over a lane, or the connection beside it."""
+        """Return the fast route, the main route and the frame for a computed step.
+
+        None if the fast path does not apply: the results are not all small, or the window is full.
+        """
         name, job, step, epoch, outcome = finished
         if type(job) is not Compute or type(outcome) is not Computed:
             return None
@@ -204,8 +214,7 @@ class FastPathWorker(WorkerMachine):
         return actions
 
     def _learn_fast_route(self, event: MessageReceived) -> None:
-        """Knows from now on who speaks over a lane, if that is the one of a session's
-        coordinator."""
+        """Remember the codec of a session whose coordinator speaks over a fast route."""
         session = self._sessions.get(event.envelope.session)
         if session is None or session.fast_route != event.route:
             return

@@ -1,10 +1,11 @@
-"""A worker's side of the protocol: several sessions at once, each a queue of jobs of its own.
+"""The worker's state machine: several sessions at once, each with a queue of jobs of its own.
 
-A session belongs to those who know its token, and of these to the coordinator with the highest
-epoch: an order of another is answered with what it missed, and not done. Jobs run one at a time in
-the order in which they were given, while tensors of other workers, pings and aborts are handled at
-once. A session whose coordinator falls silent stays as it is, at the end of its step, for another
-coordinator to take over; it is closed when its lease ends.
+A session belongs to whoever knows its token, and of these to the coordinator with the highest
+epoch. An order of an older coordinator is refused, and answered with the reason. Jobs of a session
+run one at a time, in order. Tensors of other workers, pings and aborts are handled at once.
+
+If its coordinator falls silent, a session stays as it is after its present step, so that another
+coordinator can take over. It is closed when its lease ends.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from graphflow.base.addresses import is_loopback
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
     GraphflowError,
@@ -51,7 +53,7 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, decode_small, may_be_remote, return_borrowed
+from graphflow.runtime.wire.frame_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -90,15 +92,15 @@ from graphflow.runtime.wire.messages import (
 )
 
 MAX_SESSIONS = 64
-MAX_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good
+MAX_LEASE = 86_400.0  # seconds; an abandoned session must not be kept for ever
 _UNANSWERED = (Close, Chunk)
 _DECISIONS = (Commit, Abort)
 _COMMIT = Commit()
-_REPORT_EVERY = 8  # small tensors, of whose acknowledgements the link is told together
-_QUIET_SECONDS = 1.5  # seconds without a word of the coordinator, who should speak every second
-_MAX_CLOSED = 4096  # closed sessions whose late messages are still known as such
-_MAX_NAME = 64  # characters of the name of a session; ours have 32
-_PARKED_AFTER = 5.0  # seconds after which a session without a word of its coordinator is parked
+_REPORT_EVERY = 8  # small tensors, after which their acknowledgement is passed to the link
+_QUIET_SECONDS = 1.5  # seconds without a message of the coordinator, which sends one every second
+_MAX_CLOSED = 4096  # closed sessions that are remembered, to recognise their late messages
+_MAX_NAME = 64  # characters of a session's name; generated ones have 32
+_PARKED_AFTER = 5.0  # seconds without a message of the coordinator until a session is parked
 
 
 @dataclass(frozen=True)
@@ -109,17 +111,18 @@ class _ClosedSession:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How a worker's process ended: by the reason, in an op of a session, where these are known.
-
-    Others' losses are not of what they compute, and what another session computes is not told.
-    """
+    """How the worker process that was here before ended: the reason, the op, and the op's
+    session."""
 
     reason: str
     op: str = ""
     session: str = ""
 
     def message_for(self, session: str) -> Broken:
-        """What a session is told that had the worker, too."""
+        """Return the message for one of the sessions that the worker served.
+
+        Only the session whose op it was is told the op; the work of other sessions stays private.
+        """
         if self.session and session != self.session:
             return Broken(f"its process has ended in what another session computed, {self.reason}")
         return Broken(self.reason, self.op, ended=True)
@@ -129,12 +132,14 @@ class WorkerMachine:
     """The sessions of one worker process that offers `devices`.
 
     Args:
-        home: which clock its time is of, see `clock.identity`.
-        memory: bytes that arrays may take on their way in, of all sessions together.
-        epitaph: how the process ended that was here before: coordinators that ask for it are told
-            that, and nothing else is done here.
-        process: a number that no other process had which listened here: what opens a session names
-            it, so that a message that was under way to the one before opens nothing here.
+        home: identity of the clock of its times, see `clock_sync.clock_identity`.
+        memory: bytes that arrays in transit may take, for all sessions together.
+        exit_report: how the earlier process at this address ended. With it, the machine does
+            nothing
+            but report that to coordinators.
+        process: a random number that identifies this process. An `Open` names it, so that one that
+            was
+            sent to an earlier process at this address opens nothing here.
     """
 
     def __init__(
@@ -158,23 +163,22 @@ class WorkerMachine:
 
     @property
     def sessions(self) -> list[str]:
-        """The open sessions."""
+        """The names of the open sessions."""
         return list(self._sessions)
 
     def parked_sessions(self, now: float) -> list[str]:
-        """The sessions whose coordinator is silent; they wait for another until their lease
-        ends."""
+        """Return the sessions whose coordinator is silent, and that wait for another one."""
         return [
             name for name, state in self._sessions.items() if now > state.heard_at + _PARKED_AFTER
         ]
 
     def stream(self, session: str) -> ReliableStream:
-        """The numbering of messages with the coordinator of a session, to look at."""
+        """Return the message stream to a session's coordinator, to read only."""
         return self._sessions[session].stream
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
-        """What to do about an event. Time is monotonic, in seconds."""
-        if isinstance(event, MessageReceived):  # these two nearly always
+        """Return the actions for an event. `now` is monotonic, in seconds."""
+        if isinstance(event, MessageReceived):  # most events are of these two types
             return self._receive(event, now)
         if isinstance(event, JobFinished):
             return self._handle_result(event)
@@ -203,9 +207,7 @@ class WorkerMachine:
 
     def _tick(self, now: float) -> list[WorkerAction]:
         stopped, self._last_tick = now - self._last_tick, now
-        if (
-            stopped > _PARKED_AFTER
-        ):  # this process did not run, and heard nobody: that is no silence
+        if stopped > _PARKED_AFTER:  # this process was stopped, so the silence is its own
             for session in self._sessions.values():
                 session.heard_at = min(now, session.heard_at + stopped)
         actions: list[WorkerAction] = []
@@ -217,7 +219,7 @@ class WorkerMachine:
         for name, session in self._sessions.items():
             quiet = (
                 now > session.heard_at + _QUIET_SECONDS
-            )  # who speaks unheard is found to be cut off
+            )  # shows the coordinator a cut in one direction
             if (
                 quiet
                 or session.stream.outbound.pending
@@ -270,7 +272,7 @@ class WorkerMachine:
             session.heard_at = now
             if lane:
                 session.fast_route = route
-            else:  # a reconnection comes by a new way
+            else:  # a reconnection has a new route
                 session.route = route
         elif isinstance(message, Ping):
             return []
@@ -280,11 +282,11 @@ class WorkerMachine:
         if arrival is ReceiveStatus.UNNUMBERED:
             return actions + self._handle_unnumbered(session, message, now)
         if arrival is ReceiveStatus.DUPLICATE and isinstance(message, Open):
-            return [*actions, session.send_unnumbered(Ack())]  # it is still at it
+            return [*actions, session.send_unnumbered(Ack())]  # it is still opening
         if arrival is not ReceiveStatus.FRESH:
             return actions
         try:
-            if type(message) is Compute:  # nearly always
+            if type(message) is Compute:  # most messages
                 if message.commits >= 0:
                     actions += session.settle(_COMMIT, message.commits)
                 return actions + session.accept_step(message, envelope.step)
@@ -323,7 +325,8 @@ class WorkerMachine:
     def _handle_stale(
         self, session: WorkerSession, event: MessageReceived, stale: GraphflowError, now: float
     ) -> list[WorkerAction]:
-        """What to do about a message of another epoch, or of nobody who knows the session."""
+        """Handle a message of another epoch, or of a sender that does not know the session's
+        token."""
         envelope, message = event.envelope, event.message
         if isinstance(stale, StaleEpoch) and envelope.epoch > session.epoch:
             if envelope.origin != COORDINATOR:
@@ -332,7 +335,7 @@ class WorkerMachine:
             closing = self._close_sessions([session.name], stale) if follows else []
             return closing + self._handle_unknown(
                 event, now
-            )  # that epoch may have been in a process here
+            )  # an earlier process here may have had that epoch
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
         told = Fenced(type(stale).__name__, str(stale))
@@ -368,9 +371,9 @@ class WorkerMachine:
         stream = ReliableStream(
             name, epoch, message.worker, envelope.token, received=envelope.sequence
         )
-        stream.outbound.last_sent = 1  # Welcome, whatever came of others before it
+        stream.outbound.last_sent = 1  # the Welcome, whose number is fixed
         inbox = ChunkAssembler(shared_budget=self._shared_budget)
-        far = may_be_remote(message.peers[message.worker])
+        far = not is_loopback(message.peers[message.worker])
         served = WorkerSession(route, stream, count, message.lease, now, inbox, far)
         self._sessions[name] = served
         return [RunJob(name, message, 0, epoch, token=envelope.token)]
@@ -401,7 +404,7 @@ class WorkerMachine:
         elif arrival is ReceiveStatus.FRESH and type(message) is Tensor:
             small = self._accept_tensor(session, origin, message, envelope.step)
             if envelope.acknowledged < inbound.last_reported + _REPORT_EVERY:
-                return small  # the link is told with one of the next
+                return small  # the link is told later, for several tensors at once
             inbound.last_reported = envelope.acknowledged
             known = envelope.acknowledged
             return [*small, UpdatePeerLink(session.name, origin, known, inbound.received)]
@@ -420,7 +423,7 @@ class WorkerMachine:
             reason = f"worker {origin} sent it a {type(message).__name__}"
             return self._break_session(session, reason)
         try:
-            # The link hears first: so what goes back at once, as echoes do, acknowledges this.
+            # The link first: an echo that goes back at once then acknowledges this message.
             return [heard, *self._accept_chunk(session, origin, message, data)]
         except ProtocolError as error:
             return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
@@ -429,7 +432,7 @@ class WorkerMachine:
         self, session: WorkerSession, origin: int, message: Tensor, step: int
     ) -> list[WorkerAction]:
         if step <= session.last_settled:
-            return []  # of a step that is over
+            return []  # its step is over
         try:
             edge, array = decode_small(message.array)
         except ProtocolError as error:
@@ -442,9 +445,9 @@ class WorkerMachine:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.last_settled:
             return_borrowed(data)
-            return []  # of a step that is over
+            return []  # its step is over
         if purpose not in ("edge", "echo", "echoed"):
-            raise ProtocolError(f"a worker sends no {purpose!r}")
+            raise ProtocolError(f"a worker may not send {purpose!r}")
         if not session.inbox.add(origin, chunk, data):
             return []
         array = session.inbox.take(origin, purpose, number, key)
@@ -462,7 +465,7 @@ class WorkerMachine:
         match message:
             case Chunk():
                 if message.purpose not in ("feed", "part", "value") or data is None:
-                    raise ProtocolError(f"a coordinator sends no {message.purpose!r}")
+                    raise ProtocolError(f"a coordinator may not send {message.purpose!r}")
                 session.inbox.add(COORDINATOR, message, data)
                 return []
             case Load():
@@ -481,7 +484,7 @@ class WorkerMachine:
                     *self._close_sessions([name], WorkerLost("the session was closed")),
                     *answer,
                 ]
-        raise ProtocolError(f"a coordinator sends no {type(message).__name__}")
+        raise ProtocolError(f"a coordinator may not send {type(message).__name__}")
 
     # Results -----------------------------------------------------------------------------------
 
@@ -491,7 +494,7 @@ class WorkerMachine:
         if session is None or session.epoch != event.epoch or isinstance(job, _UNANSWERED):
             return []
         if type(job) is Compute and type(outcome) is Computed and event.step > session.last_settled:
-            return session.send_result(job, event.step, outcome)  # nearly always
+            return session.send_result(job, event.step, outcome)  # most results
         if isinstance(job, _DECISIONS):
             if isinstance(outcome, BaseException):
                 what = f"{type(job).__name__.lower()} of step {step_of(event.step)} failed"
@@ -511,7 +514,7 @@ class WorkerMachine:
     # Ends --------------------------------------------------------------------------------------
 
     def _break_session(self, session: WorkerSession, reason: str) -> list[WorkerAction]:
-        """Tells the coordinator that the session cannot go on here, and closes it."""
+        """Tell the coordinator that its session cannot go on here, and close it."""
         told = session.send_unnumbered(Broken(reason))
         return [told, *self._close_sessions([session.name], WorkerLost(reason))]
 
@@ -530,7 +533,7 @@ class WorkerMachine:
 
 
 def _reply_envelope(envelope: Envelope, sequence: int) -> Envelope:
-    """The envelope of an answer outside a session; of its secret it shows what it was shown."""
+    """Return the envelope of a reply outside a session, with the token that the sender showed."""
     return Envelope(
         envelope.session, envelope.epoch, 0, envelope.step, sequence, envelope.sequence,
         envelope.token,

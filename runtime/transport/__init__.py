@@ -1,25 +1,38 @@
-"""Transports by scheme: one file each, found by the part of an address before `://`."""
+"""Transports by scheme, the part of an address before `://`: one file each.
+
+The interface is in `interface.py`. A transport is found by registration, so a module of a user's
+adds one when it is imported; TCP's is imported when its first address is used.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
 
+from graphflow.base.addresses import TCP_FORM, register_scheme, scheme_of
 from graphflow.errors import TransportError
+from graphflow.runtime.transport.interface import Transport
 
-_SCHEMES = {"tcp": "graphflow.runtime.transport.tcp"}
+_BUILT_IN = {"tcp": "graphflow.runtime.transport.tcp"}  # modules that register it: they load ZeroMQ
+
+_transports: dict[str, Transport] = {}
 
 
-def transport_of(address: str) -> ModuleType:
-    """The module that serves an address; it has `Listener`, `Channel` and `check`.
+def register_transport(transport: Transport) -> None:
+    """Use `transport` for all addresses of its scheme, here and in cluster files."""
+    _transports[transport.scheme] = transport
+    register_scheme(transport.scheme, transport.parse)
+
+
+def transport_of(address: str) -> Transport:
+    """Return the transport that serves `address`.
 
     Raises:
-        TransportError: there is no transport of that scheme.
+        TransportError: No transport has that scheme.
     """
-    scheme = address.partition("://")[0] if "://" in address else ""
-    if scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in _SCHEMES)
-        raise TransportError(
-            f"address {address!r} has no known scheme ({known}); write tcp://host:port"
-        )
-    return import_module(_SCHEMES[scheme])
+    scheme = scheme_of(address)
+    if scheme not in _transports and scheme in _BUILT_IN:
+        import_module(_BUILT_IN[scheme])
+    if scheme not in _transports:
+        known = ", ".join(f"{name}://" for name in dict.fromkeys((*_BUILT_IN, *_transports)))
+        raise TransportError(f"address {address!r} has no known scheme ({known}); write {TCP_FORM}")
+    return _transports[scheme]

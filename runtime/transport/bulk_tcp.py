@@ -26,9 +26,9 @@ from typing import Any
 
 import xxhash
 
+from graphflow.base.addresses import parse_tcp
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
-from graphflow.runtime.transport.tcp import check_address
 from graphflow.runtime.transport.unix_socket import OrderedSideChannel
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
 
@@ -38,7 +38,7 @@ TOKEN_WORD = "pipe"
 MAX_CHANNELS = 64
 """Pipes that a process reads from: each may hold a message that is not whole."""
 
-_TOKEN = re.compile(TOKEN_WORD + r" (\d{1,5}) ([0-9a-f]{64}) (tcp://\S{1,250})")
+_TOKEN = re.compile(TOKEN_WORD + r" (\d{1,5}) ([0-9a-f]{64}) (\S{1,256})")
 _SECRET_LENGTH = 64  # characters
 _OFFER_SECONDS = 5.0  # seconds for which an offer stands
 _GREETING_SECONDS = 1.0  # seconds for who connects to show the secret
@@ -253,9 +253,9 @@ class BulkSender:
         can be none."""
         if self._pipe is not None or (self._thread is not None and self._thread.is_alive()):
             return ""
-        host = check_address(self._address, insecure=True, listening=True).host
-        if host == "*":
-            return ""  # whose own address is not known
+        parts = parse_tcp(self._address)
+        if parts is None or (host := parts.host) == "*":
+            return ""  # of another transport, or it does not know its own address
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listening = socket.socket(family, socket.SOCK_STREAM)
@@ -327,8 +327,10 @@ def accept_offer(token: str, known: str, admit: Callable[[BulkChannel], None]) -
     parts = _TOKEN.fullmatch(token)
     if parts is None or parts[3] != known:
         return
-    host = check_address(known, insecure=True, listening=False).host
-    place, secret = (host, int(parts[1])), parts[2].encode()
+    address = parse_tcp(known)
+    if address is None:
+        return
+    place, secret = (address.host, int(parts[1])), parts[2].encode()
 
     def connect() -> None:
         try:

@@ -20,9 +20,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from graphflow.base.addresses import is_loopback
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.runtime.transport.shared_memory import has_shared_memory
-from graphflow.runtime.wire.frame_codec import may_be_remote
 
 MESSAGE_CAP = 64 << 10  # of a message; longer ones gain nothing
 _SEND_BUFFER_BYTES = 1 << 20  # bytes on their way
@@ -203,7 +203,7 @@ class UnixSocketListener:
 def _abstract_name(address: str) -> str:
     """Where a worker at an address listens for lanes: a name without a file, which ends with the
     socket; "" where there are none."""
-    return "" if may_be_remote(address) or not has_shared_memory() else f"\0graphflow {address}"
+    return "" if not is_loopback(address) or not has_shared_memory() else f"\0graphflow {address}"
 
 
 def _is_same_user(sock: socket.socket) -> bool:

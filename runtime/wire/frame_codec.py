@@ -378,11 +378,6 @@ def message_parts(
     return list(split_array(purpose, number, name, array, far=far))
 
 
-def may_be_remote(address: str) -> bool:
-    """Whether an address may be on another host."""
-    return not address.startswith(("tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
-
-
 def _to_native_order(array: Array) -> tuple[Array, str]:
     """An array in this machine's byte order, and the name of its dtype on the wire."""
     if not array.dtype.isnative:

@@ -1,4 +1,4 @@
-"""What the meters of a worker tell of it when somebody asks."""
+"""Gauges of a worker, which are read when its metrics are requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphflow.runtime.telemetry.metrics import Meters, watch_process
 
 if TYPE_CHECKING:
-    from graphflow.runtime.security.connection_guard import ConnectionLimiter
+    from graphflow.runtime.transport.interface import Listener
     from graphflow.runtime.worker.hosted_session import HostedSession
 
 
@@ -17,13 +17,13 @@ def register_worker_gauges(
     address: str,
     sessions: Mapping[str, HostedSession],
     unsent: Mapping[bytes, Sized],
-    door: ConnectionLimiter,
+    listener: Listener,
 ) -> None:
-    """Let meters tell of a worker.
+    """Register the gauges of a worker.
 
     Args:
-        sessions: those that it serves now.
-        unsent: messages that wait for room, by connection.
+        sessions: the sessions that it serves, by name.
+        unsent: messages that wait for room in a connection, by connection.
     """
 
     def of_devices(kind: str) -> dict[tuple[str, ...], float]:
@@ -35,7 +35,7 @@ def register_worker_gauges(
 
     watch_process(meters, "worker", address)
     meters.watch("graphflow_sessions", lambda: len(sessions))
-    meters.watch("graphflow_connections", lambda: door.connections)
+    meters.watch("graphflow_connections", lambda: listener.connections)
     meters.watch("graphflow_queued_messages", lambda: sum(map(len, list(unsent.values()))))
     meters.watch(
         "graphflow_queued_jobs", lambda: sum(s.queued_jobs for s in list(sessions.values()))

@@ -1,11 +1,11 @@
-"""Status: what a worker tells of itself to whoever may ask, and how it is asked.
+"""Status reports: how a worker answers `graphflow status`, and how it is asked.
 
     graphflow status ─Status→ worker ─StatusReport→ a table
 
-A worker answers outside of sessions, between two messages of others, from numbers that it keeps
-anyway. What a session is called is shown to nobody in full: its first digits are enough to tell
-sessions apart. What nodes and lines of a model are called is shown to coordinators' keys only, and
-where no keys are used at all; a client's key sees numbers, devices and addresses.
+A worker answers outside of any session, from numbers that it keeps anyway. Session names are
+secrets, so a report shows their first digits only. Names of nodes and lines of models are shown to
+coordinators' keys, and where no keys are in use; a client's key sees numbers, devices and
+addresses.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
-
-import zmq
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import (
@@ -27,6 +26,7 @@ from graphflow.errors import (
     TransportError,
     VersionMismatch,
 )
+from graphflow.runtime.polling.wakeup import EpollWaiter
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.remote_errors import error_from_message
 from graphflow.runtime.security.authenticator import ZapAuthenticator
@@ -35,7 +35,8 @@ from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.metrics import Meters, peak_resident_bytes, resident_bytes
 from graphflow.runtime.transport import transport_of
-from graphflow.runtime.transport.tcp import HANDSHAKE_ENDED, describe_unknown_host
+from graphflow.runtime.transport.interface import HANDSHAKE_ENDED, Channel
+from graphflow.runtime.transport.zmq_sockets import open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -52,16 +53,18 @@ if TYPE_CHECKING:
     from graphflow.runtime.worker.hosted_session import HostedSession
 
 MAX_WAITS = 20
-"""Tensors that a session waits for of which a report tells; of more, only how many."""
-_MAX_TEXT = 200  # characters of what is waited for
+"""Waits of a session that a report lists; it only counts further ones."""
+_MAX_TEXT = 200  # characters of a wait's description
 _SESSION_DIGITS = 8  # digits of a session's name
-_LOOK_MS = 50  # between two looks at how much has come
-_BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
+_LOOK_SECONDS = 0.05  # between two checks of the receiving side
+_BATCH = (
+    64  # messages received from one worker before the others, and the deadline, have their turn
+)
 
 Report = Mapping[str, Any]
 
-# What a report holds: types, [one] for a list of such, {str: one} for a mapping of names. It comes
-# from whoever answers, of whatever version, so it is looked at before it is shown.
+# The types of a report: [type] is a list, {str: type} a mapping from names. A report may come from
+# any program of any version, so it is checked before it is shown.
 _LINK = {"peer": str, "sent": int, "received": int}
 _SESSION_FORM = {
     "session": str, "worker": int, "epoch": int, "age": float, "programs": int, "step": int,
@@ -88,12 +91,12 @@ def make_report(
     meters: Meters,
     names: bool,
 ) -> dict[str, Any]:
-    """What a worker does, as plain data: bytes, and seconds of its own clock.
+    """Return a worker's status as plain data: bytes, and seconds of its own clock.
 
     Args:
-        started: when it did, on the monotonic clock.
+        started: when the worker started, on the monotonic clock.
         parked: sessions whose coordinator is silent.
-        names: whether the one who asks may see what nodes and lines of models are called.
+        names: whether the asker may see names of nodes and lines of models.
     """
     own = Version.own()
     return {
@@ -135,12 +138,12 @@ def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, A
 
 
 def _without_names(what: str) -> str:
-    """Of "edge 3 from /worker:1/cpu:0 ('tanh', made at model.py:7)" what names no node or line."""
+    """Return a wait's description without node names and lines: "edge 3 from /worker:1/cpu:0"."""
     return what.partition(" (")[0]
 
 
 def _links(meters: Meters) -> list[dict[str, Any]]:
-    """Bytes to and from each other worker, over all sessions so far."""
+    """Return the bytes to and from each other worker, over all sessions so far."""
     found: dict[str, dict[str, int]] = {}
     for way in ("sent", "received"):
         for (peer, _), count in meters.series(f"graphflow_{way}_bytes_total").items():
@@ -150,12 +153,12 @@ def _links(meters: Meters) -> list[dict[str, Any]]:
 
 
 def find_misfit(told: Any) -> str | None:
-    """What in a report that came is not as it must be; None where all is."""
+    """Return the part of a received report that has a wrong type; None if all is valid."""
     return _find_misfit(told, _REPORT_FORM, "report")
 
 
 def _find_misfit(value: Any, form: Any, where: str) -> str | None:
-    """What in a value is not of a form; None where all is."""
+    """Return the part of a value that does not have a form; None if all of it has."""
     match form:
         case dict() if str in form:
             if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
@@ -186,17 +189,17 @@ def _find_misfit(value: Any, form: Any, where: str) -> str | None:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker listens, and its public key; "" where it has none."""
+    """The address where a worker listens, and its public key; "" if it has none."""
 
     address: str
     key: str = ""
 
 
 def choose_key_pair(ring: Keyring, name: str | None) -> KeyPair:
-    """The key to ask with: of a name, else the only one of a client, else of a coordinator.
+    """Return the key to ask with: the named one, else the only client key, else the coordinator's.
 
     Raises:
-        KeyFileError: there is none, or more than one.
+        KeyFileError: there is no such key, or more than one.
     """
     roles = {key.name: key.role for key in ring.pairs()}
     if name is not None and name in roles:
@@ -213,17 +216,18 @@ def request_reports(
     pair: KeyPair | None = None,
     ring: Keyring | None = None,
 ) -> list[Report | GraphflowError]:
-    """What each worker reports, in their order, or why it does not; all are asked at once.
+    """Ask all workers at once; return their reports in order, or the error of each that did not
+    answer.
 
     Args:
-        seconds: for all of them.
+        seconds: for all of them together.
         insecure: ask addresses beyond loopback without a key.
-        pair: our own key, where the workers have any.
+        pair: this process's own key, if the workers have keys.
 
     Raises:
         TransportError: an address is malformed, or insecure.
     """
-    context: zmq.Context[Any] = zmq.Context()
+    context = open_context()
     guard = None if pair is None else ZapAuthenticator(context, pair, ring or Keyring())
     asked: list[_StatusRequest] = []
     try:
@@ -234,10 +238,7 @@ def request_reports(
             left = until - time.monotonic()
             if left <= 0:
                 break
-            poller = zmq.Poller()
-            for each in waiting:
-                poller.register(each.channel.socket, zmq.POLLIN)
-            poller.poll(max(1, min(_LOOK_MS, int(left * 1000))))
+            _wait_for_any([each.channel for each in waiting], min(_LOOK_SECONDS, left))
             for each in waiting:
                 each.receive()
         return [each.outcome or each.silence_error(seconds) for each in asked]
@@ -249,34 +250,44 @@ def request_reports(
         context.destroy(linger=0)
 
 
+def _wait_for_any(channels: Sequence[Channel], seconds: float) -> None:
+    """Wait until one of `channels` may have a message, at most for some seconds."""
+    if any(channel.has_message() for channel in channels):
+        return
+    with closing(EpollWaiter()) as waiter:
+        for tag, channel in enumerate(channels):
+            waiter.add(channel.fileno(), tag)
+        waiter.wait(seconds)
+
+
 class _StatusRequest:
-    """One worker that was asked."""
+    """A request to one worker, and its outcome."""
 
     def __init__(
         self, context: Any, worker: WorkerAddress, *, insecure: bool, guard: ZapAuthenticator | None
     ) -> None:
         self._address = worker.address
         self._keyed = bool(worker.key)
-        self._handshake_done = False  # the handshake was done, once
+        self._handshake_done = False  # a connection was up at least once
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
         parts = transport.check_address(
             worker.address, insecure=insecure or bool(worker.key), listening=False
         )
-        self.channel = transport.Channel(
+        self.channel = transport.connect(
             context, worker.address, insecure=insecure, watch=True, guard=guard, key=worker.key
         )
         try:
-            socket.getaddrinfo(parts.host, parts.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            self.outcome = TransportError(describe_unknown_host(parts, error))
+            transport.check_host(parts)
+        except TransportError as error:
+            self.outcome = error
             return
         own = Version.own()
         for message in (Hello(1, own.version, own.wire, own.python), Status(2)):
             self.channel.send([encode(Envelope("", 0, COORDINATOR, 0, message.request), message)])
 
     def receive(self) -> None:
-        """Takes in what has come, up to what tells the outcome."""
+        """Receive messages up to the one that decides the outcome."""
         self._note_handshake()
         if self.channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
             self.outcome = ProtocolError(
@@ -290,7 +301,7 @@ class _StatusRequest:
             try:
                 _, message, _ = decode_frames(frames)
             except ProtocolError as error:
-                self.outcome = ProtocolError(f"{self._address} sent what is not valid: {error}")
+                self.outcome = ProtocolError(f"{self._address} sent an invalid message: {error}")
                 return
             self.outcome = self._outcome_of(message) or self.outcome
 
@@ -312,11 +323,13 @@ class _StatusRequest:
     def _check_report(self, told: Any) -> Report | GraphflowError:
         wrong = find_misfit(told)
         if wrong is not None:
-            return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")
+            return ProtocolError(
+                f"{self._address} sent an invalid report: {wrong} has a wrong type"
+            )
         return dict(told)
 
     def silence_error(self, seconds: float) -> GraphflowError:
-        """Why it may not have answered."""
+        """Return the error of a worker that did not answer, with the likely reason."""
         self._note_handshake()
         if self.channel.refused and not self._keyed:
             return RendezvousTimeout(

@@ -14,12 +14,7 @@ import graphflow.ops  # noqa: F401 - fills the registry
 from graphflow.errors import GraphflowError
 from graphflow.ir.op import REGISTRY, Op
 from graphflow.ir.spec import TensorSpec, as_dtype
-from graphflow.ops.kernels.codegen.elementwise_emitter import (
-    Operand,
-    Region,
-    RegionOp,
-    freeze_attributes,
-)
+from graphflow.ops.kernels.codegen.region import Operand, Region, RegionOp, freeze_attributes
 from graphflow.ops.kernels.fusion.cuda_expression_trace import trace_op
 from graphflow.ops.kernels.fusion.row_ops import collapsed_form
 

@@ -72,7 +72,7 @@ def test_every_op_rounds_its_float32_result_once(op: Op, sample: Sample, half: s
     with np.errstate(all="ignore"):
         wanted = op.run(np, wide(arrays), sample.attrs)
         results = op.run(np, arrays, sample.attrs)
-        into = op.writer([TensorSpec(a.shape, a.dtype) for a in arrays])
+        into = op.into_for([TensorSpec(a.shape, a.dtype) for a in arrays])
         outs = tuple(np.empty(s.shape, s.dtype) for s in specs)
         step = {"step": 0} if op.random else {}
         if into is not None:

@@ -1,4 +1,5 @@
-"""Meetings: ops whose shards begin with their own pieces, tell each other a little, and finish."""
+"""Ops that shards finish together: each computes on its shard, tells the others a little, and
+finishes."""
 
 from __future__ import annotations
 
@@ -14,39 +15,46 @@ from graphflow.parallel.resharding.resharder import Resharder
 from graphflow.parallel.sharding.rules import ShardingRule
 
 
-def emit_meeting(
+def emit_exchange(
     resharder: Resharder,
     node: Node,
     rule: ShardingRule,
     split: AxisSplit,
     inputs: Sequence[tuple[Tensor, ...]],
 ) -> list[tuple[Tensor, ...]]:
-    """The outputs of a node at each place, made in a meeting along its letter.
+    """Write a node whose shards exchange intermediate results along one letter
+    (`Sharding.exchange`).
 
     Args:
-        split: of that letter.
-        inputs: their parts.
+        resharder: records the exchange.
+        node: the node.
+        rule: its rule.
+        split: the split of the letter.
+        inputs: for each input, its shards by place.
+
+    Returns:
+        For each place, the outputs.
     """
-    meeting, mesh = rule.sharding.meeting, resharder.mesh
-    assert meeting is not None
+    exchange, mesh = rule.sharding.exchange, resharder.mesh
+    assert exchange is not None
     (axis,) = split.axes
     attrs = dict(node.attrs)
     begun: dict[Place, Any] = {}
     known: dict[Any, Any] = {}
     for number, place in enumerate(mesh.places):
         own = tuple(parts[number] for parts in inputs)
-        start = resharder.partitioner.piece(rule.sizes[meeting.letter], split, place).start
+        start = resharder.partitioner.piece(rule.sizes[exchange.letter], split, place).start
         key: Any = (resharder.device_index(node, place), own, start) if mesh.sequential else place
         if key not in known:
             with resharder.on_device(place, node):
-                known[key] = meeting.tell(node.op, start, *own, **attrs)
+                known[key] = exchange.contribute(node.op, start, *own, **attrs)
         begun[place] = known[key]
     sent: dict[SentTensor, float] = {}
     outputs = []
     for place in mesh.places:
         group = mesh.group(place, axis)
         at = group.index(place)
-        heard = {"before": group[:at], "after": group[at + 1 :], "all": group}[meeting.who]
+        heard = {"before": group[:at], "after": group[at + 1 :], "all": group}[exchange.senders]
         kept, told = begun[place][0], [begun[other][1] for other in heard]
         for other, tensors in zip(heard, told, strict=True):
             sent |= resharder.sent_bytes([(other, t) for t in tensors], place, node)
@@ -57,10 +65,10 @@ def emit_meeting(
         )
         if key not in known:
             with resharder.on_device(place, node):
-                known[key] = meeting.hear(node.op, kept, told, **attrs)
+                known[key] = exchange.combine(node.op, kept, told, **attrs)
         outputs.append(known[key])
     CommunicationLog(resharder, node, user_name(node))("meeting", (axis,), sent)
     return outputs
 
 
-__all__ = ["emit_meeting"]
+__all__ = ["emit_exchange"]

@@ -1,7 +1,8 @@
-"""Numbers of the vectorised functions: formats, polynomials, constants in parts.
+"""Constants of the vectorised functions: float formats, polynomials, split constants.
 
-The polynomials are near-minimax fits of our own, by Chebyshev interpolation in 50 digits; highest
-power first.
+The polynomials are near-minimax fits of our own, by Chebyshev interpolation in 50 digits, highest
+power first. A constant in two or three parts is their sum: the leading parts have so few bits that
+their multiples are exact (Cody-Waite reduction).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ Coefficients = tuple[float, ...]
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """What the functions need to know of a floating-point format.
+    """Properties of a floating-point format that the functions need.
 
     Attributes:
         magic: added to a number below 2²², it leaves the nearest integer in the lowest bits.
-        largest, smallest: beyond these exp is infinite, and 0.
-        ln2: in two parts, the first short, so that its multiples are exact.
+        largest, smallest: beyond these, exp is infinite and 0.
+        ln2: in two parts (hi, lo); n·hi is exact.
     """
 
     mantissa: int
@@ -72,7 +73,7 @@ LOG32 = (-0.06201500119018334, 0.10530864738938345, -0.10646191638199634, 0.1103
 LOG64 = (0.13088034850927555, 0.13268638369266825, 0.15386244737621665, 0.18181795547521137,
           0.22222222392582045, 0.28571428570799784, 0.40000000000000885,
           0.6666666666666666)  # fmt: skip
-# The same with ⅔, in two parts, for the lowest coefficient.
+# The same for a double-double result; its lowest coefficient is ⅔ in two parts.
 LOG_DOUBLE_DOUBLE = (
     0.11724327060846747,
     0.11706126464563398,
@@ -132,11 +133,11 @@ ASIN64 = (
 LOG2E = 1.4426950408889634
 LOG10E = 0.4342944819032518
 LOG10_2_32 = (0.3010300099849701, -1.4320988897559699e-08)
-LOG10_2 = (0.30102999566406652, -8.532344317057107e-14)  # in two parts; the first is short
+LOG10_2 = (0.30102999566406652, -8.532344317057107e-14)  # hi, lo
 TWO_OVER_PI = 0.6366197723675814
-PI_HALF_REST = 6.123233995736766e-17  # π/2 less the nearest float64
+PI_HALF_REST = 6.123233995736766e-17  # π/2 minus the nearest float64
 # π/2 in three parts, for float32: x less a multiple of the first is exact.
 PI_HALF_32 = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 # π/2 in three parts; two short ones, whose multiples up to 2¹⁹ are exact.
 PI_HALF = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
-TRIG_LIMIT = 1e5  # beyond it sin and cos need more of π
+TRIG_LIMIT = 1e5  # beyond it, sin and cos need more bits of π

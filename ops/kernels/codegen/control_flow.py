@@ -1,11 +1,10 @@
-"""Functions with loops in LLVM's language: what kernels that are no elementwise region are
-written in.
+"""Functions with loops in LLVM IR, for kernels that are not elementwise regions.
 
     void kernel(ptr* operands and results, i64* sizes, i64 start, i64 stop)
 
-A loop hands its body the counter and what it carries, as names, and takes what the body gives for
-the next round; so values stay in registers and no variable lies in memory. Vectors are steps of
-`lanes`. As there, no step is contracted or put in another order: the text says the bits.
+A loop passes its body the counter and the carried values, as names, and carries on what the body
+returns. So values stay in registers, and no LLVM pass has to move them there. Floating-point steps
+are neither contracted nor reordered (see `vector_writer.py`): the text determines the bits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
 
 
 class KernelWriter:
-    """Writes one function, from its beginning to its end."""
+    """Writes the LLVM IR of one kernel."""
 
     def __init__(self) -> None:
         self.module = Module()
@@ -34,12 +33,13 @@ class KernelWriter:
     # Steps ------------------------------------------------------------------------------------
 
     def write(self, text: str) -> str:
+        """Write an instruction; returns the name of its value."""
         name = self.module.name()
         self.lines.append(f"  {name} = {text}")
         return name
 
     def step(self, instruction: str, a: str | int, b: str | int, kind: str = "i64") -> str:
-        """A step of two integers, such as "add"."""
+        """Write an instruction of two integers, such as "add"."""
         return self.write(f"{instruction} {kind} {a}, {b}")
 
     def add(self, a: str | int, b: str | int) -> str:
@@ -49,11 +49,11 @@ class KernelWriter:
         return self.step("mul", a, b)
 
     def minimum(self, a: str | int, b: str | int) -> str:
-        """The smaller of two signed integers."""
+        """Write the smaller of two signed integers."""
         return self.write(f"select i1 {self.step('icmp slt', a, b)}, i64 {a}, i64 {b}")
 
     def maximum(self, a: str | int, b: str | int) -> str:
-        """The larger of two signed integers."""
+        """Write the larger of two signed integers."""
         return self.write(f"select i1 {self.step('icmp sgt', a, b)}, i64 {a}, i64 {b}")
 
     def lanes(self, width: int) -> VectorWriter:
@@ -65,14 +65,15 @@ class KernelWriter:
     # Memory -----------------------------------------------------------------------------------
 
     def pointer(self, number: int | str) -> str:
-        """An operand or result."""
+        """Load the pointer to an operand or result."""
         return self.write(f"load ptr, ptr {self.gep('%ptrs', 'ptr', number)}, align 8")
 
     def size(self, number: int | str) -> str:
+        """Load an entry of the table of sizes."""
         return self.write(f"load i64, ptr {self.gep('%sizes', 'i64', number)}, align 8")
 
     def gep(self, base: str, element: str, index: str | int) -> str:
-        """Where an element is."""
+        """Write the address of an element: `index` elements from `base`."""
         return self.write(f"getelementptr {element}, ptr {base}, i64 {index}")
 
     def load(self, kind: str, pointer: str, align: int) -> str:
@@ -82,39 +83,30 @@ class KernelWriter:
         self.lines.append(f"  store {kind} {value}, ptr {pointer}, align {align}")
 
     def load_index(self, base: str, element: str, at: str | int) -> str:
-        """An integer of an array as an i64."""
+        """Load an integer of an array as an i64."""
         value = self.load(element, self.gep(base, element, at), BYTES[element])
         return value if element == "i64" else self.write(f"sext {element} {value} to i64")
 
     def load_vector(self, width: int, element: str, pointer: str, mask: str | None = None) -> str:
-        """A vector; zeros in the lanes that a mask leaves out."""
+        """Load a vector, with zeros in the lanes that a mask leaves out."""
         kind = f"<{width} x {element}>"
         if mask is None:
             return self.load(kind, pointer, BYTES[element])
-        name = f"@llvm.masked.load.v{width}{TYPE_SUFFIX.get(element, element)}.p0"
-        self.declare(name, f"declare {kind} {name}(ptr, i32, <{width} x i1>, {kind})")
-        return self.write(
-            f"call {kind} {name}(ptr {pointer}, i32 {BYTES[element]}, <{width} x i1> {mask}, "
-            f"{kind} zeroinitializer)"
-        )
+        return self.lanes(width).masked_load(element, pointer, BYTES[element], mask)
 
     def store_vector(
         self, width: int, element: str, value: str, pointer: str, mask: str | None = None
     ) -> None:
-        """Store a vector, or the lanes that a mask names."""
+        """Store a vector, or the lanes that a mask selects."""
         kind = f"<{width} x {element}>"
         if mask is None:
             self.store(kind, value, pointer, BYTES[element])
             return
-        name = f"@llvm.masked.store.v{width}{TYPE_SUFFIX.get(element, element)}.p0"
-        self.declare(name, f"declare void {name}({kind}, ptr, i32, <{width} x i1>)")
-        self.lines.append(
-            f"  call void {name}({kind} {value}, ptr {pointer}, i32 {BYTES[element]}, "
-            f"<{width} x i1> {mask})"
-        )
+        self.lanes(width).masked_store(element, value, pointer, BYTES[element], mask)
 
     def gather(self, width: int, element: str, base: str, places: str, mask: str | None) -> str:
-        """The elements at the i32 places of a vector; zeros where a mask leaves them out."""
+        """Gather the elements at a vector of i32 indices, with zeros in lanes that a mask leaves
+        out."""
         kind = f"<{width} x {element}>"
         name = f"@llvm.masked.gather.v{width}{TYPE_SUFFIX.get(element, element)}.v{width}p0"
         self.declare(name, f"declare {kind} {name}(<{width} x ptr>, i32, <{width} x i1>, {kind})")
@@ -130,15 +122,11 @@ class KernelWriter:
     # Vectors ----------------------------------------------------------------------------------
 
     def broadcast(self, width: int, element: str, value: str) -> str:
-        """One number in all lanes."""
-        kind = f"<{width} x {element}>"
-        first = self.write(f"insertelement {kind} poison, {element} {value}, i64 0")
-        return self.write(
-            f"shufflevector {kind} {first}, {kind} poison, <{width} x i32> zeroinitializer"
-        )
+        """Write a vector with a scalar in all lanes."""
+        return self.lanes(width).broadcast(element, value)
 
     def first_lanes(self, width: int, count: str) -> str:
-        """The mask of the first `count` lanes."""
+        """Write a mask of the first `count` lanes."""
         index = ", ".join(f"i64 {i}" for i in range(width))
         counts = self.broadcast(width, "i64", count)
         return self.write(f"icmp ult <{width} x i64> <{index}>, {counts}")
@@ -146,7 +134,10 @@ class KernelWriter:
     def reduce_lanes(
         self, width: int, element: str, value: str, step: Callable[[Floats, str, str], str]
     ) -> str:
-        """All lanes in one number, halves by halves: an order that depends on the width alone."""
+        """Reduce the lanes of a vector to one number, by halves.
+
+        The order depends on the width alone.
+        """
         while width > 1:
             half = width // 2
             kind = f"<{width} x {element}>"
@@ -162,7 +153,7 @@ class KernelWriter:
             width = half
         return self.write(f"extractelement <1 x {element}> {value}, i64 0")
 
-    # Ways -------------------------------------------------------------------------------------
+    # Control flow -----------------------------------------------------------------------------
 
     def loop(
         self,
@@ -172,13 +163,13 @@ class KernelWriter:
         body: Callable[..., Values | None],
         step: str | int = 1,
     ) -> list[str]:
-        """for i in range(start, stop, step): values = body(i, *values).
+        """Write `for i in range(start, stop, step): values = body(i, *values)`.
 
         Args:
-            carried: kind and first value of each.
+            carried: type and first value of each carried value.
 
         Returns:
-            What the values are in the end.
+            The names of the final values.
         """
         before, (inside, after) = self._here, self._new_labels("in", "out")
         counter = self.module.name()
@@ -213,7 +204,8 @@ class KernelWriter:
         otherwise: Sequence[tuple[str, str]],
         body: Callable[[], Values | None],
     ) -> list[str]:
-        """What the body gives where a condition holds, else other values (kind and value)."""
+        """Write `if condition: values = body()`; returns the values, those of `otherwise` if it is
+        false."""
         before, (inside, after) = self._here, self._new_labels("then", "on")
         self.lines += [f"  br i1 {condition}, label %{inside}, label %{after}", f"{inside}:"]
         self._here = inside
@@ -233,19 +225,19 @@ class KernelWriter:
     # The end ----------------------------------------------------------------------------------
 
     def finish(self) -> tuple[str, str]:
-        """The function's name, and the text of the module that defines it."""
+        """Return the function's name, and the text of the module that defines it."""
         lines = ["(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {", "entry:"]
         body = "\n".join([*lines, *self.lines, "  ret void", "}"])
         return name_module(body, "\n".join(self.module.declared.values()))
 
 
 def lanes_of(element: str) -> int:
-    """Elements of a register."""
+    """Return how many elements a register holds."""
     return vector_width() * 4 // BYTES[element]
 
 
 def element_of(dtype: Any) -> str:
-    """The kind of a dtype's elements in memory."""
+    """Return the LLVM type of a dtype's elements in memory."""
     return _ELEMENTS[np.dtype(dtype).name]
 
 

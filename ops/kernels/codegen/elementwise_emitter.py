@@ -1,24 +1,22 @@
-"""Elementwise loops in LLVM's language: a region of ops becomes one function over its operands.
+"""Elementwise loops in LLVM IR: a region of ops becomes one function over its operands.
 
     void kernel(ptr* operands and results, i64* sizes, i64 start, i64 stop)
 
 A region runs over the elements of one shape, whose axes are collapsed as far as the operands'
-broadcasting allows. The last one is the inner loop, in vectors; rows of the others, or elements
-where there is but one axis, are those from `start` to `stop`. The elements beyond the last whole
-vector go through the same code by way of small buffers, so neither their number nor how the rows
-are cut changes a bit. What does not change along a row, or at all, is computed outside the loop.
+broadcasting allows. The last axis is the inner loop, in vectors. `start` and `stop` count rows of
+the other axes, or elements if there is one axis. Elements beyond the last whole vector go through
+the same code by way of small buffers, so neither their number nor the cut into rows changes a bit.
+Values that are constant along a row, or everywhere, are computed outside the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ir.op import Op
 from graphflow.ops.kernels.codegen.expression_trace import (
     ROWS,
     XP,
@@ -27,85 +25,16 @@ from graphflow.ops.kernels.codegen.expression_trace import (
     Symbol,
     record_expression,
 )
+from graphflow.ops.kernels.codegen.region import (
+    KernelSource,
+    Region,
+)
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
 from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, TYPE_SUFFIX, Module, VectorWriter
 
-Attributes = tuple[tuple[str, Any, str], ...]
-"""Names, values, and these as text: 0.0 is not -0.0, though they are equal."""
-Ref = tuple[bool, int]
-"""An operand of a region (False) or the value of one of its ops (True), by number."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What a region reads: its dtype, and along which collapsed axes it has elements."""
-
-    dtype: str
-    axes: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class RegionOp:
-    """An op of a region, its attributes, what it is applied to, and whether it has a value for each
-    element of the region (or for each row)."""
-
-    op: Op
-    attrs: Attributes
-    inputs: tuple[Ref, ...]
-    whole: bool = True
-
-
-@dataclass(frozen=True)
-class Region:
-    """Ops over one shape, up to names and sizes: equal regions are one kernel.
-
-    Attributes:
-        rank: how many collapsed axes there are, at least one.
-        results: the ops whose values are stored.
-        over: the axis that is reduced: "rows", the last one, or "columns", the last but one, each
-            with at least one before; "" where none is.
-    """
-
-    rank: int
-    operands: tuple[Operand, ...]
-    ops: tuple[RegionOp, ...]
-    results: tuple[int, ...]
-    over: str = ""
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
-        """Worked out once: a region of a large graph is looked up often."""
-        return hash((self.rank, self.operands, self.ops, self.results, self.over))
-
-
-@dataclass
-class KernelSource:
-    """A region in LLVM's language.
-
-    Attributes:
-        body: the function's text after its name.
-        needs: declarations, and functions that it calls.
-        flops: steps an element, for the cost.
-        dtypes: of the results.
-        axes: along which collapsed axes each result has elements.
-        kept: values that wait for a later pass over their row, in memory of its own.
-        passes: over a row.
-    """
-
-    body: str
-    needs: str
-    flops: int
-    dtypes: tuple[np.dtype[Any], ...]
-    axes: tuple[tuple[bool, ...], ...]
-    kept: int = 0
-    passes: int = 1
-
 
 def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep], list[ScalarStep]]:
-    """The steps of a region, those of its operands, and those of its results.
+    """Record the steps of a region; returns the trace and the steps of operands and results.
 
     Raises:
         Untraceable: an op has no trace.
@@ -125,12 +54,12 @@ def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep], lis
 def write_elementwise(
     region: Region, width: int, wide: bool = False, short: bool = False
 ) -> KernelSource:
-    """The kernel of a region.
+    """Write the kernel of a region without reductions.
 
     Args:
         width: elements of 4 bytes in a register, a power of two.
-        wide: as of `Module`.
-        short: rows are shorter than `LONG`.
+        wide: whether the processor has AVX-512.
+        short: whether rows are shorter than `LONG_ROW`.
     """
     trace, _, results = trace_region(region)
     used = reachable_steps(trace, results)
@@ -155,22 +84,25 @@ FLOPS = {
 
 
 LONG_ROW = 64
-"""Elements of a row from which on it pays to compute several registers of them at a time."""
-_LONG_CHAIN = 20  # steps of an element, each of which waits for the one before
-_REGISTERS_AT_ONCE = 4  # registers of elements that are computed at a time, of 16
+"""Elements of a row from which computing several registers of them at a time pays."""
+_LONG_CHAIN = 20  # dependent steps of an element from which latency dominates
+_REGISTERS_AT_ONCE = 4  # of 16: registers of elements that are computed side by side
 
 
 def _vector_elements(used: Sequence[ScalarStep], width: int) -> int:
-    """Elements in a vector of the loop. A polynomial's steps wait for each other, and a processor
-    without AVX-512 sees too few steps ahead to fill the time with the next elements' (half of it
-    went by on a Zen 3): some registers of elements go through it side by side."""
+    """Return the elements of a vector of the inner loop.
+
+    The steps of a polynomial depend on each other. A processor without AVX-512 looks too few steps
+    ahead to overlap them with the next elements' (on a Zen 3, half the time was latency). So some
+    registers of elements are computed side by side.
+    """
     if all(FLOPS.get(step.kind, 1) < _LONG_CHAIN for step in used):
         return width
     return max(width, width * 4 * _REGISTERS_AT_ONCE // max(step.dtype.itemsize for step in used))
 
 
 def reachable_steps(trace: ExpressionTrace, results: Sequence[ScalarStep]) -> list[ScalarStep]:
-    """The steps that results need, in order."""
+    """Return the steps that results depend on, in order."""
     wanted = set(results)
     for step in reversed(trace.steps):
         if step in wanted:
@@ -180,16 +112,24 @@ def reachable_steps(trace: ExpressionTrace, results: Sequence[ScalarStep]) -> li
 
 @dataclass
 class _Stream:
-    """A pointer that moves with the loop: its number among the arguments, and its element."""
+    """A pointer that moves with the loop.
+
+    Attributes:
+        number: among the arguments.
+        stored: LLVM type of an element in memory.
+        offset: index of its row strides among the sizes.
+    """
 
     number: int
     stored: str
-    offset: int  # of its row strides among the sizes
+    offset: int
     name: str
 
 
 @dataclass
 class _ElementwiseWriter:
+    """Writes a kernel in three blocks: code before all rows, once a row, and in the inner loop."""
+
     region: Region
     width: int
     module: Module
@@ -237,10 +177,7 @@ class _ElementwiseWriter:
             pointer = f"%b.{stream.name}" if level else f"%p{number}"
             lanes = self.lanes[level]
             one = lanes.write(f"load {stored}, ptr {pointer}, align {step.dtype.itemsize}")
-            first = lanes.write(f"insertelement {kind} poison, {stored} {one}, i64 0")
-            name = lanes.write(
-                f"shufflevector {kind} {first}, {kind} poison, <{self.width} x i32> zeroinitializer"
-            )
+            name = lanes.broadcast(stored, one)
         if step.dtype.kind == "b":
             zero = self.lanes[level].constant(0, "i8")
             name = self.lanes[level].binary("icmp ne", "i8", name, zero)
@@ -263,7 +200,7 @@ class _ElementwiseWriter:
     # The frame --------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The function after its name."""
+        """Return the function's text after its name."""
         moving = [*self.reads, *self.writes]
         count = len(self.region.operands) + len(self.region.results)
         lines = ["(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {", "entry:"]
@@ -280,7 +217,7 @@ class _ElementwiseWriter:
         return "\n".join([*lines, "  ret void", "}"])
 
     def _row_start(self, moving: list[_Stream]) -> list[str]:
-        """Where a row begins."""
+        """Write the beginning of a row: its addresses and number of vectors."""
         if not self.outer:
             lines = ["  br label %row", "row:", "  %n = sub i64 %stop, %start"]
             for s in moving:
@@ -305,7 +242,7 @@ class _ElementwiseWriter:
         ]
 
     def _load_sizes(self, moving: list[_Stream]) -> list[str]:
-        """The sizes of the axes between the first and the last, and all row strides, in bytes."""
+        """Load the sizes of the axes between first and last, and all row strides in bytes."""
         lines = []
         for axis in range(1, self.outer):
             lines += [
@@ -322,7 +259,7 @@ class _ElementwiseWriter:
         return lines
 
     def _row_coordinates(self) -> list[str]:
-        """The row's place along each axis but the last."""
+        """Compute the row's index along each axis but the last."""
         lines = []
         left = "%r"
         for axis in range(self.outer - 1, 0, -1):
@@ -344,7 +281,7 @@ class _ElementwiseWriter:
         return [*lines, f"  %b.{s.name} = getelementptr i8, ptr %p{s.number}, i64 {total}"]
 
     def _vector_loop(self, moving: list[_Stream]) -> list[str]:
-        """The loop over whole vectors, entered once for a row and once for what is left of it."""
+        """Write the loop over vectors, entered for whole ones and again for the rest of a row."""
         lines = ["  br label %pass", "pass:"]
         for s in moving:
             lines.append(f"  %q.{s.name} = phi ptr [%b.{s.name}, %row], [%t.{s.name}, %tail]")
@@ -368,7 +305,7 @@ class _ElementwiseWriter:
         ]
 
     def _partial_vector(self, moving: list[_Stream]) -> list[str]:
-        """What is left of a row, into buffers of a whole vector and back."""
+        """Copy the rest of a row to buffers of a whole vector, and its results back."""
         lines = ["tail:", *self._lane_mask("in")]
         for s in self.reads:
             lines += self._copy_tail_in(s)
@@ -386,7 +323,7 @@ class _ElementwiseWriter:
         return lines
 
     def _lane_mask(self, way: str) -> list[str]:
-        """Which lanes of the last vector there are."""
+        """Write a mask of the lanes of the last, partial vector."""
         index = ", ".join(f"i64 {i}" for i in range(self.width))
         kind = f"<{self.width} x i64>"
         return [
@@ -419,19 +356,5 @@ class _ElementwiseWriter:
 
 
 def storage_type(dtype: np.dtype[Any]) -> str:
-    """The type of an element in memory."""
+    """Return the LLVM type of an element in memory."""
     return "i8" if dtype.kind == "b" else ELEMENTS[dtype.name]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def freeze_attributes(attrs: Mapping[str, Any]) -> Attributes | None:
-    """An op's attributes as part of a region; None where they are no plain values."""
-    items = sorted(attrs.items())
-    if not all(_is_plain(v) for _, v in items):
-        return None
-    return tuple((k, v, repr(v)) for k, v in items)

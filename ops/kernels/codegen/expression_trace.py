@@ -1,9 +1,9 @@
-"""Scalar expressions of elementwise ops, recorded: what the generators turn into loops.
+"""Traces of scalar expressions of elementwise ops, from which loops are generated.
 
-An op's `expr(xp, *scalars)` runs once with symbols for its scalars and a symbolic `xp`; what it
-does to them is a small graph of primitive steps, each of one dtype, in the conventions of numpy: a
-Python number takes the dtype of what it meets, and truth values count as 0 and 1. An expression
-that does anything else has no trace, and its op keeps its plain kernel.
+An op's `expr(xp, *scalars)` runs once on symbols and a symbolic `xp`. The trace is a graph of
+primitive steps of one dtype each, by numpy's rules: a Python number takes the dtype of the symbol
+that it meets, and truth values count as 0 and 1. An expression that does anything else has no
+trace, and its op keeps its plain kernel.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ APPROXIMATE = frozenset(
         "power",
     )
 )
-"""Steps whose last bits are a matter of how they are computed."""
+"""Steps whose last bits depend on the algorithm."""
 
 
 class ScalarStep:
-    """One primitive step: what it is, of which steps, and the dtype of its value.
+    """A primitive step: its kind, its arguments, and the dtype of its value.
 
     Attributes:
-        value: of an "input" its number, of a "constant" its number as Python has it.
+        value: the number of an "input", or the value of a "constant".
     """
 
     __slots__ = ("args", "dtype", "kind", "value")
@@ -59,7 +59,7 @@ class ScalarStep:
 
 
 class ExpressionTrace:
-    """Steps in the order in which they were recorded; equal ones are one."""
+    """Steps in the order in which they were recorded; equal steps are one object."""
 
     def __init__(self) -> None:
         self.steps: list[ScalarStep] = []
@@ -75,7 +75,7 @@ class ExpressionTrace:
         return self._known[key]
 
     def input(self, number: int, dtype: np.dtype[Any]) -> Symbol:
-        """The scalar of an operand."""
+        """Return the symbol of an operand's scalar."""
         return Symbol(self, self.step("input", (), dtype, number))
 
     def constant(self, value: Any, dtype: np.dtype[Any]) -> ScalarStep:
@@ -91,10 +91,10 @@ def _operator(name: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbo
 
 
 class Symbol:
-    """Stands for a scalar while an expression is recorded."""
+    """A scalar while an expression is recorded."""
 
     __slots__ = ("step", "trace")
-    __array_ufunc__ = None  # numpy's own functions refuse it: the expression then has no trace
+    __array_ufunc__ = None  # numpy's functions refuse a symbol, so the expression has no trace
 
     def __init__(self, trace: ExpressionTrace, step: ScalarStep) -> None:
         self.trace = trace
@@ -108,7 +108,7 @@ class Symbol:
         return Symbol(self.trace, _convert_step(self.trace, self.step, np.dtype(dtype)))
 
     def view(self, dtype: Any) -> Symbol:
-        """The same bits as another dtype."""
+        """Return the same bits as another dtype."""
         wanted = np.dtype(dtype)
         if BOOL in (wanted, self.dtype) or wanted.itemsize != self.dtype.itemsize:
             raise Untraceable(f"no view of {self.dtype} as {wanted}")
@@ -150,19 +150,21 @@ def _convert_step(trace: ExpressionTrace, step: ScalarStep, dtype: np.dtype[Any]
     if step.dtype == _require_supported(dtype):
         return step
     if step.dtype.kind == "f" and dtype.kind in "iu":
-        raise Untraceable("what a float beyond an integer's range becomes is up to the processor")
+        raise Untraceable(
+            "converting a float beyond an integer's range gives what the processor chooses"
+        )
     return trace.step("convert", (step,), dtype)
 
 
 def _constant_like(trace: ExpressionTrace, value: Any, dtype: np.dtype[Any]) -> ScalarStep:
-    """A number as a constant of the dtype that it meets."""
+    """Return a number as a constant of the dtype that it meets."""
     if isinstance(value, np.generic):
         if value.dtype != dtype:
             raise Untraceable("a typed number of another dtype")
         value = value.item()
     rank = {bool: "b", int: "biu", float: "biuf"}.get(type(value))
     if rank is None or (type(value) is not bool and dtype == BOOL):
-        raise Untraceable(f"{value!r} is no number for {dtype}")
+        raise Untraceable(f"{value!r} is not a number of {dtype}")
     if type(value) is float and dtype.kind != "f":
         raise Untraceable(f"{value!r} would make {dtype} a float")
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
@@ -174,7 +176,7 @@ def _constant_like(trace: ExpressionTrace, value: Any, dtype: np.dtype[Any]) -> 
 def _promote_operands(
     values: Sequence[Any], dtype: np.dtype[Any] | None = None
 ) -> tuple[ExpressionTrace, list[ScalarStep]]:
-    """Steps of one dtype: the given one, or that to which numpy would promote."""
+    """Return steps of one dtype: the given one, or numpy's promotion."""
     symbols = [v for v in values if isinstance(v, Symbol)]
     if not symbols:
         raise Untraceable("no symbol among the operands")
@@ -189,7 +191,7 @@ def _promote_operands(
 
 
 def _numeric_step(kind: str, kinds: str = "fiu") -> Callable[..., Symbol]:
-    """A step whose value has the dtype of its operands."""
+    """Make a function that records a step whose value has its operands' dtype."""
 
     def function(self: _Symbolic, *values: Any) -> Symbol:
         trace, steps = _promote_operands(values)
@@ -200,7 +202,7 @@ def _numeric_step(kind: str, kinds: str = "fiu") -> Callable[..., Symbol]:
 
 
 def _predicate_step(kind: str, kinds: str = "fiub") -> Callable[..., Symbol]:
-    """A step whose value is a truth value."""
+    """Make a function that records a step whose value is a truth value."""
 
     def function(self: _Symbolic, *values: Any) -> Symbol:
         trace, steps = _promote_operands(values)
@@ -219,7 +221,7 @@ _power = _numeric_step("power", "f")
 
 
 class _Symbolic:
-    """`xp` while an expression is recorded: functions under numpy's names."""
+    """`xp` while an expression is recorded: numpy's functions by name."""
 
     add, subtract, multiply = (
         _numeric_step("add"),
@@ -261,7 +263,7 @@ class _Symbolic:
         return x
 
     def power(self, x: Any, y: Any) -> Symbol:
-        """In float32 only: in float64, numpy's is exact where ours may miss an integer."""
+        """Record a power of float32; in float64 numpy's is exact where ours may miss an integer."""
         result = _power(self, x, y)
         if result.dtype != np.float32:
             raise Untraceable(f"power of {result.dtype} is not generated")
@@ -280,7 +282,7 @@ class _Symbolic:
         return Symbol(trace, trace.step("where", (condition.step, first, second), first.dtype))
 
     def clip(self, x: Symbol, low: Any, high: Any) -> Symbol:
-        """NaN stays; a limit that equals x wins, as in numpy."""
+        """Record a clip by numpy's rules: NaN stays, and a bound that equals x wins."""
         _require_kind(x.dtype, "fiu", "clip")
         for kind, bound in (("clip_low", low), ("clip_high", high)):
             if bound is not None:
@@ -290,7 +292,7 @@ class _Symbolic:
 
 
 class _SymbolicRows(_Symbolic):
-    """`xp` of an op that goes along rows: see `rowwise.Along`."""
+    """`xp` for expressions with reductions along rows, like `row_ops.AxisReductions`."""
 
     sum, prod = _numeric_step("row_sum"), _numeric_step("row_prod")
     max, min = _numeric_step("row_max"), _numeric_step("row_min")
@@ -318,10 +320,10 @@ def record_expression(
     attrs: Mapping[str, Any],
     xp: _Symbolic = XP,
 ) -> Symbol:
-    """What an op's expression makes of symbols.
+    """Return the symbol that an op's expression makes of symbols.
 
     Raises:
-        Untraceable: it does something else than primitive steps.
+        Untraceable: it does anything but primitive steps.
     """
     try:
         result = expr(xp, *inputs, **attrs)

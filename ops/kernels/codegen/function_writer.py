@@ -1,7 +1,7 @@
-"""Functions with loops and branches in LLVM's language, written as nested `with` blocks.
+"""Functions with loops and branches in LLVM IR, written as nested `with` blocks.
 
-A short way to write what surrounds vectors: counters are phis, so that no pass of LLVM's has to
-clean up before code is made.
+It writes the code around vector steps. Counters are phi nodes, so no LLVM pass has to promote
+memory to registers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from graphflow.ops.kernels.codegen.vector_writer import TYPE_SUFFIX
 
 
 class FunctionWriter:
-    """A function's text while it is written; values are their names.
+    """Writes the LLVM IR of one function; values are their names.
 
     Args:
-        parameters: as LLVM writes them, such as "ptr %a".
-        element: of its vectors, "float" or "double"; `width`: of them in one.
+        parameters: in LLVM's notation, such as "ptr %a".
+        element: "float" or "double", the element of vectors.
+        width: elements of a vector.
+        inner: whether the function is internal to its module.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class FunctionWriter:
         self._steps: dict[str, str | int] = {}
 
     def text(self) -> str:
-        """The whole function."""
+        """Return the text of the function."""
         lines = [self._opening, "entry:", *self._entry, *self._lines, "  ret void", "}"]
         return "\n".join(lines)
 
@@ -48,15 +50,17 @@ class FunctionWriter:
         return f"%v{self._count}"
 
     def write(self, text: str) -> str:
+        """Write an instruction; returns the name of its value."""
         name = self.name()
         self._lines.append(f"  {name} = {text}")
         return name
 
     def write_effect(self, text: str) -> None:
+        """Write an instruction without a value."""
         self._lines.append(f"  {text}")
 
     def allocate_stack(self, count: int) -> str:
-        """Aligned memory of the function's own, for so many elements."""
+        """Allocate aligned stack memory for `count` elements."""
         name = self.name()
         self._entry.append(f"  {name} = alloca {self.element}, i64 {count}, align 64")
         return name
@@ -80,11 +84,11 @@ class FunctionWriter:
         return self.write(f"select i1 {condition}, {kind} {a}, {kind} {b}")
 
     def gep(self, pointer: str, offset: str | int) -> str:
-        """A pointer so many bytes on."""
+        """Write a pointer moved by `offset` bytes."""
         return self.write(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
     def argument(self, table: str, kind: str, number: int) -> str:
-        """An entry of a table of pointers or sizes."""
+        """Load an entry of a table of pointers or sizes."""
         place = self.write(f"getelementptr {kind}, ptr {table}, i64 {number}")
         return self.write(f"load {kind}, ptr {place}, align 8")
 
@@ -97,27 +101,27 @@ class FunctionWriter:
         self.write_effect(f"store {self.vector} {value}, ptr {pointer}, align {self.bytes}")
 
     def broadcast(self, pointer: str) -> str:
-        """The element at a pointer in all lanes."""
+        """Write a vector with the element at a pointer in all lanes."""
         one = self.write(f"load {self.element}, ptr {pointer}, align {self.bytes}")
         first = self.write(f"insertelement {self.vector} poison, {self.element} {one}, i64 0")
         return self.shuffle(first, first, [0] * self.width)
 
     def shuffle(self, a: str, b: str, lanes: Sequence[int]) -> str:
-        """Lanes of two vectors, those of the second counted on."""
+        """Write selected lanes of two vectors; those of b are counted on."""
         picked = ", ".join(f"i32 {i}" for i in lanes)
         return self.write(
             f"shufflevector {self.vector} {a}, {self.vector} {b}, <{self.width} x i32> <{picked}>"
         )
 
     def fma(self, a: str, b: str, c: str) -> str:
-        """a·b + c, rounded once."""
+        """Write a·b + c, rounded once."""
         full = f"@llvm.fma.v{self.width}{TYPE_SUFFIX[self.element]}"
         kind = self.vector
         self.declared[f"declare {kind} {full}({kind}, {kind}, {kind})"] = None
         return self.write(f"call {kind} {full}({kind} {a}, {kind} {b}, {kind} {c})")
 
     def first_lanes(self, count: str, skip: int = 0) -> str:
-        """The mask of the lanes whose number plus `skip` is below `count`."""
+        """Write a mask of the lanes whose number plus `skip` is below `count`."""
         kind = f"<{self.width} x i64>"
         one = self.write(f"insertelement {kind} poison, i64 {count}, i64 0")
         zeros = f"<{self.width} x i32> zeroinitializer"
@@ -126,7 +130,7 @@ class FunctionWriter:
         return self.write(f"icmp slt {kind} <{numbers}>, {all_of}")
 
     def masked_load(self, pointer: str, mask: str) -> str:
-        """Zero in the other lanes, whose memory is not touched."""
+        """Load a vector with zeros in masked-out lanes, whose memory is not touched."""
         full = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
         kind = self.vector
         self.declared[f"declare {kind} {full}(ptr, i32, {self.mask}, {kind})"] = None
@@ -144,8 +148,12 @@ class FunctionWriter:
         )
 
     def store_lanes(self, value: str, pointer: str, mask: str, whole: str) -> None:
-        """Store the lanes of a mask; `whole`: whether these are all. Without AVX-512 a store with a
-        mask costs as much as twenty others."""
+        """Store the lanes of a mask.
+
+        Args:
+            whole: whether the mask has all lanes. A plain store is then used, since without AVX-512
+                a masked store costs as much as twenty others.
+        """
         if self.width * self.bytes == 64:
             self.masked_store(value, pointer, mask)
             return
@@ -155,23 +163,25 @@ class FunctionWriter:
             self.masked_store(value, pointer, mask)
 
     def prefetch(self, pointer: str, write: bool = False, near: int = 3) -> None:
-        """Have the line of a place brought closer; it may be any address."""
+        """Prefetch the cache line of an address, which may be invalid."""
         self.declared["declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"] = None
         self.write_effect(
             f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 {near}, i32 1)"
         )
 
-    # Ways -------------------------------------------------------------------------------------
+    # Control flow -----------------------------------------------------------------------------
 
     def start_block(self, name: str) -> None:
-        """A new block begins, which what comes before falls into by a branch of its own."""
+        """Start a basic block; the block before must end in a branch."""
         self._lines.append(f"{name}:")
         self._block = name
 
     @contextmanager
     def loop(self, start: str | int, stop: str, step: str | int = 1) -> Iterator[str]:
-        """For a counter from `start` below `stop`, which may be no time at all; `advance` in the
-        body overrules the step."""
+        """Write a loop over a counter from `start` below `stop`, perhaps of no turn.
+
+        `set_loop_step` in the body overrules the step.
+        """
         counter = self.name()
         number = counter[1:]
         before = self._block
@@ -189,11 +199,11 @@ class FunctionWriter:
         self.start_block(f"{number}.end")
 
     def set_loop_step(self, counter: str, step: str | int) -> None:
-        """How far the innermost loop's counter goes on, told in its body."""
+        """Set how far the counter of the innermost loop advances; called in its body."""
         self._steps[counter] = step
 
     def reserve_line(self) -> Callable[[str], None]:
-        """A line that is given when what it depends on is known."""
+        """Reserve a line; returns a function that fills it once its text is known."""
         place = len(self._lines)
         self._lines.append("")
 
@@ -204,7 +214,7 @@ class FunctionWriter:
 
     @contextmanager
     def when(self, condition: str) -> Iterator[None]:
-        """If a condition holds."""
+        """Write a block that runs if a condition holds."""
         number = self.name()[1:]
         self.write_effect(f"br i1 {condition}, label %{number}.then, label %{number}.end")
         self.start_block(f"{number}.then")

@@ -1,4 +1,4 @@
-"""The functions that kernels compute by code of our own, by name."""
+"""The vectorised functions of our own, by the names of trace steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Loops over memory in LLVM's language, for kernels that are no elementwise regions.
+"""Loop nests over memory in LLVM IR, for kernels that are not elementwise regions.
 
 A kernel has the signature of all generated code (`compiler.py`): pointers, sizes, and the range of
-its outer loop. Values are names in the text; sizes and offsets, in bytes, may be numbers as well.
-Loops are written with their carried values in registers from the start, since no pass over the text
-would put them there later.
+its outer loop. Values are names in the text; sizes and offsets, in bytes, may also be Python
+numbers, which are folded. Carried values are phi nodes from the start, since no LLVM pass would put
+them in registers later.
 """
 
 from __future__ import annotations
@@ -11,20 +11,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
-from graphflow.ops.kernels.codegen.vector_writer import TYPE_SUFFIX, Floats, Module, VectorWriter
+from graphflow.ops.kernels.codegen.vector_writer import (
+    TYPE_SUFFIX,
+    Floats,
+    Module,
+    VectorWriter,
+    transpose_registers,
+)
 from graphflow.ops.kernels.jit.compiler import NativeFunction, name_module
 
 Value = int | str
 """An i64: a number, or the name of one."""
 Typed = tuple[str, str]
-"""A type and the name of a value."""
+"""An LLVM type and the name of a value."""
 
 
 class LoopNestWriter:
-    """Writes one function: `pointers` and `sizes` are its arguments, loops nest by functions.
+    """Writes one function, whose loops nest as Python functions do.
 
     Args:
-        width: elements in a vector.
+        width: elements of a vector.
+        pointers, sizes: how many of each the kernel is given.
         element: "float" or "double".
     """
 
@@ -48,10 +55,11 @@ class LoopNestWriter:
         return self.write(f"load {kind}, ptr {place}, align 8")
 
     def write(self, text: str) -> str:
+        """Write an instruction; returns the name of its value."""
         return self.lanes.write(text)
 
     def source(self) -> tuple[str, str]:
-        """The kernel's name, and the module that defines it."""
+        """Return the kernel's name, and the module that defines it."""
         body = "\n".join(self.lines)
         text = (
             "(ptr noalias %operands, ptr noalias %sizes, i64 %start, i64 %stop) {\n"
@@ -87,13 +95,13 @@ class LoopNestWriter:
         return self.write(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
     def vector_count(self, count: Value) -> Value:
-        """How many vectors hold so many elements, the last one perhaps in part."""
+        """Write how many vectors hold `count` elements, counting a partial one."""
         return self.write(f"sdiv i64 {self.add(count, self.width - 1)}, {self.width}")
 
     # Memory -------------------------------------------------------------------------------------
 
     def gep(self, pointer: str, *offsets: Value) -> str:
-        """A pointer moved by bytes."""
+        """Write a pointer moved by the sum of some offsets in bytes."""
         total: Value = 0
         for offset in offsets:
             total = self.add(total, offset)
@@ -102,31 +110,20 @@ class LoopNestWriter:
         )
 
     def load(self, pointer: str, mask: str | None = None) -> str:
-        """A vector; zeros where there is a mask that does not hold."""
+        """Load a vector, with zeros in the lanes that a mask leaves out."""
         if mask is None:
             return self.write(f"load {self.kind}, ptr {pointer}, align {self.itemsize}")
-        call = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
-        ones = self.lanes.vector("i1")
-        self.module.declared[call] = f"declare {self.kind} {call}(ptr, i32, {ones}, {self.kind})"
-        return self.write(
-            f"call {self.kind} {call}(ptr {pointer}, i32 {self.itemsize}, {ones} {mask}, "
-            f"{self.kind} zeroinitializer)"
-        )
+        return self.lanes.masked_load(self.element, pointer, self.itemsize, mask)
 
     def store(self, value: str, pointer: str, mask: str | None = None) -> None:
+        """Store a vector, or the lanes that a mask selects."""
         if mask is None:
             self.lines.append(f"  store {self.kind} {value}, ptr {pointer}, align {self.itemsize}")
             return
-        call = f"@llvm.masked.store.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
-        ones = self.lanes.vector("i1")
-        self.module.declared[call] = f"declare void {call}({self.kind}, ptr, i32, {ones})"
-        self.lines.append(
-            f"  call void {call}({self.kind} {value}, ptr {pointer}, i32 {self.itemsize}, "
-            f"{ones} {mask})"
-        )
+        self.lanes.masked_store(self.element, value, pointer, self.itemsize, mask)
 
     def gather(self, pointer: str, apart: Value, mask: str | None) -> str:
-        """A vector of elements that are so many bytes apart."""
+        """Gather a vector of elements that are `apart` bytes apart."""
         places, ones = self._spaced_pointers(pointer, apart), self.lanes.vector("i1")
         kinds = f"<{self.width} x ptr>"
         call = f"@llvm.masked.gather.v{self.width}{TYPE_SUFFIX[self.element]}.v{self.width}p0"
@@ -140,7 +137,7 @@ class LoopNestWriter:
         )
 
     def scatter(self, value: str, pointer: str, apart: Value, mask: str | None) -> None:
-        """Store a vector to elements that are so many bytes apart."""
+        """Scatter a vector to elements that are `apart` bytes apart."""
         places, ones = self._spaced_pointers(pointer, apart), self.lanes.vector("i1")
         kinds = f"<{self.width} x ptr>"
         call = f"@llvm.masked.scatter.v{self.width}{TYPE_SUFFIX[self.element]}.v{self.width}p0"
@@ -159,52 +156,36 @@ class LoopNestWriter:
         return self.write(f"getelementptr i8, ptr {pointer}, {kind} {moved}")
 
     def reduce_sum(self, vector: str) -> str:
-        """The sum of a vector's elements, from the first."""
+        """Write the sum of a vector's elements, in order."""
         scalar = self.element
         name = f"@llvm.vector.reduce.fadd.v{self.width}{TYPE_SUFFIX[scalar]}"
         self.module.declared[name] = f"declare {scalar} {name}({scalar}, {self.kind})"
         return self.write(f"call {scalar} {name}({scalar} 0.0, {self.kind} {vector})")
 
     def broadcast(self, pointer: str) -> str:
-        """One element of memory in all lanes."""
+        """Load one element into all lanes."""
         return self.splat(self.write(f"load {self.element}, ptr {pointer}, align {self.itemsize}"))
 
     def splat(self, scalar: str, element: str | None = None) -> str:
-        kind = self.lanes.vector(element or self.element)
-        first = self.write(
-            f"insertelement {kind} poison, {element or self.element} {scalar}, i64 0"
-        )
-        zeros = f"<{self.width} x i32> zeroinitializer"
-        return self.write(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
+        """Write a vector with a scalar in all lanes."""
+        return self.lanes.broadcast(element or self.element, scalar)
 
     def first_lanes(self, count: Value) -> str:
-        """A mask of the first lanes."""
+        """Write a mask of the first `count` lanes."""
         every = self.splat(str(count), "i64") if isinstance(count, str) else f"splat (i64 {count})"
         lanes = ", ".join(f"i64 {i}" for i in range(self.width))
         return self.write(f"icmp slt <{self.width} x i64> <{lanes}>, {every}")
 
     def shuffle(self, a: str, b: str, order: Sequence[int]) -> str:
-        """Elements of two vectors, those of b by numbers from the width on."""
+        """Write selected elements of two vectors; those of b are counted on."""
         mask = ", ".join(f"i32 {i}" for i in order)
         return self.write(
             f"shufflevector {self.kind} {a}, {self.kind} {b}, <{len(order)} x i32> <{mask}>"
         )
 
     def transpose(self, rows: Sequence[str]) -> list[str]:
-        """As many vectors as a vector has elements, as columns: halves change places, then halves
-        of these (Eklundh)."""
-        width, vectors = self.width, list(rows)
-        half = width // 2
-        while half:
-            for i in range(width):
-                if i & half:
-                    continue
-                a, b = vectors[i], vectors[i + half]
-                low = [j if not j & half else j - half + width for j in range(width)]
-                high = [j + half if not j & half else j + width for j in range(width)]
-                vectors[i], vectors[i + half] = self.shuffle(a, b, low), self.shuffle(a, b, high)
-            half //= 2
-        return vectors
+        """Transpose a square of vectors."""
+        return transpose_registers(rows, self.shuffle)
 
     # Loops --------------------------------------------------------------------------------------
 
@@ -216,7 +197,11 @@ class LoopNestWriter:
         carried: Sequence[Typed] = (),
         step: int = 1,
     ) -> list[str]:
-        """body(i, *values) for i from start below stop, giving the next values; the last ones."""
+        """Write `for i in range(start, stop, step): values = body(i, *values)`.
+
+        Returns:
+            The names of the final values.
+        """
         head, inside, after = (f"{part}{self._blocks}" for part in ("head", "body", "after"))
         self._blocks += 1
         before = self._block
@@ -245,7 +230,7 @@ class LoopNestWriter:
     def if_else(
         self, condition: str, then: Callable[[], object], otherwise: Callable[[], object]
     ) -> None:
-        """One of two texts."""
+        """Write two branches."""
         blocks = [f"{part}{self._blocks}" for part in ("then", "else", "joined")]
         self._blocks += 1
         self.lines.append(f"  br i1 {condition}, label %{blocks[0]}, label %{blocks[1]}")
@@ -258,16 +243,21 @@ class LoopNestWriter:
         self._block = blocks[2]
 
     def loop_vectors(self, count: Value, body: Callable[[Value, str | None], None]) -> None:
-        """body(first element, mask) for each vector of so many elements; the last one's mask says
-        which of it there are, the others have none."""
+        """Write body(first element, mask) for each vector of `count` elements.
+
+        The mask is None, except for a last, partial vector.
+        """
         rest = self.write(f"srem i64 {count}, {self.width}")
         whole = self.sub(count, rest)
         self.loop(0, whole, lambda i: body(i, None), step=self.width)
         self.loop(whole, count, lambda i: body(i, self.first_lanes(rest)), step=self.width)
 
     def loop_overlapping(self, count: Value, size: int, body: Callable[[str], None]) -> None:
-        """body(first) for strips of so many elements. The last one begins so early that it is
-        whole, if there are as many; what two of them write is the same."""
+        """Write body(first) for strips of `size` elements, all whole if `count` is at least that.
+
+        The last strip begins early instead of being masked, so it overlaps the one before: both
+        must write the same there.
+        """
         last = self.sub(count, size)
         last = self.write(f"select i1 {self.write(f'icmp sgt i64 {last}, 0')}, i64 {last}, i64 0")
         self.loop(0, count, lambda i: body(str(self.minimum(i, last))), step=size)
@@ -275,7 +265,7 @@ class LoopNestWriter:
     def loop_vectors_carrying(
         self, count: Value, body: Callable[..., Sequence[str]], begun: Sequence[str]
     ) -> list[str]:
-        """As `loop_vectors`, of vectors that are carried along: body(first, mask, *values)."""
+        """Write a loop like `loop_vectors` with carried vectors: body(first, mask, *values)."""
         rest = self.write(f"srem i64 {count}, {self.width}")
         whole = self.sub(count, rest)
         values: Sequence[str] = begun
@@ -291,7 +281,7 @@ class LoopNestWriter:
 def call_native(
     function: NativeFunction, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
 ) -> None:
-    """Run a native function, letting other threads run Python meanwhile."""
+    """Run a native function without the GIL."""
     table = array("q", (*pointers, *sizes))
     place = table.buffer_info()[0]
     function.releasing_gil(place, place + 8 * len(pointers), start, stop)

@@ -1,4 +1,4 @@
-"""Primitive steps on vectors: each is what numpy does to one element, odd values included."""
+"""Primitive steps on vectors, each with numpy's result for one element, special values included."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _write_float_step(f: Floats, kind: str, args: list[str]) -> str:
             return f.neg(args[0])
         case "abs":
             return f.abs(args[0])
-        case "maximum" | "minimum":  # the second of equal ones, as in numpy's vectors; NaN wins
+        case "maximum" | "minimum":  # equal values give the second, as in numpy; NaN wins
             how = "ogt" if kind == "maximum" else "olt"
             chosen = f.select(f.compare(how, *args), *args)
             return f.select(f.compare("uno", args[0], args[0]), args[0], chosen)

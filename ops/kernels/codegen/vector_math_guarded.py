@@ -1,5 +1,7 @@
-"""Vectorised sin, cos and pow, as `elementary`; where their fast way ends (sin and cos beyond 10⁵,
-powers of zero and infinity), an element goes to the C library by itself.
+"""Vectorised sin, cos and pow with a fast path for most arguments.
+
+Elements outside of it (sin and cos beyond 10⁵, powers of zero and infinity) are computed one by one
+by the C library.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def power(f: Floats, x: str, y: str) -> str:
 
 
 def _call_guarded(f: Floats, name: str, *args: str) -> str:
-    """A call of a function of the module, which is written where it is first called."""
+    """Call a function of the module, which is written at its first call."""
     own = f.lanes.call_guarded(name, f.element, args, lambda: _FAST[name](f, *args))
     if own is not None:
         return own
@@ -53,7 +55,7 @@ def _call_guarded(f: Floats, name: str, *args: str) -> str:
 
 
 def _write_guarded_function(f: Floats, full: str, name: str, count: int) -> str:
-    """The fast way for all lanes, and the C library for those lanes where that is no good."""
+    """Write a function that takes the fast path, and the C library for lanes where that fails."""
     lines: list[str] = []
     lanes = VectorWriter(f.lanes.module, f.lanes.width, lines)
     inner = Floats(lanes, f.element)
@@ -96,7 +98,7 @@ done:
 
 
 def _quarter_turns(f: Floats, x: str) -> tuple[str, str]:
-    """n, an integer with a bias that is a multiple of 4, and x - n·π/2."""
+    """Return n, an integer plus a multiple of 4, and x - n·π/2."""
     form = format_of(f)
     shifted = f.fma(x, f.const(TWO_OVER_PI), f.const(form.magic))
     n = f.sub(shifted, f.const(form.magic))
@@ -107,7 +109,7 @@ def _quarter_turns(f: Floats, x: str) -> tuple[str, str]:
 
 
 def _sin_shifted(f: Floats, x: str, ahead: int) -> tuple[str, str]:
-    """sin(x + ahead·π/2), and where x is too far out."""
+    """Return sin(x + ahead·π/2), and a mask of the lanes where x is too large."""
     form = format_of(f)
     turns, r = _quarter_turns(f, x)
     quadrant = f.int_step("add", turns, f.int_const(ahead)) if ahead else turns
@@ -119,7 +121,7 @@ def _sin_shifted(f: Floats, x: str, ahead: int) -> tuple[str, str]:
     sign = f.int_step("and", quadrant, f.int_const(2))
     sign = f.int_step("shl", sign, f.int_const(form.mantissa + 7 if f.is_single else 62))
     y = f.from_bits(f.int_step("xor", f.bits(y), sign))
-    if not ahead:  # the sign of a zero
+    if not ahead:  # keeps the sign of zero
         y = f.select(f.compare("oeq", x, f.const(0.0)), x, y)
     return y, f.compare("uge", f.abs(x), f.const(TRIG_LIMIT))
 
@@ -130,7 +132,7 @@ def _has_bit(f: Floats, x: str, bit: int) -> str:
 
 
 def _pow_fast(f: Floats, x: str, y: str) -> tuple[str, str]:
-    """exp(y·log|x|), with the sign, or NaN, where x is negative."""
+    """Return exp(y·log|x|), with a sign or NaN for negative x, and a mask of the hard lanes."""
     raised = _pow_single(f, x, y) if f.is_single else _pow_double(f, f.abs(x), y)
     lanes, size = f.lanes, f.abs(x)
     halved = f.mul(y, f.const(0.5))
@@ -148,13 +150,13 @@ def _pow_fast(f: Floats, x: str, y: str) -> tuple[str, str]:
 
 
 def _pow_single(f: Floats, x: str, y: str) -> str:
-    """2 to y·log₂|x|, which is a float64; what follows of it is a float32 again."""
+    """Return |x|ʸ as 2 to y·log₂|x| in float64, since float32 would lose the fraction's bits."""
     wide = Floats(f.lanes, "double")
     r, k, exponent = (
         f.lanes.convert("fpext", a, "float", "double") for a in (*split_exponent(f, f.abs(x)), y)
     )
     power = wide.mul(exponent, wide.fma(r, wide.horner(LOG2_32, r), k))
-    power = clamp(wide, power, -200.0, 200.0)  # here it is 0, and infinite
+    power = clamp(wide, power, -200.0, 200.0)  # beyond, the result is 0 or infinite
     n = wide.sub(wide.add(power, wide.const(DOUBLE.magic)), wide.const(DOUBLE.magic))
     rest, whole = (
         f.lanes.convert("fptrunc", a, "double", "float") for a in (wide.sub(power, n), n)
@@ -163,19 +165,23 @@ def _pow_single(f: Floats, x: str, y: str) -> str:
 
 
 def _pow_double(f: Floats, x: str, y: str) -> str:
-    """By a logarithm in two parts, good to 2⁻⁶³: an exponent multiplies its error."""
+    """Return xʸ by a double-double logarithm, good to 2⁻⁶³, since the exponent multiplies its
+    error."""
     high, low = _double_double_log(f, x)
     product = f.mul(y, high)
     rest = f.fma(y, low, f.fma(y, high, f.neg(product)))
     power = exp(f, product)
     better = f.fma(power, rest, power)
     better = f.select(f.compare("olt", power, f.const(float("inf"))), better, power)
-    inside = f.compare("olt", f.abs(product), f.const(750.0))  # beyond, it is 0 or infinite
+    inside = f.compare("olt", f.abs(product), f.const(750.0))  # beyond, the power is 0 or infinite
     return f.select(inside, better, power)
 
 
 def _double_double_log(f: Floats, x: str) -> tuple[str, str]:
-    """log x as a sum of two numbers: k·log 2 + 2s + s·z·(⅔ + z·P(z)), s = r / (2 + r), z = s²."""
+    """Return log x as a sum of two numbers.
+
+    It is k·log 2 + 2s + s·z·(⅔ + z·P(z)), with s = r / (2 + r) and z = s².
+    """
     r, k = split_exponent(f, x)
     two = f.const(2.0)
     total = f.add(r, two)
@@ -199,14 +205,14 @@ def _double_double_log(f: Floats, x: str) -> tuple[str, str]:
 
 
 def _two_sum(f: Floats, a: str, b: str) -> tuple[str, str]:
-    """a + b rounded, and what the rounding left out (Knuth)."""
+    """Return a + b rounded, and the rounding error (Knuth's two-sum)."""
     total = f.add(a, b)
     back = f.sub(total, a)
     return total, f.add(f.sub(a, f.sub(total, back)), f.sub(b, back))
 
 
 def _two_product(f: Floats, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
-    """The product of two numbers in two parts each."""
+    """Return the product of two double-double numbers as a double-double."""
     high = f.mul(a[0], b[0])
     exact = f.fma(a[0], b[0], f.neg(high))
     return high, f.fma(a[1], b[0], f.fma(a[0], b[1], exact))

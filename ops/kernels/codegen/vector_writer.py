@@ -1,8 +1,8 @@
-"""Vectors of LLVM's language: a short way to write what a generated loop does to some elements.
+"""Steps on vectors in LLVM IR, as text.
 
-Text, not a library's objects: a kernel is a few hundred lines, and writing them so takes a tenth of
-the time. Floating-point steps carry no fast-math flags, so each rounds as IEEE 754 says and none is
-contracted with another, wherever it stands; `fma` is explicit.
+Writing text takes a tenth of the time of building a library's objects; a kernel is a few hundred
+lines. Floating-point steps have no fast-math flags, so each rounds as IEEE 754 says and none is
+contracted with another; `fma` is explicit.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TYPE_SUFFIX = {"float": "f32", "double": "f64"}
 
 
 class Module:
-    """Names, and what several kernels of one module need once: declarations and functions.
+    """Fresh names, and the declarations and functions that kernels of one module share.
 
     Args:
-        wide: the processor has AVX-512, some of whose instructions do what takes several steps.
+        wide: whether the processor has AVX-512, some of whose instructions replace several steps.
     """
 
     def __init__(self, wide: bool = False) -> None:
@@ -47,23 +47,27 @@ class VectorWriter:
         return f"<{self.width} x {element}>"
 
     def write(self, text: str) -> str:
+        """Write an instruction; returns the name of its value."""
         name = self.module.name()
         self.lines.append(f"  {name} = {text}")
         return name
 
     def binary(self, instruction: str, element: str, a: str, b: str) -> str:
-        """A step of two vectors."""
+        """Write an instruction of two vectors."""
         return self.write(f"{instruction} {self.vector(element)} {a}, {b}")
 
     def negate(self, element: str, a: str) -> str:
-        """A float vector with its signs changed."""
+        """Write a float vector with its signs flipped."""
         return self.write(f"fneg {self.vector(element)} {a}")
 
     def call_guarded(
         self, name: str, element: str, args: tuple[str, ...], fast: Callable[[], tuple[str, str]]
     ) -> str | None:
-        """A function of floats of which `fast` gives the value, and where the C library has to
-        give it; None: it is called as a function of the module."""
+        """Write a function with a fast path inline; None: it is called as a function of the module.
+
+        Args:
+            fast: writes the fast path; gives its value and a mask of the lanes for the C library.
+        """
         return None
 
     def convert(self, instruction: str, x: str, source: str, target: str) -> str:
@@ -74,11 +78,13 @@ class VectorWriter:
         return self.write(f"select {self.vector('i1')} {condition}, {kind} {a}, {kind} {b}")
 
     def intrinsic(self, name: str, element: str, *args: str) -> str:
-        """A function of LLVM's own, on vectors of one element type."""
+        """Call an LLVM intrinsic on vectors of one element type."""
         full = f"@llvm.{name}.v{self.width}{TYPE_SUFFIX.get(element, element)}"
         kind = self.vector(element)
         given = ", ".join(f"{kind} {a}" for a in args)
-        if name == "abs":  # whether the least integer has no absolute value
+        if (
+            name == "abs"
+        ):  # takes a flag, whether the absolute value of the least integer is undefined
             self.module.declared[full] = f"declare {kind} {full}({kind}, i1)"
             given += ", i1 false"
         else:
@@ -87,8 +93,7 @@ class VectorWriter:
         return self.write(f"call {kind} {full}({given})")
 
     def scalef(self, element: str, x: str, power: str) -> str | None:
-        """x·2ⁿ, rounded once, for whole numbers n given as floats; None where there is no
-        instruction for it."""
+        """Write x·2ⁿ, rounded once, for whole floats n; None without AVX-512's instruction."""
         lanes = 16 if element == "float" else 8
         if not self.module.wide or self.width % lanes:
             return None
@@ -109,7 +114,7 @@ class VectorWriter:
         return parts[0]
 
     def select_lanes(self, element: str, x: str, first: int, count: int) -> str:
-        """Some neighbouring lanes."""
+        """Write `count` neighbouring lanes, from `first` on."""
         if count == self.width:
             return x
         kind = self.vector(element)
@@ -121,13 +126,38 @@ class VectorWriter:
         index = ", ".join(f"i32 {i}" for i in range(count))
         return self.write(f"shufflevector {kind} {a}, {kind} {b}, <{count} x i32> <{index}>")
 
+    def broadcast(self, element: str, scalar: str) -> str:
+        """Write a vector with a scalar in all lanes."""
+        kind = self.vector(element)
+        first = self.write(f"insertelement {kind} poison, {element} {scalar}, i64 0")
+        zeros = f"<{self.width} x i32> zeroinitializer"
+        return self.write(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
+
+    def masked_load(self, element: str, pointer: str, align: int, mask: str) -> str:
+        """Load a vector with zeros in masked-out lanes, whose memory is not touched."""
+        kind, ones = self.vector(element), self.vector("i1")
+        name = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX.get(element, element)}.p0"
+        self.module.declared[name] = f"declare {kind} {name}(ptr, i32, {ones}, {kind})"
+        return self.write(
+            f"call {kind} {name}(ptr {pointer}, i32 {align}, {ones} {mask}, {kind} zeroinitializer)"
+        )
+
+    def masked_store(self, element: str, value: str, pointer: str, align: int, mask: str) -> None:
+        """Store the lanes that a mask selects."""
+        kind, ones = self.vector(element), self.vector("i1")
+        name = f"@llvm.masked.store.v{self.width}{TYPE_SUFFIX.get(element, element)}.p0"
+        self.module.declared[name] = f"declare void {name}({kind}, ptr, i32, {ones})"
+        self.lines.append(
+            f"  call void {name}({kind} {value}, ptr {pointer}, i32 {align}, {ones} {mask})"
+        )
+
     def constant(self, value: float | int | bool, element: str) -> str:
-        """The same number in all lanes."""
+        """Return a vector with the same number in all lanes."""
         return f"splat ({element} {literal(value, element)})"
 
 
 class Floats:
-    """Steps on vectors of float or double."""
+    """Writes steps on vectors of float or double."""
 
     def __init__(self, lanes: VectorWriter, element: str) -> None:
         self.lanes = lanes
@@ -154,7 +184,7 @@ class Floats:
         return self.lanes.negate(self.element, a)
 
     def fma(self, a: str, b: str, c: str) -> str:
-        """a·b + c, rounded once."""
+        """Write a·b + c, rounded once."""
         return self.lanes.intrinsic("fma", self.element, a, b, c)
 
     def abs(self, a: str) -> str:
@@ -170,7 +200,7 @@ class Floats:
         return self.lanes.select(condition, self.element, a, b)
 
     def horner(self, coefficients: Sequence[float], x: str) -> str:
-        """A polynomial, highest power first."""
+        """Write a polynomial by Horner's rule, highest power first."""
         total = self.const(coefficients[0])
         for coefficient in coefficients[1:]:
             total = self.fma(total, x, self.const(coefficient))
@@ -189,20 +219,45 @@ class Floats:
         return self.lanes.binary(instruction, self.integer, a, b)
 
 
+def transpose_registers(
+    rows: Sequence[str], shuffle: Callable[[str, str, Sequence[int]], str]
+) -> list[str]:
+    """Transpose a square of vectors, as many as a vector has lanes.
+
+    Off-diagonal blocks change places: those of one lane first, then of two, and so on.
+
+    Args:
+        shuffle: (a, b, lanes) -> a vector of these lanes; those of b are counted on.
+
+    Source: Eklundh, IEEE Transactions on Computers C-21(7), 1972.
+    """
+    rows, width, side = list(rows), len(rows), 1
+    lanes = range(width)
+    while side < width:
+        for i in lanes:
+            if not i & side:
+                a, b = rows[i], rows[i + side]
+                low = [width + n - side if n & side else n for n in lanes]
+                high = [width + n if n & side else n + side for n in lanes]
+                rows[i], rows[i + side] = shuffle(a, b, low), shuffle(a, b, high)
+        side *= 2
+    return rows
+
+
 def literal(value: float | int | bool, element: str) -> str:
-    """A number in LLVM's notation; floats by their bits."""
+    """Return a number in LLVM's notation; floats by their bits."""
     if element == "i1":
         return "true" if value else "false"
-    if element == "float":  # written as the double of the same value
+    if element == "float":  # LLVM writes it as the double of the same value
         value = struct.unpack("f", struct.pack("f", overflow_to_infinity(value)))[0]
     if element in ("float", "double"):
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-    bits = _BITS[element]  # as a signed number
+    bits = _BITS[element]  # LLVM writes it as a signed number
     whole = int(value) & (1 << bits) - 1
     return str(whole - (1 << bits) if whole >> bits - 1 else whole)
 
 
 def overflow_to_infinity(value: float) -> float:
-    """A number beyond float32 as infinity, which `struct` refuses to make."""
-    limit = 3.4028235677973366e38  # half way from the largest float32 to the next that would be
+    """Return a number beyond float32 as infinity, which `struct` refuses to do."""
+    limit = 3.4028235677973366e38  # half way from the largest float32 to the next power of two
     return value if not abs(value) >= limit else float("inf") * (1 if value > 0 else -1)

@@ -1,1 +1,1 @@
-"""Convolution and batch-norm kernels: direct, im2col, implicit GEMM, Winograd, depthwise."""
+"""Convolution and batch-norm kernels: direct, im2col, implicit GEMM, Winograd."""

@@ -1,9 +1,7 @@
-"""Batch normalisation of planes, channel by channel: moments, results and gradients while a
-channel is in the cache.
+"""Batch normalisation, channel by channel, while a channel is in the cache.
 
-A channel's numbers are summed by one thread in a fixed order: vectors of float32 along a plane, and
-the planes in float64, so that neither threads nor the number of planes change bits or wear down the
-sums.
+One thread sums a channel in a fixed order: vectors of float32 along a plane, and planes in float64.
+So neither threads nor the number of planes change bits or degrade the sums.
 """
 
 from __future__ import annotations
@@ -20,17 +18,17 @@ from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 
-_LEAST = 1 << 15  # elements that are worth a hand-over to another thread
+_LEAST = 1 << 15  # elements from which handing a part to another thread pays
 
 
 def is_supported(xp: Any, x: Any, channel: int) -> bool:
-    """Whether there is a kernel for a tensor whose channels are that axis."""
+    """Return whether there is a kernel for x, whose axis `channel` holds the channels."""
     inner = _plane_size(x, channel)
     return xp is np and x.dtype == np.float32 and inner >= vector_width() // 2 and is_jit_enabled()
 
 
 def _plane_size(x: Any, channel: int) -> int:
-    """Elements of a plane."""
+    """Return the elements of a plane."""
     size = 1
     for n in x.shape[channel + 1 :]:
         size *= n
@@ -40,19 +38,19 @@ def _plane_size(x: Any, channel: int) -> int:
 def normalize(
     y: Any, mean: Any, variance: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
 ) -> None:
-    """y = scale·(x - mean)/√(variance + epsilon) + bias, and the moments."""
+    """Write y = scale·(x - mean)/√(variance + epsilon) + bias, and the moments."""
     _run(_forward(), x, channel, epsilon, (x, scale, bias), (y, mean, variance))
 
 
 def normalize_gradients(
     dx: Any, dscale: Any, dbias: Any, g: Any, x: Any, scale: Any, channel: int, epsilon: float
 ) -> None:
-    """The gradients of `normalize` for a cotangent g of y."""
+    """Write the gradients of `normalize` for a cotangent g of y."""
     _run(_backward(), x, channel, epsilon, (g, x, scale), (dx, dscale, dbias))
 
 
 def scale_and_shift(y: Any, x: Any, factor: Any, shift: Any, channel: int) -> None:
-    """y = factor·x + shift, by channel."""
+    """Write y = factor·x + shift, with one factor and shift for each channel."""
     _run(_affine(), x, channel, 0.0, (x, factor, shift), (y,))
 
 
@@ -80,9 +78,9 @@ def _run(
 
 
 class _ChannelWriter:
-    """Writes what both kernels share: sweeps over the planes of a channel.
+    """Writes loops over the planes of a channel, which all kernels here share.
 
-    Sizes: images, elements of a plane, bytes from image to image, from channel to channel.
+    Sizes: images, elements of a plane, bytes between images, bytes between channels.
     """
 
     def __init__(self, pointers: int) -> None:
@@ -95,7 +93,7 @@ class _ChannelWriter:
     def sum_elements(
         self, c: str, inputs: list[str], terms: Callable[..., list[str]], count: int
     ) -> list[str]:
-        """Σ terms(*vectors), as doubles, over the elements of a channel of some inputs."""
+        """Write Σ terms(*vectors), as doubles, over the elements of a channel of some inputs."""
         nest = self.nest
         zero = f"{nest.floats.const(0.0)}"
 
@@ -131,7 +129,7 @@ class _ChannelWriter:
     def map_elements(
         self, c: str, inputs: list[str], output: str, value: Callable[..., str]
     ) -> None:
-        """output = value(*vectors) for all elements of a channel."""
+        """Write output = value(*vectors) for all elements of a channel."""
         nest = self.nest
 
         def plane(n: str) -> None:
@@ -163,7 +161,7 @@ class _ChannelWriter:
         return self.nest.write(f"fptrunc double {value} to float")
 
     def moments(self, c: str, x: str) -> tuple[str, str, str]:
-        """The mean as a float; variance and reciprocal deviation as doubles."""
+        """Write the mean as a float, and the variance and reciprocal deviation as doubles."""
         f = self.nest.floats
         (total,) = self.sum_elements(c, [x], lambda v: [v], 1)
         centre = self.to_float(self.write(f"fmul double {total}, {self.share}"))
@@ -183,7 +181,10 @@ class _ChannelWriter:
 
 @cache
 def _forward() -> NativeFunction:
-    """Pointers: x, scale, bias, y, mean, variance, (epsilon, 1 / elements of a channel)."""
+    """Write the forward kernel.
+
+    Pointers: x, scale, bias, y, mean, variance, (epsilon, 1 / elements of a channel).
+    """
     planes = _ChannelWriter(7)
     nest = planes.nest
     x, scale, bias, y, mean, variance, _ = nest.pointers
@@ -204,7 +205,7 @@ def _forward() -> NativeFunction:
 
 @cache
 def _affine() -> NativeFunction:
-    """Pointers: x, factor, shift, y, (unused)."""
+    """Write the kernel of `scale_and_shift`. Pointers: x, factor, shift, y, (unused)."""
     planes = _ChannelWriter(5)
     nest = planes.nest
     x, factor, shift, y, _ = nest.pointers
@@ -220,9 +221,11 @@ def _affine() -> NativeFunction:
 
 @cache
 def _backward() -> NativeFunction:
-    """Pointers: g, x, scale, dx, dscale, dbias, (epsilon, 1 / elements of a channel).
+    """Write the kernel of the gradients.
 
     With x̂ = (x - mean)·r: dbias = Σ g, dscale = Σ g·x̂, dx = scale·r·(g - dbias/n - x̂·dscale/n).
+
+    Pointers: g, x, scale, dx, dscale, dbias, (epsilon, 1 / elements of a channel).
     """
     planes = _ChannelWriter(7)
     nest = planes.nest

@@ -1,8 +1,8 @@
-"""Convolutions plane by plane, without products of matrices: depthwise ones, and those of few
-channels, whose columns would be larger than all else.
+"""Direct convolutions, plane by plane: depthwise ones, and those of few channels.
 
-One or two spatial axes, float32, on CPUs. What is computed depends on the shapes alone: an image,
-or for gradients in the weights a channel, is a part for a thread.
+Columns for products of matrices would then be larger than all other arrays. One or two spatial
+axes, float32, on CPUs. A thread computes whole images, or whole channels of the weights' gradient,
+so threads do not change bits.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ FEW_CHANNELS = 8
 """Channels on one side up to which these kernels are faster than products of matrices."""
 WIDEST = 6
 """Outputs of a block, whose sums are in registers together."""
-_HIGHEST = 5  # of the gradient in the weights
-_SHORT, _SOME = 16, 4  # rows, and images, whose rows are joined for the gradient in the weights
-_PARTS = 8  # for threads
-_ROOM = 1 << 22  # bytes of planes at once
-_SHARED = 1 << 15  # elements of results that are worth a hand-over to another thread
+_HIGHEST = 5  # outputs of a block of the gradient in the weight
+_SHORT, _SOME = (
+    16,
+    4,
+)  # columns up to which, and images from which, rows are joined for the weight's gradient
+_PARTS = 8  # for threads, at least
+_ROOM = 1 << 22  # bytes of padded planes that a part holds
+_SHARED = 1 << 15  # elements of results from which handing a part to another thread pays
 
 
 class PaddedPlanes(NamedTuple):
-    """Planes with their padding, columns sorted by their remainder by the stride.
+    """The layout of planes with their padding, columns sorted by their remainder by the stride.
 
     Attributes:
         rows: of a plane.
-        columns: of a row; what windows see of them is `seen`.
-        columns: room for those of one remainder, a vector beyond the last.
+        seen: columns that windows see.
+        columns: memory for those of one remainder, a vector more than windows see.
         before: rows and columns of padding.
         stride: of the windows on both axes.
-        spread: how far apart elements of the source are.
+        input_dilation: distance between elements of the source.
     """
 
     rows: int
@@ -53,7 +56,7 @@ class PaddedPlanes(NamedTuple):
     columns: int
     before: Ints
     stride: Ints
-    spread: Ints
+    input_dilation: Ints
 
     @property
     def pitch(self) -> int:
@@ -65,7 +68,7 @@ class PaddedPlanes(NamedTuple):
         return self.rows * self.pitch
 
     def offsets(self, windows: Windows) -> np.ndarray[Any, Any]:
-        """Where each tap is, in bytes from where the first one is."""
+        """Return the offset of each tap from the first, in bytes."""
         y, x = (np.arange(k) * d for k, d in zip(windows.kernel, windows.dilation, strict=True))
         place = x % self.stride[1] * self.columns + x // self.stride[1]
         return (y[:, None] * self.pitch + place * 4).reshape(-1).astype(np.int64)
@@ -73,28 +76,29 @@ class PaddedPlanes(NamedTuple):
     def fill(self, target: int, x: Any, images: range, channels: range) -> None:
         """Copy some planes of x, with zeros around them."""
         (height, width), (down, right) = x.shape[2:], self.before
-        first, last = _clip_range(height, down, self.spread[0], self.rows)
+        first, last = _clip_range(height, down, self.input_dilation[0], self.rows)
         last = max(first, last)
         cleared = self.nbytes // 4
         for remainder in range(self.stride[1]):
-            begin, end = _clip_range(width, right, self.spread[1], self.seen)
+            begin, end = _clip_range(width, right, self.input_dilation[1], self.seen)
             begin += (remainder - begin - right) % self.stride[1]
             count = max(0, -(-(end - begin) // self.stride[1]))
             kind, apart = "rows", 1
             if self.stride[1] > 1:
                 kind, apart = "gather", self.stride[1]
-            elif self.spread[1] > 1:
-                kind, apart = "scatter", self.spread[1]
+            elif self.input_dilation[1] > 1:
+                kind, apart = "scatter", self.input_dilation[1]
             plane = height * width * 4
             start = (images.start * x.shape[1] + channels.start) * plane
             start += (first * width + begin) * 4
-            column = (right + begin * self.spread[1]) // self.stride[1]
-            goal = (down + first * self.spread[0]) * self.pitch
+            column = (right + begin * self.input_dilation[1]) // self.stride[1]
+            goal = (down + first * self.input_dilation[0]) * self.pitch
             goal += (remainder * self.columns + column) * 4
             sizes = (
                 len(channels), last - first, count,
                 width * 4, plane, x.shape[1] * plane,
-                self.pitch * self.spread[0], self.nbytes, len(channels) * self.nbytes, 4 * apart,
+                self.pitch * self.input_dilation[0], self.nbytes, len(channels) * self.nbytes,
+                4 * apart,
                 cleared,
             )  # fmt: skip
             call_native(
@@ -103,29 +107,29 @@ class PaddedPlanes(NamedTuple):
             cleared = 0
 
 
-def _clip_range(size: int, before: int, spread: int, room: int) -> tuple[int, int]:
-    """The elements of an axis that lie inside so much room: first and beyond the last."""
-    first = max(0, -(before // spread)) if before < 0 else 0
-    return first, min(size, -(-(room - before) // spread))
+def _clip_range(size: int, before: int, input_dilation: int, room: int) -> tuple[int, int]:
+    """Return the range of an axis' elements that lie within `room` positions."""
+    first = max(0, -(before // input_dilation)) if before < 0 else 0
+    return first, min(size, -(-(room - before) // input_dilation))
 
 
-def _plan_planes(windows: Windows, spread: Ints) -> PaddedPlanes:
-    """What windows see."""
+def _plan_planes(windows: Windows, input_dilation: Ints) -> PaddedPlanes:
+    """Return the layout of the planes that windows see."""
     (ky, kx), (sy, sx), before, (dy, dx), (oy, ox) = windows
     seen = (ox - 1) * sx + (kx - 1) * dx + 1
     width = vector_width()
     columns = -(-ox // (2 * width)) * 2 * width + (kx - 1) * dx // sx + 1
     rows = (oy - 1) * sy + (ky - 1) * dy + 1
-    return PaddedPlanes(rows, seen, columns, before, (sy, sx), spread)
+    return PaddedPlanes(rows, seen, columns, before, (sy, sx), input_dilation)
 
 
 def _as_2d_planes(array: Any) -> Any:
-    """With two spatial axes."""
+    """Return an array with two spatial axes."""
     return array.reshape(*array.shape[:2], 1, array.shape[2]) if array.ndim == 3 else array
 
 
 def _as_2d_windows(windows: Windows) -> Windows:
-    """With two axes."""
+    """Return windows with two spatial axes."""
     if len(windows.out) == 2:
         return windows
     ones = ((1,), (1,), (0,), (1,), (1,))
@@ -133,7 +137,7 @@ def _as_2d_windows(windows: Windows) -> Windows:
 
 
 class _PlaneBuffer:
-    """Room for planes of some images and channels, and for vectors beyond."""
+    """Scratch memory for planes of some images and channels, and for vectors beyond them."""
 
     def __init__(self, planes: PaddedPlanes, count: int) -> None:
         size = count * planes.nbytes // 4 + 4 * vector_width()
@@ -143,7 +147,7 @@ class _PlaneBuffer:
 
 
 def _equal_blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
-    """(first, size, count) of blocks of outputs of one size."""
+    """Return (first, size, count) of blocks of outputs; one size if there is one above 2."""
     for size in range(min(most, outputs), 2, -1):
         if outputs % size == 0:
             return [(0, size, outputs // size)]
@@ -157,13 +161,20 @@ def _equal_blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
 
 
 class _OutputBlocks(NamedTuple):
-    """Blocks of outputs, or groups: those from `first` on, each of `size` and so far apart."""
+    """Blocks of outputs of one size, or groups, and their weights.
+
+    Attributes:
+        first: the first output.
+        number: blocks.
+        apart: outputs between blocks.
+        weights: (number, inputs, taps, size).
+    """
 
     first: int
     size: int
     number: int
     apart: int
-    weights: np.ndarray[Any, Any]  # (number, inputs, taps, size)
+    weights: np.ndarray[Any, Any]
 
 
 def _split_outputs(w: Any, groups: int) -> list[_OutputBlocks]:
@@ -184,17 +195,21 @@ def _split_outputs(w: Any, groups: int) -> list[_OutputBlocks]:
 
 
 def convolve(
-    out: Any, x: Any, w: Any, windows: Windows, groups: int, spread: Ints | None = None
+    out: Any, x: Any, w: Any, windows: Windows, groups: int, input_dilation: Ints | None = None
 ) -> None:
-    """out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]; with a `spread`,
-    elements of x are so far apart, with zeros between them."""
+    """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation].
+
+    Args:
+        input_dilation: distance between elements of x, with zeros between them; for gradients in
+            the input of strided convolutions.
+    """
     out, x, w = (
         _as_2d_planes(out),
         _as_2d_planes(np.ascontiguousarray(x)),
         _as_2d_planes(np.ascontiguousarray(w)),
     )
     windows = _as_2d_windows(windows)
-    planes = _plan_planes(windows, (1, 1, *(spread or (1, 1)))[-2:])
+    planes = _plan_planes(windows, (1, 1, *(input_dilation or (1, 1)))[-2:])
     offsets, units = planes.offsets(windows), _split_outputs(w, groups)
     images, channels = x.shape[:2]
     each = max(1, _SHARED // max(1, out[0].size), -(-images // _PARTS))
@@ -220,11 +235,11 @@ def _convolve_images(
     inputs: int,
     channels: int,
 ) -> None:
-    """The outputs of some units, for some images."""
+    """Compute the outputs of some blocks for some images."""
     height, width = out.shape[2:]
     plane = height * width * 4
     lanes = vector_width()
-    # Without AVX-512 masks are dear: a row's last strip begins so early that it is whole.
+    # Without AVX-512 masks are slow, so a row's last strip begins early and is whole.
     vectors = min(2, -(-width // lanes) if lanes == 16 else max(1, width // lanes))
     most = max(1, min(6, height, sum_registers() // (unit.size * vectors)))
     most = next((r for r in range(most, most // 2, -1) if height % r == 0), most)
@@ -251,7 +266,7 @@ def _convolve_images(
 
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
-    """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
+    """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
     x, g = _as_2d_planes(x), _as_2d_planes(g)
     windows = _as_2d_windows(windows)
     if windows.out[1] < _SHORT and windows.stride[1] == 1 and len(x) >= _SOME:
@@ -264,7 +279,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     taps = math.prod(windows.kernel)
     height, width = g.shape[2:]
     plane = height * width * 4
-    most = min(sum_registers(), 20)  # sums: an output's factor stays in a register, too
+    most = min(sum_registers(), 20)  # of sums: the factor of an output needs a register, too
     each = max(1, _SHARED // max(1, images * height * width), -(-channels // _PARTS))
 
     def part(i: int) -> None:
@@ -275,7 +290,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
         sums = scratch(np, "planar sums", (sum_registers() * vector_width(),), np.float32)
         for first, size, blocks in _equal_blocks(outputs, _HIGHEST):
             for tap, several in _even_pieces(taps, max(1, most // size)):
-                # a unit is a channel of x; in groups it has its own outputs
+                # A unit is a channel of x; with groups it has outputs of its own.
                 sizes = (
                     images, height, width, count * planes.nbytes, planes.nbytes,
                     planes.pitch * planes.stride[0],
@@ -297,8 +312,8 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
 
 
 def _join_images(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
-    """The same as of one image, in which elements at one place of all images stand beside each
-    other: its rows are long."""
+    """Interleave images, so that rows are long: elements at one place of all images become
+    neighbours."""
     images = len(x)
     x, g = (
         np.ascontiguousarray(a.reshape(images, -1).T).reshape(1, *a.shape[1:3], -1) for a in (x, g)
@@ -311,7 +326,7 @@ def _join_images(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
 
 
 def _even_pieces(count: int, most: int) -> list[tuple[int, int]]:
-    """(first, size) of pieces of nearly one size."""
+    """Return (first, size) of pieces of nearly one size."""
     parts = -(-count // most)
     size = -(-count // parts)
     return [(i, min(size, count - i)) for i in range(0, count, size)]

@@ -1,9 +1,9 @@
-"""The generated functions of convolutions plane by plane: vectors lie along the rows of planes, and
-weights are broadcast.
+"""The generated functions of direct convolutions.
 
-A plane that is read stands in memory of its own, with its padding around it; where windows have a
-stride, its columns are sorted by their remainder, so that what a tap sees of a row is contiguous.
-So a tap is an offset, of which a table has one for each, and rows may be read beyond their end.
+Vectors lie along the rows of planes, and weights are broadcast. A plane that is read has its
+padding around it. If windows have a stride, columns are sorted by their remainder, so that a tap
+sees contiguous elements of a row. So a tap is an offset, from a table, and rows may be read beyond
+their end.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_
 
 
 def sum_registers() -> int:
-    """Vectors of sums that a kernel keeps in registers, at most: of 32, or of 16."""
+    """Return how many of 32, or of 16, registers hold sums, at most."""
     return 24 if vector_width() == 16 else 12
 
 
 @cache
 def copy_rows(kind: str) -> NativeFunction:
-    """Copy rows of planes: "rows", or every so many elements ("gather"), or to such ("scatter").
+    """Write the copy of rows of planes.
 
-    Pointers: source, target, where the target's planes begin. Sizes: planes, rows, elements of a
-    row; bytes from row to row, plane to plane, image to image of source, and of target; bytes from
-    element to element where they are apart; elements of a target's plane to make zeros first.
+    Pointers: source, target, start of the target's planes. Sizes: planes, rows, elements of a row;
+    bytes between rows, planes and images of the source, then of the target; bytes between elements
+    if they are apart; elements of a target's plane that become zeros first.
+
+    Args:
+        kind: "rows", or "gather" or "scatter" if elements of source or target are apart.
     """
     nest = LoopNestWriter(vector_width(), 3, 11)
     source, target, begin = nest.pointers
@@ -46,7 +49,7 @@ def copy_rows(kind: str) -> NativeFunction:
             else:
                 nest.store(value, nest.gep(there, near), mask)
 
-        # Masks are dear without AVX-512: the last strip begins so early that it is whole.
+        # Masks are slow without AVX-512, so the last strip begins early and is whole.
         last = nest.sub(count, nest.width)
         nest.if_else(
             nest.write(f"icmp sge i64 {last}, 0"),
@@ -87,12 +90,14 @@ def copy_rows(kind: str) -> NativeFunction:
 
 @cache
 def correlation(outputs: int, rows: int, vectors: int) -> NativeFunction:
-    """out[o, y, x] = Σ w[c, tap, o] · x[c, y, x + offset of the tap], of so many o and y at once.
+    """Write out[o, y, x] = Σ w[c, tap, o] · x[c, y, x + offset of the tap].
 
     Pointers: x, w, out, offsets (i64 bytes). Sizes: blocks of rows, columns, channels of x, taps;
-    bytes of x from image to image, unit to unit, channel to channel, row to row; of w from unit to
-    unit; of out from image to image, unit to unit, channel to channel, row to row; units. A unit is
-    a block of outputs, or a group of channels.
+    bytes of x between images, units, channels, rows; of w between units; of out between images,
+    units, channels, rows; units. A unit is a block of outputs, or a group of channels.
+
+    Args:
+        outputs, rows, vectors: of a tile that is computed in registers.
     """
     nest = LoopNestWriter(vector_width(), 4, 14)
     f = nest.floats
@@ -141,7 +146,7 @@ def correlation(outputs: int, rows: int, vectors: int) -> NativeFunction:
                     moves = (nest.mul(out_channel, o), nest.mul(out_row, r), v * nest.nbytes)
                     nest.store(value, nest.gep(end, *moves), mask)
 
-            # Without AVX-512, masks are dear, and a masked store is as dear as twenty others.
+            # Without AVX-512, a masked store costs as much as twenty plain ones.
             is_whole = nest.write(f"icmp sge i64 {there}, {nest.width}")
             nest.if_else(is_whole, partial(store, False), partial(store, True))
 
@@ -166,12 +171,11 @@ def correlation(outputs: int, rows: int, vectors: int) -> NativeFunction:
 
 @cache
 def weight_sums(outputs: int, taps: int) -> NativeFunction:
-    """sums[unit, o, tap] = Σ g[image, o, y, x] · x[image, y, x + offset of the tap].
+    """Write sums[unit, o, tap] = Σ g[image, o, y, x] · x[image, y, x + offset of the tap].
 
-    Sums of an image are added to those before. Pointers: x, g, sums, offsets (i64 bytes), room for
-    outputs·taps vectors. Sizes: images, rows, columns; bytes of x from image to image, unit to
-    unit, row to row; of g from image to image, unit to unit, channel to channel, row to row; of
-    sums from unit to unit, from o to o; blocks of outputs.
+    Sums of an image are added to those before. Pointers: x, g, sums, offsets (i64 bytes), memory
+    for outputs·taps vectors. Sizes: images, rows, columns; bytes of x between images, units, rows;
+    of g between images, units, channels, rows; of sums between units, outputs; blocks of outputs.
     """
     nest = LoopNestWriter(vector_width(), 5, 13)
     f = nest.floats

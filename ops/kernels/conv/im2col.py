@@ -1,8 +1,8 @@
 """Convolution as matrix products: windows are copied side by side into columns, block by block.
 
-A block is some images, or some rows of one image; how large depends on the shapes only, so that the
-bits do not depend on the number of threads, and a block's columns stay in the cache. All arrays are
-(images, channels, *space), weights (outputs, inputs of a group, *kernel).
+A block is some images, or some rows of one image. Its size depends on the shapes alone, so threads
+do not change bits, and its columns stay in the cache. Arrays are (images, channels, *space),
+weights (outputs, inputs of a group, *kernel).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _CACHED = 1 << 18  # elements of a block's columns
 _GPU_BLOCK = 1 << 26
-_NARROW = 256  # columns below which products are slow: then several images share a block
+_NARROW = 256  # columns below which products are slow; several images then share a block
 
 
 class ColumnBlock(NamedTuple):
-    """Images and rows (positions on the first spatial axis) that are done together."""
+    """Images and rows (positions on the first spatial axis) that are computed together."""
 
     images: slice
     rows: slice
 
 
 def plan_blocks(xp: Any, images: int, height: int, out: Ints) -> list[ColumnBlock]:
-    """The blocks of columns of `height` elements each."""
+    """Return the blocks for columns of `height` elements each."""
     rest, rows = math.prod(out[1:]), out[0]
     width = max(_NARROW, (_CACHED if xp is np else _GPU_BLOCK) // max(1, height))
     if rest * rows >= width:
@@ -46,9 +46,9 @@ def plan_blocks(xp: Any, images: int, height: int, out: Ints) -> list[ColumnBloc
 
 
 def padded_slab(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any:
-    """What the windows of a block see: (images, channels, *elements), zeros where there is padding.
+    """Return the elements that the windows of a block see, (images, channels, *elements).
 
-    A view where there is none.
+    Padding is zeros; without padding the result is a view.
     """
     rows = block.rows
     inside: list[slice] = []  # of x
@@ -74,8 +74,10 @@ def padded_slab(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any:
 
 
 def gather_columns(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any:
-    """The windows of a block as a matrix: (channels·taps, images·positions), in scratch memory, or
-    x itself where a window is one element."""
+    """Return the windows of a block as a matrix (channels·taps, images·positions).
+
+    It is in scratch memory, or x itself if a window is one element.
+    """
     source = padded_slab(xp, x, windows, block)
     out = (block.rows.stop - block.rows.start, *windows.out[1:])
     if source.shape[0] == 1 and source.shape[2:] == out and set(windows.kernel) == {1}:
@@ -98,7 +100,7 @@ def gather_columns(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any
 
 
 def run_on_device(xp: Any, part: Callable[[int], None], parts: int) -> None:
-    """All parts, on the threads of the device where it is a CPU."""
+    """Run all parts, on the threads of the device if it is a CPU."""
     if xp is np:
         run_parts(part, parts)
     else:
@@ -110,7 +112,7 @@ def run_on_device(xp: Any, part: Callable[[int], None], parts: int) -> None:
 
 
 def convolve(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) -> None:
-    """out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]."""
+    """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]."""
     images, outputs = out.shape[:2]
     size = math.prod(windows.out)
     height = math.prod(w.shape[1:])
@@ -127,7 +129,7 @@ def convolve(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) -
             cut = slice(block.rows.start * rest, block.rows.stop * rest)
             if xp is np:
                 np.matmul(matrix, stacked, out=flat[first, :, :, cut])
-            else:  # takes no strided `out`
+            else:  # CuPy takes no strided `out`
                 flat[first, :, :, cut] = xp.matmul(matrix, stacked)
             return
         shape = (groups, outputs // groups, stacked.shape[2])
@@ -143,9 +145,9 @@ def convolve(xp: Any, out: Any, x: Any, w: Any, windows: Windows, groups: int) -
 
 
 def input_gradient(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
-    """out[n, c, p·stride - before + k·dilation] += w[o, c, k] · g[n, o, p], from zeros.
+    """Write out[n, c, p·stride - before + k·dilation] += w[o, c, k] · g[n, o, p], from zeros.
 
-    A part does some channels of some images, whose sums no other part touches.
+    A part owns some channels of some images, whose sums no other part touches.
     """
     images, channels = out.shape[:2]
     taps, size = math.prod(windows.kernel), math.prod(windows.out)
@@ -153,7 +155,7 @@ def input_gradient(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: 
     together = min(images, max(1, _NARROW // max(1, size)))
     limit = _CACHED if xp is np else _GPU_BLOCK
     wanted = max(1, limit // max(1, taps * size * together))
-    # either some groups whole, or some channels of one group
+    # Either some whole groups, or some channels of one group.
     several, each = max(1, wanted // inputs), min(inputs, max(wanted, 16))
     plan = [
         (slice(n, n + together), slice(q, q + several), slice(c, c + each))
@@ -188,7 +190,7 @@ def input_gradient(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: 
 
 
 def add_windows(xp: Any, out: Any, stacked: Any, windows: Windows) -> None:
-    """out[…, elements of tap k] += stacked[…, k, positions], from zeros; taps in order."""
+    """Add out[…, elements of tap k] += stacked[…, k, positions], from zeros, taps in order."""
     lead = out.ndim - len(windows.kernel)
     sizes = out.shape[lead:]
     low = [-b for b in windows.before]
@@ -214,15 +216,15 @@ def add_windows(xp: Any, out: Any, stacked: Any, windows: Windows) -> None:
 
 # Its adjoint in w -------------------------------------------------------------------------------
 
-_WIDEST = 8  # parts that the channels, or else the blocks, are cut into
+_WIDEST = 8  # parts into which the channels, or else the blocks, are split
 _LEAST_COLUMNS = 128
 
 
 def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups: int) -> None:
-    """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation].
+    """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation].
 
-    Parts take their own channels; where there are few, their own blocks, whose sums are added in
-    order at the end.
+    Parts take channels of their own. If there are few channels, parts take blocks of their own,
+    whose sums are added in order at the end.
     """
     outputs, inputs = out.shape[:2]
     taps = math.prod(windows.kernel)
@@ -252,7 +254,7 @@ def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups:
 def _weight_sum(
     xp: Any, x: Any, g: Any, windows: Windows, groups: int, plan: list[ColumnBlock]
 ) -> Any:
-    """Σ over blocks of g @ columnsᵀ: (groups, outputs of a group, channels·taps)."""
+    """Return Σ over blocks of g @ columnsᵀ: (groups, outputs of a group, channels·taps)."""
     images, outputs = g.shape[:2]
     size = math.prod(windows.out)
     rest = size // max(1, windows.out[0])

@@ -1,10 +1,9 @@
-"""Convolutions of any stride, dilation and padding as products of gathered rows.
+"""Implicit GEMM: convolutions of any stride, dilation and padding as products of gathered rows.
 
-Nothing is copied for each tap: pixels are turned into rows of channels once, and a table says which
-row each tap of each window sees, a row of zeros where it sees padding. The gradient in the input
-is done for each remainder by the stride, whose elements share their taps. Sums run over blocks of
-channels, taps, and the channels of a block, whatever is done together, so chunks and threads change
-no bits. float32, on CPUs.
+No tap is copied. Pixels become rows of channels once, and a table says which row each tap of each
+window sees; padding is a row of zeros. The gradient in the input is computed for each remainder by
+the stride, whose elements share their taps. Sums always run over blocks of channels, taps, and the
+channels of a block, so chunks and threads do not change bits. float32, on CPUs.
 """
 
 from __future__ import annotations
@@ -41,9 +40,10 @@ _GATHERED = 32 << 20  # bytes of rows at once
 
 
 class TapTable(NamedTuple):
-    """Positions that share their taps: what they see, where they are, and these taps.
+    """Positions that share their taps: the rows that they see, their own rows, and the taps.
 
-    Bytes from the first row of an image, as i32: `seen` (positions, taps), `places` (positions,).
+    Offsets are bytes from the first row of an image, as i32: `sources` (positions, taps), `targets`
+    (positions,).
     """
 
     sources: np.ndarray[Any, Any]
@@ -56,8 +56,13 @@ class TapTable(NamedTuple):
 
 
 class WindowMap(NamedTuple):
-    """How positions see pixels: the windows of `sizes` pixels, or, where it is `turned`, the
-    elements that windows see, in which case the pixels are the windows' results."""
+    """Which pixels each position sees.
+
+    Attributes:
+        sizes: the spatial axes of the convolution's input.
+        transposed: False: positions are windows over the input. True: positions are elements of the
+            input, and pixels the windows' results.
+    """
 
     sizes: Ints
     windows: Windows
@@ -73,32 +78,33 @@ class WindowMap(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _tap_tables(seeing: WindowMap, images: int) -> tuple[TapTable, ...]:
-    """All positions of some images that stand one after the other."""
-    kernel, stride = seeing.windows.kernel, seeing.windows.stride
-    remainders = pairs_of(*(range(s if seeing.transposed else 1) for s in stride))
-    pieces = []
+def _tap_tables(window_map: WindowMap, images: int) -> tuple[TapTable, ...]:
+    """Return the tables of all positions of some contiguous images."""
+    kernel, stride = window_map.windows.kernel, window_map.windows.stride
+    remainders = pairs_of(*(range(s if window_map.transposed else 1) for s in stride))
+    tables = []
     for remainder in remainders:
-        axes = [_axis_table(seeing, axis, r) for axis, r in enumerate(remainder)]
-        positions = _flatten_indices([a[0] for a in axes], seeing.positions)
+        axes = [_axis_table(window_map, axis, r) for axis, r in enumerate(remainder)]
+        positions = _flatten_indices([a[0] for a in axes], window_map.positions)
         taps = _flatten_indices([a[1] for a in axes], kernel)
         place, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        for n, (_, _, index, valid) in zip(seeing.pixels, axes, strict=True):
+        for n, (_, _, index, valid) in zip(window_map.pixels, axes, strict=True):
             place = _combine_axes(place * n, index, np.add)
             inside = _combine_axes(inside, valid, np.logical_and)
-        pieces.append(_repeat_for_images(seeing, images, positions, taps, place, inside))
-    return tuple(pieces)
+        tables.append(_repeat_for_images(window_map, images, positions, taps, place, inside))
+    return tuple(tables)
 
 
-def _axis_table(seeing: WindowMap, axis: int, remainder: int) -> tuple[Any, Any, Any, Any]:
-    """On one axis: positions, taps, the pixel that each sees by each, and whether there is one."""
-    kernel, stride, before, dilation, _ = (entry[axis] for entry in seeing.windows)
-    pixel_count = seeing.pixels[axis]
-    if not seeing.transposed:
-        positions, taps = np.arange(seeing.positions[axis]), np.arange(kernel)
+def _axis_table(window_map: WindowMap, axis: int, remainder: int) -> tuple[Any, Any, Any, Any]:
+    """Return an axis' positions, taps, the pixel that each position sees by each tap, and whether
+    it is inside."""
+    kernel, stride, before, dilation, _ = (entry[axis] for entry in window_map.windows)
+    pixel_count = window_map.pixels[axis]
+    if not window_map.transposed:
+        positions, taps = np.arange(window_map.positions[axis]), np.arange(kernel)
         index = positions[:, None] * stride - before + taps * dilation
     else:
-        positions = np.arange(remainder, seeing.positions[axis], stride)
+        positions = np.arange(remainder, window_map.positions[axis], stride)
         taps = np.arange(kernel)
         taps = taps[(remainder + before - taps * dilation) % stride == 0]
         index = (positions[:, None] + before - taps * dilation) // stride
@@ -106,7 +112,7 @@ def _axis_table(seeing: WindowMap, axis: int, remainder: int) -> tuple[Any, Any,
 
 
 def _flatten_indices(each: list[Any], sizes: Ints) -> Any:
-    """Flat numbers of all combinations."""
+    """Return the flat indices of all combinations."""
     flat = np.zeros(1, np.int64)
     for n, some in zip(sizes, each, strict=True):
         flat = (flat[:, None] * n + some).reshape(-1)
@@ -114,15 +120,16 @@ def _flatten_indices(each: list[Any], sizes: Ints) -> Any:
 
 
 def _combine_axes(a: Any, b: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """All combinations of rows, and of columns, of two matrices."""
+    """Combine all pairs of rows, and of columns, of two matrices."""
     both = combine(a[:, None, :, None], b[None, :, None, :])
     return both.reshape(a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
 
 
 def _repeat_for_images(
-    seeing: WindowMap, images: int, positions: Any, taps: Any, place: Any, inside: Any
+    window_map: WindowMap, images: int, positions: Any, taps: Any, place: Any, inside: Any
 ) -> TapTable:
-    slots, slots_out = (row_slots(math.prod(n)) for n in (seeing.pixels, seeing.positions))
+    """Return the table of several images, from that of one."""
+    slots, slots_out = (row_slots(math.prod(n)) for n in (window_map.pixels, window_map.positions))
     number = np.arange(images)
     seen = np.where(inside, place, slots - 1) + number[:, None, None] * slots
     places = positions + number[:, None] * slots_out
@@ -134,27 +141,30 @@ def _repeat_for_images(
 
 
 @lru_cache(maxsize=64)
-def _block_tables(seeing: WindowMap, images: int) -> tuple[tuple[int, TapTable, Ints], ...]:
-    """Pieces by blocks of positions: how many, and addresses; the last position fills the last."""
+def _block_tables(window_map: WindowMap, images: int) -> tuple[tuple[int, TapTable, Ints], ...]:
+    """Return tables cut into blocks of positions: number of blocks, table, addresses.
+
+    The last position is repeated to fill the last block.
+    """
     result = []
-    for piece in _tap_tables(seeing, images):
-        count = len(piece.targets)
+    for table in _tap_tables(window_map, images):
+        count = len(table.targets)
         if not count:
             continue
         blocks = -(-count // BLOCK)
         chosen = np.minimum(np.arange(blocks * BLOCK), count - 1)
-        seen = piece.sources[chosen].reshape(blocks, BLOCK, -1).swapaxes(1, 2)
-        both = np.ascontiguousarray(seen), np.ascontiguousarray(piece.targets[chosen])
-        blocked = TapTable(*both, piece.taps)
+        seen = table.sources[chosen].reshape(blocks, BLOCK, -1).swapaxes(1, 2)
+        both = np.ascontiguousarray(seen), np.ascontiguousarray(table.targets[chosen])
+        blocked = TapTable(*both, table.taps)
         result.append((blocks, blocked, blocked.addresses))
     return tuple(result)
 
 
 @lru_cache(maxsize=64)
-def _tap_major_table(seeing: WindowMap, images: int) -> TapTable:
-    """The one piece of windows, with what is seen by tap."""
-    (piece,) = _tap_tables(seeing, images)
-    return piece._replace(sources=np.ascontiguousarray(piece.sources.T))
+def _tap_major_table(window_map: WindowMap, images: int) -> TapTable:
+    """Return the table of windows with `sources` by tap."""
+    (table,) = _tap_tables(window_map, images)
+    return table._replace(sources=np.ascontiguousarray(table.sources.T))
 
 
 # Rows -------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ class _ChannelRows:
         self.memory = ScratchBytes(slot, self.blocks * len(images) * self.slots * ROW)
 
     def place(self, block: int, image: int) -> int:
-        """Where an image's rows of a block are; `image` counts from the first of these."""
+        """Return the address of an image's rows of a block; `image` counts within `images`."""
         return self.memory.place + (block * len(self.images) + image) * self.slots * ROW
 
     def sizes(self, block: int) -> tuple[int, ...]:
@@ -192,7 +202,7 @@ class _ChannelRows:
         call_native(pack_pixels(), places, self.sizes(block), 0, images)
 
     def write(self, block: int, image: int, images: int, rows: int) -> None:
-        """Put rows of some images where their planes are."""
+        """Write rows of some images back to planes."""
         call_native(
             unpack_planes(), (rows, self.planes(block, image)), self.sizes(block), 0, images
         )
@@ -203,13 +213,13 @@ def _split_range(count: int, size: int) -> list[range]:
 
 
 def _plan_passes(images: int, nbytes: int, positions: int) -> tuple[list[range], int]:
-    """Images whose rows are there together, and how many of them are a chunk."""
+    """Return the images whose rows are in memory together, and the images of a chunk."""
     most = max(1, _GATHERED // max(1, nbytes))
     return _split_range(images, most), max(1, _TOGETHER // max(1, positions))
 
 
 def _vector_blocks(columns: int) -> list[tuple[int, int]]:
-    """(first vector, vectors) of the blocks that a kernel keeps in registers."""
+    """Return (first vector, vectors) of the blocks that a kernel keeps in registers."""
     most = 4 if vector_width() == 16 else 2
     count = -(-columns // vector_width())
     return [(i, min(most, count - i)) for i in range(0, count, most)]
@@ -219,15 +229,17 @@ def _vector_blocks(columns: int) -> list[tuple[int, int]]:
 
 
 class _BlockedWeights:
-    """Weights by blocks: for each of columns and of rows (which are summed over), (taps, rows of
-    the block, PANEL columns)."""
+    """Weights in blocks of columns and of rows, which are summed over.
 
-    def __init__(self, w: Any, turned: bool) -> None:
-        self.w, self.turned = w, turned
+    A block is (taps, rows of the block, `PANEL` columns).
+    """
+
+    def __init__(self, w: Any, transposed: bool) -> None:
+        self.w, self.transposed = w, transposed
         self.depth: int
         self.columns: int
         self.taps = math.prod(w.shape[2:])
-        self.depth, self.columns = w.shape[:2] if turned else w.shape[1::-1]
+        self.depth, self.columns = w.shape[:2] if transposed else w.shape[1::-1]
         self.rows = block_count(self.depth)
         self.apart = self.taps * PANEL * ROW
         self._memory = ScratchBytes(
@@ -242,7 +254,7 @@ class _BlockedWeights:
         count, wide = block_width(self.depth, row), block_width(self.columns, column)
         rows, between = pack_tap_rows(
             address(self.w), self.w.shape[1], self.taps,
-            (row * PANEL, count), (column * PANEL, wide), self.turned,
+            (row * PANEL, count), (column * PANEL, wide), self.transposed,
         )  # fmt: skip
         goal = self.place(column, row)
         moves = (between, ROW, 0, ROW, count * ROW, 0)
@@ -258,16 +270,19 @@ class _BlockedWeights:
 # Convolution ------------------------------------------------------------------------------------
 
 
-def convolve(out: Any, x: Any, w: Any, windows: Windows, turned: bool = False) -> None:
-    """out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]; `turned`: the adjoint
-    of that, from x[n, o, p] to out[n, c, …]."""
+def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = False) -> None:
+    """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation].
+
+    Args:
+        transposed: compute the adjoint, from x[n, o, p] to out[n, c, …].
+    """
     x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
-    weights = _BlockedWeights(w, turned)
+    weights = _BlockedWeights(w, transposed)
     columns = block_count(weights.columns)
     run_parts(lambda i: weights.prepare(*divmod(i, weights.rows)), columns * weights.rows)
-    seeing = WindowMap(out.shape[2:] if turned else x.shape[2:], windows, turned)
+    window_map = WindowMap(out.shape[2:] if transposed else x.shape[2:], windows, transposed)
     nbytes = row_slots(math.prod(x.shape[2:])) * ROW * weights.rows
-    passes, each = _plan_passes(x.shape[0], nbytes, math.prod(seeing.positions))
+    passes, each = _plan_passes(x.shape[0], nbytes, math.prod(window_map.positions))
     for images in passes:
         source = _ChannelRows("gathered", x, images)
         cuts = _split_range(len(images), each)
@@ -280,7 +295,7 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, turned: bool = False) -
 
         def part(i: int, source: _ChannelRows = source, cuts: list[range] = cuts) -> None:
             cut, column = cuts[i // columns], i % columns
-            _multiply(out, source, weights, seeing, cut, column)
+            _multiply(out, source, weights, window_map, cut, column)
 
         run_parts(part, len(cuts) * columns)
 
@@ -289,24 +304,24 @@ def _multiply(
     out: Any,
     source: _ChannelRows,
     weights: _BlockedWeights,
-    seeing: WindowMap,
+    window_map: WindowMap,
     cut: range,
     column: int,
 ) -> None:
-    """A block of columns of some images."""
-    slots = row_slots(math.prod(seeing.positions))
+    """Compute a block of columns of some images."""
+    slots = row_slots(math.prod(window_map.positions))
     rows = ScratchBytes("products", len(cut) * slots * ROW)
-    pieces = _block_tables(seeing, len(cut))
-    if not all(len(piece.taps) for _, piece, _ in pieces):
-        rows.clear()  # what no tap sees
+    tables = _block_tables(window_map, len(cut))
+    if not all(len(table.taps) for _, table, _ in tables):
+        rows.clear()  # some positions are seen by no tap
     for row in range(weights.rows):
         count = block_width(weights.depth, row)
         here, right = source.place(row, cut.start), weights.place(column, row)
-        for blocks, piece, tables in pieces:
+        for blocks, table, addresses in tables:
             for first, vectors in _vector_blocks(block_width(weights.columns, column)):
                 moved = first * vector_width() * 4
-                pointers = (here, right + moved, rows.place + moved, *tables)
-                sizes = (len(piece.taps), count, count * ROW, int(row > 0))
+                pointers = (here, right + moved, rows.place + moved, *addresses)
+                sizes = (len(table.taps), count, count * ROW, int(row > 0))
                 call_native(product(vectors), pointers, sizes, 0, blocks)
     first_image = source.images.start + cut.start
     result = out[first_image : first_image + len(cut)]
@@ -320,15 +335,15 @@ def _multiply(
 # Its adjoint in w -------------------------------------------------------------------------------
 
 _FEW_PAIRS = 8
-_SHARES = 3  # that taps are cut into where there are few pairs of blocks
+_SHARES = 3  # parts into which taps are split if there are few pairs of blocks
 
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
-    """out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
+    """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
     x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
     taps, (outputs, inputs) = math.prod(windows.kernel), out.shape[:2]
     rows, columns = block_count(inputs), block_count(outputs)
-    seeing = WindowMap(x.shape[2:], windows, False)
+    window_map = WindowMap(x.shape[2:], windows, False)
     both = row_slots(math.prod(x.shape[2:])) * rows + row_slots(math.prod(windows.out)) * columns
     passes, each = _plan_passes(x.shape[0], both * ROW, math.prod(windows.out))
     block = row_slots(PANEL * taps) * ROW
@@ -362,7 +377,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
                 )  # fmt: skip
                 counts = block_width(inputs, row), block_width(outputs, column)
                 _accumulate_weights(
-                    places, counts, _tap_major_table(seeing, len(cut)), some, number + turn > 0
+                    places, counts, _tap_major_table(window_map, len(cut)), some, number + turn > 0
                 )
 
         run_parts(part, rows * columns * shares)
@@ -378,15 +393,15 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
 
 
 def _accumulate_weights(
-    places: Ints, counts: Ints, piece: TapTable, taps: range, adds: bool
+    places: Ints, counts: Ints, table: TapTable, taps: range, adds: bool
 ) -> None:
-    """Sums over the positions of a chunk, for some taps of a pair of blocks of channels."""
+    """Sum over the positions of a chunk, for some taps of a pair of blocks of channels."""
     x, g, totals = places
-    apart = len(piece.taps) * ROW
+    apart = len(table.taps) * ROW
     for first, vectors in _vector_blocks(counts[1]):
         moved = first * vector_width() * 4
         pointers = (
-            x, g + moved, totals + moved, address(piece.sources), address(piece.targets),
+            x, g + moved, totals + moved, address(table.sources), address(table.targets),
         )  # fmt: skip
-        sizes = (-(-counts[0] // DEEP), len(piece.targets), apart, int(adds))
+        sizes = (-(-counts[0] // DEEP), len(table.targets), apart, int(adds))
         call_native(weight_sums(vectors), pointers, sizes, taps.start, taps.stop)

@@ -1,7 +1,7 @@
-"""The generated functions of convolutions as products of gathered rows.
+"""The generated functions of implicit GEMM.
 
-Pixels stand as rows of `PANEL` channels (`winograd_text.pixels`); which row each tap of a window
-sees is in a table, so that any stride, dilation and padding is a product without copies.
+Pixels are rows of `PANEL` channels (`winograd_text.pack_pixels`). A table says which row each tap
+of a window sees, so any stride, dilation and padding is a product without copies.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from graphflow.ops.kernels.conv.winograd_text import ROW
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
 BLOCK = 6
-"""Positions that a product does at once."""
+"""Positions that a product computes at once."""
 DEEP = 4
-"""Channels that the gradient in the weights does at once."""
-_NEAR = 64  # positions whose rows on both sides stay in the nearest cache
+"""Channels that the weights' gradient computes at once."""
+_NEAR = 64  # positions whose rows on both sides stay in the first cache
 
 
 @cache
 def product(vectors: int) -> NativeFunction:
-    """y[out of p] (+)= Σ over taps and k of x[what p's tap sees, k]·w[tap, k].
+    """Write y[row of p] (+)= Σ over taps and k of x[row that p's tap sees, k]·w[tap, k].
 
     Pointers: x, w, y, rows seen (i32 bytes: block, tap, position), results (i32 bytes: block,
-    position), taps (i32), of which there is one at least. Sizes: taps, k, bytes of w from tap to
-    tap, whether to add to y. The range is over blocks of `BLOCK` positions.
+    position), taps (i32), at least one. Sizes: taps, k, bytes of w between taps, whether to add to
+    y. The range is over blocks of `BLOCK` positions.
     """
     nest = LoopNestWriter(vector_width(), 6, 4)
     f = nest.floats
@@ -66,7 +66,7 @@ def product(vectors: int) -> NativeFunction:
             nest.store(value, place)
 
     def tap(t: str) -> None:
-        # a tap's weights stay in the nearest cache while all blocks pass
+        # A tap's weights stay in the first cache while all blocks pass.
         right = nest.gep(w, nest.mul(offset(taps, nest.mul(t, 4)), apart))
         later = nest.write(f"icmp sgt i64 {t}, 0")
         add = nest.write(f"or i1 {adding}, {later}")
@@ -78,11 +78,12 @@ def product(vectors: int) -> NativeFunction:
 
 @cache
 def weight_sums(vectors: int) -> NativeFunction:
-    """d[c, tap] (+)= Σ over positions p of x[what p's tap sees, c]·g[p], rows of `PANEL`.
+    """Write d[c, tap] (+)= Σ over positions p of x[row that p's tap sees, c]·g[p], in rows of
+    `PANEL`.
 
     Pointers: x, g, d, rows seen (i32 bytes: tap, position), rows of g (i32 bytes: position). Sizes:
-    blocks of `DEEP` channels, positions, bytes of d from channel to channel, whether to add to d.
-    The range is over taps.
+    blocks of `DEEP` channels, positions, bytes of d between channels, whether to add to d. The
+    range is over taps.
     """
     nest = LoopNestWriter(vector_width(), 5, 4)
     f = nest.floats
@@ -125,7 +126,7 @@ def weight_sums(vectors: int) -> NativeFunction:
         table = nest.gep(seen, nest.mul(nest.mul(tap, count), 4))
 
         def some(start: str) -> None:
-            # what all channels need of some positions stays in the nearest cache
+            # The rows of some positions stay in the first cache for all channels.
             stop = str(nest.minimum(nest.add(start, _NEAR), count))
             later = nest.write(f"icmp sgt i64 {start}, 0")
             add = nest.write(f"or i1 {adding}, {later}")

@@ -1,4 +1,4 @@
-"""The table of convolution kernels, in order of preference: which one computes a shape, and how.
+"""The table of convolution kernels, in order of preference.
 
     choose(shape, "y").forward(shape, y, x, w)             # y = convolution of x by w
     choose(shape, "x").back_to_input(shape, x, g, w)       # x = gradient in the input, from g
@@ -21,6 +21,7 @@ from graphflow.ops.kernels.conv import (
     implicit_gemm,
     pointwise,
     winograd,
+    winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
@@ -32,12 +33,12 @@ Target = Literal["y", "x", "w"]
 
 
 class ConvShape(NamedTuple):
-    """What the choice of a kernel depends on.
+    """The properties of a convolution that its kernel is chosen by.
 
     Attributes:
-        images, inputs, outputs: sizes of the batch, and channels of x and y, of all groups.
+        images, inputs, outputs: size of the batch, and channels of x and y, of all groups.
         space: the spatial axes of x; those of y are `windows.out`.
-        exact: whether Winograd's sums, which lose about a digit, are ruled out.
+        exact: whether Winograd, whose sums lose about a digit, is ruled out.
     """
 
     xp: Any
@@ -134,7 +135,7 @@ def _fits_direct(s: ConvShape, target: Target) -> bool:
 
 
 def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
-    """Whether windows overlap so little that columns pay: patches of images, spectrograms.
+    """Return whether windows overlap so little that columns pay, as for patches and spectrograms.
 
     Columns are then not much larger than x, and high enough for products of matrices.
     """
@@ -192,7 +193,7 @@ def _im2col_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
 
 
 def _should_flip(s: ConvShape) -> bool:
-    """Whether turning the weight round costs less than adding windows to each other."""
+    """Return whether turning the weight round costs less than adding windows to each other."""
     return s.images * math.prod(s.windows.out) >= 2 * s.outputs
 
 
@@ -215,8 +216,8 @@ TABLE = (
         "winograd",
         _fits_winograd,
         lambda s, y, x, w: winograd.convolve(y, x, w, s.windows),
-        lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, turned=True),
-        lambda s, w, x, g: winograd.weight_gradient(w, x, g, s.windows),
+        lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, transposed=True),
+        lambda s, w, x, g: winograd_weight_gradient.weight_gradient(w, x, g, s.windows),
     ),
     # No copies for each tap: planes are read in vectors along their rows. For few channels.
     ConvKernel(
@@ -231,7 +232,7 @@ TABLE = (
         "implicit_gemm",
         _fits_implicit_gemm,
         lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
-        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, turned=True),
+        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, transposed=True),
         lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
     ),
     # Windows of one element: products of matrices where they are.

@@ -1,4 +1,4 @@
-"""Convolutions by windows of one element: products of matrices where they are, without columns."""
+"""Convolutions by windows of one element, as matrix products without columns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from graphflow.ops.windows.window_arguments import Windows
 
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
-    """out[n, o, p] = Σ w[o, c] · x[n, c, p·stride]."""
+    """Write out[n, o, p] = Σ w[o, c] · x[n, c, p·stride]."""
     gemm(_as_matrices(out), w.reshape(w.shape[:2]), _as_matrices(_visible_elements(x, windows)))
 
 
 def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
-    """out[n, c, p·stride] = Σ w[o, c] · g[n, o, p], zeros elsewhere."""
+    """Write out[n, c, p·stride] = Σ w[o, c] · g[n, o, p], and zeros elsewhere."""
     matrix = np.ascontiguousarray(w.reshape(w.shape[:2]).T)
     if set(windows.stride) == {1} and out.shape[2:] == g.shape[2:]:
         gemm(_as_matrices(out), matrix, _as_matrices(g))
@@ -30,7 +30,7 @@ def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
 
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
-    """out[o, c] = Σ g[n, o, p] · x[n, c, p·stride]."""
+    """Write out[o, c] = Σ g[n, o, p] · x[n, c, p·stride]."""
     seen, cotangents = _as_matrices(_visible_elements(x, windows)), _as_matrices(g)
     matrix = out.reshape(out.shape[:2])
     for n, (a, b) in enumerate(zip(cotangents, seen, strict=True)):
@@ -47,7 +47,7 @@ def _position_index(windows: Windows) -> Any:
 
 
 def _visible_elements(x: Any, windows: Windows) -> Any:
-    """The elements that windows look at."""
+    """Return the elements that windows see, contiguous."""
     part = x[_position_index(windows)]
     if part.shape == x.shape:
         return x

@@ -1,4 +1,4 @@
-"""Weights as rows of channels, the way that products read them."""
+"""Weights as rows of channels, which products of tiles and of gathered rows read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from graphflow.ops.windows.window_arguments import Ints
 
 
 def pack_tap_rows(
-    place: int, inputs: int, taps: int, terms: Ints, columns: Ints, turned: bool
+    place: int, inputs: int, taps: int, terms: Ints, columns: Ints, transposed: bool
 ) -> tuple[ScratchBytes, int]:
-    """Rows (term, tap) of columns, from weights (outputs, inputs, taps) at an address; and how many
-    bytes it is from term to term.
+    """Return rows (term, tap) of columns from weights (outputs, inputs, taps), and bytes between
+    terms.
 
     Args:
-        terms, columns: first and how many (columns: up to a panel); inputs and outputs, or the
-            other way round if `turned`.
+        place: address of the weights.
+        terms, columns: (first, count) of inputs and outputs, or the reverse if `transposed`; at
+            most a panel of columns.
     """
     (first, count), (start, wide) = terms, columns
-    if not turned:
+    if not transposed:
         rows = ScratchBytes("taps", row_slots(taps * count) * ROW)
         source = place + (start * inputs + first) * taps * 4
         call_native(

@@ -1,19 +1,15 @@
-"""Winograd's F(4×4, 3×3): convolutions by 3×3 windows of stride 1, in a quarter of the products.
+"""Winograd's F(4×4, 3×3): 3×3 convolutions of stride 1, in a quarter of the products.
 
 Tiles of 6×6 pixels and the weights are transformed, multiplied as 36 matrix products, and
-transformed back to tiles of 4×4; the gradient in the input is the same with the weights turned
-round, and the gradient in the weights the same form the other way: cotangents and pixels are
-transformed, multiplied over all tiles, and transformed back to weights. A chunk of tiles goes all
-the way while it is in the cache. What is computed depends on the shapes alone, neither on chunks
-nor on threads. float32 only; results are off by about 1e-6 of their scale, as sums of products in
-another order are.
+transformed back to tiles of 4×4. The gradient in the input is the same with the weights turned
+round. A chunk of tiles goes through all stages while it is in the cache. Sums depend on the shapes
+alone, neither on chunks nor on threads. float32 only; the error is about 1e-6 of the results'
+scale, like that of sums in another order.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.conv.weight_layout import pack_tap_rows
@@ -45,11 +41,10 @@ from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_FEW_ROWS = 36  # of a product, for which it pays to have no rest
-_GATHERED = 24 << 20  # bytes of transformed tiles between two products of the weights' gradient
+_FEW_ROWS = 36  # rows of a product up to which a height without a remainder pays
 
 
-def _vector_count(channels: int) -> int:
+def vector_count(channels: int) -> int:
     return -(-channels // vector_width())
 
 
@@ -57,14 +52,14 @@ def _vector_count(channels: int) -> int:
 
 
 class ImagePlanes(NamedTuple):
-    """Planes of pixels: (images, channels, height, width), by address."""
+    """Planes of pixels (images, channels, height, width), by address; `plane` counts elements."""
 
     place: int
     channels: int
     plane: int  # elements
 
     def sizes(self, count: int, number: int, slots: int) -> tuple[int, ...]:
-        """Sizes for `pixels` and `planes`, for a block of channels."""
+        """Return the sizes that `pack_pixels` and `unpack_planes` take, for a block of channels."""
         width = block_width(self.channels, number)
         return count, width, self.plane * 4, self.channels * self.plane * 4, slots * ROW
 
@@ -72,11 +67,11 @@ class ImagePlanes(NamedTuple):
         return self.place + ((image * self.channels + number * PANEL) * self.plane + first) * 4
 
 
-def _image_planes(array: Any) -> ImagePlanes:
+def image_planes(array: Any) -> ImagePlanes:
     return ImagePlanes(address(array), array.shape[1], array.shape[2] * array.shape[3])
 
 
-def _transform_tiles(
+def transform_tiles(
     kind: str, source: ImagePlanes, number: int, chunk: TileChunk, target: int, apart: int
 ) -> None:
     """Transform a block of channels of a chunk; numbers of a tile are `apart` bytes apart."""
@@ -93,19 +88,17 @@ def _transform_tiles(
     call_native(
         pack_pixels(), (start, rows.place), source.sizes(count, number, slots), 0, chunk.images
     )
-    vectors = _vector_count(block_width(source.channels, number))
+    vectors = vector_count(block_width(source.channels, number))
     sizes = (band.tiles, vectors, slots * ROW, band.tiles * ROW, 0, ROW, 0, apart)
     call_native(transform(kind), (rows.place, target, address(table)), sizes, 0, chunk.images)
 
 
-def _inverse_transform_tiles(
-    tiles: int, number: int, chunk: TileChunk, result: ImagePlanes
-) -> None:
-    """Transform products back, and put them where a block of channels of a chunk is."""
+def inverse_transform_tiles(tiles: int, number: int, chunk: TileChunk, result: ImagePlanes) -> None:
+    """Transform products back, and write them to a block of channels of a chunk."""
     band = chunk.band
     slots = row_slots(band.pixels_out)
     rows = ScratchBytes("pixels", chunk.images * slots * ROW)
-    vectors = _vector_count(block_width(result.channels, number))
+    vectors = vector_count(block_width(result.channels, number))
     apart = number_stride(chunk.tiles)
     sizes = (band.tiles, vectors, band.tiles * ROW, slots * ROW, ROW, 0, apart, 0)
     call_native(
@@ -116,12 +109,13 @@ def _inverse_transform_tiles(
     call_native(unpack_planes(), (rows.place, start), given, 0, chunk.images)
 
 
-def _multiply(
+def multiply_tiles(
     places: Ints, counts: Ints, adds: bool, apart: Ints, numbers: range, transposed: bool = False
 ) -> None:
-    """C (+)= A·B for some of the 36 numbers.
+    """Write C (+)= A·B for some of the 36 numbers.
 
     Args:
+        places, apart: addresses of A, B and C, and bytes between their numbers.
         counts: rows of A and C, k, columns (at most `PANEL`).
     """
     rows, depth, columns = counts
@@ -129,7 +123,7 @@ def _multiply(
     if rows <= _FEW_ROWS:
         most = next((high for high in (most, 5, 4) if rows % high == 0), most)
     across = 4 if transposed else ROW
-    vectors = _vector_count(columns)
+    vectors = vector_count(columns)
     for first in range(0, vectors, several):
         wide = min(several, vectors - first)
         moved = first * vector_width() * 4
@@ -150,8 +144,7 @@ def _multiply(
 
 
 class WinogradWeights(NamedTuple):
-    """Weights (outputs, inputs, 3, 3), by address, as a product wants them: `turned` ones map
-    outputs to inputs."""
+    """Weights (outputs, inputs, 3, 3), by address; `transposed` ones map outputs to inputs."""
 
     place: int
     outputs: int
@@ -179,21 +172,25 @@ class WinogradWeights(NamedTuple):
             self.transposed,
         )
         begin, element = (rows.place + 8 * ROW, -ROW) if self.transposed else (rows.place, ROW)
-        sizes = (count, _vector_count(wide), 0, 0, tile, ROW, element, apart)
+        sizes = (count, vector_count(wide), 0, 0, tile, ROW, element, apart)
         call_native(transform("filter"), (begin, target, 0), sizes, 0, 1)
 
 
-_SEVERAL = 4  # blocks of channels that are worth sharing out
+_SEVERAL = 4  # blocks of channels from which threads share them
 
 # Convolution ------------------------------------------------------------------------------------
 
 
-def convolve(out: Any, x: Any, w: Any, windows: Windows, turned: bool = False) -> None:
-    """out[n, o, p] = Σ w[o, c, k] · x[n, c, p - before + k]; `turned` sums over w's first axis, by
-    its windows turned round."""
-    weights = WinogradWeights(address(w), w.shape[0], w.shape[1], turned)
+def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = False) -> None:
+    """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p - before + k].
+
+    Args:
+        transposed: sum over w's first axis, with its windows turned round: the gradient in the
+            input.
+    """
+    weights = WinogradWeights(address(w), w.shape[0], w.shape[1], transposed)
     where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
-    source, result = _image_planes(x), _image_planes(out)
+    source, result = image_planes(x), image_planes(out)
     images, rows = x.shape[0], tile_count(where.out[0])
     few = images * rows * tile_count(where.out[1]) <= MOST_TILES
     if few and block_count(weights.columns) >= _SEVERAL:
@@ -210,7 +207,7 @@ def _convolve_chunks(
     source: ImagePlanes,
     result: ImagePlanes,
 ) -> None:
-    """All weights first; then chunk for chunk all the way."""
+    """Transform all weights first; then take each chunk through all stages."""
     depths, columns = block_count(weights.depth), block_count(weights.columns)
     apart = number_stride(weights.depth)
     ready = ScratchBytes("weights", columns * NUMBERS * apart)
@@ -228,7 +225,7 @@ def _convolve_chunks(
         tiles = ScratchBytes("tiles", depths * NUMBERS * size)
         products = ScratchBytes("products", NUMBERS * size)
         for row in range(depths):
-            _transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
+            transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
         for column in range(columns):
             width = block_width(weights.columns, column)
             for row in range(depths):
@@ -238,8 +235,8 @@ def _convolve_chunks(
                     products.place,
                 )
                 counts = (chunk.tiles, block_width(weights.depth, row), width)
-                _multiply(places, counts, row > 0, (size, apart, size), range(NUMBERS))
-            _inverse_transform_tiles(products.place, column, chunk, result)
+                multiply_tiles(places, counts, row > 0, (size, apart, size), range(NUMBERS))
+            inverse_transform_tiles(products.place, column, chunk, result)
 
     run_parts(part, len(chunks))
 
@@ -247,7 +244,7 @@ def _convolve_chunks(
 def _convolve_columns(
     chunk: TileChunk, weights: WinogradWeights, source: ImagePlanes, result: ImagePlanes
 ) -> None:
-    """Few tiles: all of these first; then weights are used as soon as they are transformed."""
+    """Transform the few tiles first; then use each block of weights once it is transformed."""
     depths, size, apart = (
         block_count(weights.depth),
         number_stride(chunk.tiles),
@@ -256,7 +253,7 @@ def _convolve_columns(
     tiles = ScratchBytes("tiles", depths * NUMBERS * size)
 
     def prepare(row: int) -> None:
-        _transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
+        transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
 
     run_parts(prepare, depths)
 
@@ -268,159 +265,7 @@ def _convolve_columns(
             weights.transform(column, row, ready.place, apart)
             counts = (chunk.tiles, block_width(weights.depth, row), width)
             places = (tiles.place + row * NUMBERS * size, ready.place, products.place)
-            _multiply(places, counts, row > 0, (size, apart, size), range(NUMBERS))
-        _inverse_transform_tiles(products.place, column, chunk, result)
+            multiply_tiles(places, counts, row > 0, (size, apart, size), range(NUMBERS))
+        inverse_transform_tiles(products.place, column, chunk, result)
 
     run_parts(part, block_count(weights.columns))
-
-
-# The gradient in the weights --------------------------------------------------------------------
-
-_DEPTH = 128  # tiles of a product
-_SHARES = 4  # that the 36 numbers are cut into, where there are few blocks of channels
-_FEW_BLOCKS = 16
-_BLOCK = NUMBERS * number_stride(PANEL)  # bytes of the sums of a pair of blocks of channels
-
-
-def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
-    """out[o, c, k] = Σ g[n, o, p] · x[n, c, p - before + k]."""
-    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
-    where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
-    chunks = plan_chunks(where, x.shape[0], x.shape[1] + g.shape[1])
-    passes = _plan_passes(chunks, x.shape[1] + g.shape[1])
-    gradient = _WeightGradient(_image_planes(x), _image_planes(g), len(passes) > 1, address(out))
-    if gradient.pairs == 1 and len(chunks) > 1:
-        gradient.accumulate_in_cache(chunks)
-        return
-    for number, some in enumerate(passes):
-        gradient.add(some, number > 0)
-    gradient.finish()
-
-
-def _plan_passes(chunks: tuple[TileChunk, ...], channels: int) -> list[list[TileChunk]]:
-    """Chunks whose transformed tiles are kept together."""
-    most = max(1, _GATHERED // (4 * NUMBERS * channels))
-    result: list[list[TileChunk]] = [[]]
-    held = 0
-    for chunk in chunks:
-        if held and held + chunk.tiles > most:
-            result.append([])
-            held = 0
-        result[-1].append(chunk)
-        held += chunk.tiles
-    return result
-
-
-class _WeightGradient:
-    """Products over the tiles, summed over passes, by blocks of channels.
-
-    Args:
-        several: there is more than one pass, so sums stay in memory between them.
-    """
-
-    def __init__(self, x: ImagePlanes, g: ImagePlanes, several: bool, out: int) -> None:
-        self.x, self.g, self.out = x, g, out
-        self.inputs, self.outputs = block_count(x.channels), block_count(g.channels)
-        self.pairs = self.inputs * self.outputs
-        self.kept = several or self.pairs < _FEW_BLOCKS
-        if self.kept:
-            self.sums = ScratchBytes("sums", self.pairs * _BLOCK)
-
-    def add(self, chunks: list[TileChunk], adds: bool) -> None:
-        """Transform tiles of some chunks, and add their products."""
-        total = 0
-        for chunk in chunks:
-            total += chunk.tiles
-        size = number_stride(total)
-        tiles = ScratchBytes("tiles", self.inputs * NUMBERS * size)
-        spread = ScratchBytes("spread", self.outputs * NUMBERS * size)
-        each = self.inputs + self.outputs
-
-        def prepare(i: int) -> None:
-            chunk, number = chunks[i // each], i % each
-            at = (chunk.first_tile - chunks[0].first_tile) * ROW
-            if number < self.inputs:
-                target = tiles.place + number * NUMBERS * size + at
-                _transform_tiles("input", self.x, number, chunk, target, size)
-            else:
-                number -= self.inputs
-                target = spread.place + number * NUMBERS * size + at
-                _transform_tiles("spread", self.g, number, chunk, target, size)
-
-        run_parts(prepare, len(chunks) * each)
-        shares = _SHARES if self.kept else 1
-
-        def part(i: int) -> None:
-            pair, share = divmod(i, shares)
-            numbers = range(NUMBERS * share // shares, NUMBERS * (share + 1) // shares)
-            row, column = divmod(pair, self.outputs)
-            if self.kept:
-                sums = self.sums.place + pair * _BLOCK
-            else:
-                sums = ScratchBytes("sums", _BLOCK).place
-            counts = block_width(self.x.channels, row), block_width(self.g.channels, column)
-            for first in range(0, total, _DEPTH):
-                places = (
-                    tiles.place + row * NUMBERS * size + first * ROW,
-                    spread.place + column * NUMBERS * size + first * ROW,
-                    sums,
-                )
-                depth = min(_DEPTH, total - first)
-                _multiply(
-                    places, (counts[0], depth, counts[1]), adds or first > 0,
-                    (size, size, number_stride(PANEL)), numbers, transposed=True,
-                )  # fmt: skip
-            if not self.kept:
-                self._store(pair, sums)
-
-        run_parts(part, self.pairs * shares)
-
-    def accumulate_in_cache(self, chunks: tuple[TileChunk, ...]) -> None:
-        """All there is, where sums and a chunk's tiles are in the cache together: each share of the
-        chunks has sums of its own, which are added in order."""
-        shares = min(_SHARES, len(chunks))
-        sums = ScratchBytes("sums", shares * _BLOCK)
-
-        def part(share: int) -> None:
-            mine = chunks[len(chunks) * share // shares : len(chunks) * (share + 1) // shares]
-            for turn, chunk in enumerate(mine):
-                size = number_stride(chunk.tiles)
-                tiles = ScratchBytes("tiles", NUMBERS * size)
-                spread = ScratchBytes("spread", NUMBERS * size)
-                _transform_tiles("input", self.x, 0, chunk, tiles.place, size)
-                _transform_tiles("spread", self.g, 0, chunk, spread.place, size)
-                _multiply(
-                    (tiles.place, spread.place, sums.place + share * _BLOCK),
-                    (self.x.channels, chunk.tiles, self.g.channels),
-                    turn > 0,
-                    (size, size, number_stride(PANEL)),
-                    range(NUMBERS),
-                    transposed=True,
-                )
-
-        run_parts(part, shares)
-        each = sums.floats(shares)
-        with np.errstate(all="ignore"):  # there are gaps between the numbers
-            for more in each[1:]:
-                np.add(each[0], more, out=each[0])
-        self._store(0, sums.place)
-
-    def finish(self) -> None:
-        if self.kept:
-            run_parts(
-                lambda pair: self._store(pair, self.sums.place + pair * _BLOCK),
-                self.pairs,
-            )
-
-    def _store(self, pair: int, sums: int) -> None:
-        """Transform a block back, and put it where it belongs."""
-        row, column = divmod(pair, self.outputs)
-        count, wide = block_width(self.x.channels, row), block_width(self.g.channels, column)
-        rows = ScratchBytes("taps", row_slots(9 * count) * ROW)
-        sizes = (count, _vector_count(wide), 0, 0, ROW, 9 * ROW, number_stride(PANEL), ROW)
-        call_native(transform("gather"), (sums, rows.place, 0), sizes, 0, 1)
-        inputs = self.x.channels
-        place = self.out + (column * PANEL * inputs + row * PANEL) * 36
-        call_native(
-            unpack_planes(), (rows.place, place), (9 * count, wide, inputs * 36, 0, 0), 0, 1
-        )

@@ -1,10 +1,10 @@
-"""The generated functions of Winograd's convolution: transforms of tiles, products of transformed
-tiles, and what turns planes of pixels into rows of channels and back.
+"""The generated functions of Winograd's convolution.
 
-Everything between planes holds `PANEL` channels side by side: an element (a pixel, or one of the 36
-numbers of a transformed tile) is a row of that many, of which a kernel computes as many vectors as
-are wanted. The interpolation points are 0, ±5/8, ±3/2 and ∞, whose error in float32 is a fifth of
-that of the usual 0, ±1, ±2, ∞: about 1e-6 of the result's scale.
+They transform tiles, multiply transformed tiles, and turn planes of pixels into rows of channels
+and back. Between planes, `PANEL` channels lie side by side: an element (a pixel, or one of the 36
+numbers of a transformed tile) is a row of that many. The interpolation points are 0, ±5/8, ±3/2 and
+∞. Their error in float32, about 1e-6 of the results' scale, is a fifth of that of the usual 0, ±1,
+±2, ∞.
 
 Source: Lavin & Gray, CVPR 2016; on points, Barabasz, Anderson, Soodhalter & Gregg, ACM TOMS 46(4),
 2020.
@@ -21,7 +21,7 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_
 
 PANEL = 64
 ROW = PANEL * 4  # bytes
-_A, _B = 0.625, 1.5  # the points
+_A, _B = 0.625, 1.5  # interpolation points
 _A2, _B2 = _A * _A, _B * _B
 _NA, _NB = 2 * _A2 * (_A2 - _B2), 2 * _B2 * (_B2 - _A2)
 
@@ -31,7 +31,7 @@ Rows = Sequence[str]
 
 
 def _input_transform(f: Floats, x: Rows) -> list[str]:
-    """6 pixels -> 6 numbers: Bᵀ."""
+    """Transform 6 pixels to 6 numbers, by Bᵀ."""
 
     def ends(x0: str, x2: str, x4: str) -> str:
         return f.fma(f.const(_A2 * _B2), x0, f.fma(f.const(-(_A2 + _B2)), x2, x4))
@@ -47,7 +47,7 @@ def _input_transform(f: Floats, x: Rows) -> list[str]:
 
 
 def _output_transform(f: Floats, m: Rows) -> list[str]:
-    """6 numbers -> 4 pixels: Aᵀ."""
+    """Transform 6 numbers to 4 pixels, by Aᵀ."""
     s, d = f.add(m[1], m[2]), f.sub(m[1], m[2])
     t, e = f.add(m[3], m[4]), f.sub(m[3], m[4])
 
@@ -63,7 +63,7 @@ def _output_transform(f: Floats, m: Rows) -> list[str]:
 
 
 def _cotangent_transform(f: Floats, g: Rows) -> list[str]:
-    """4 cotangents -> 6 numbers: A."""
+    """Transform 4 cotangents to 6 numbers, by A."""
 
     def pair(point: float) -> tuple[str, str]:
         square = point * point
@@ -75,7 +75,7 @@ def _cotangent_transform(f: Floats, g: Rows) -> list[str]:
 
 
 def _filter_transform(f: Floats, g: Rows) -> list[str]:
-    """3 weights -> 6 numbers: G."""
+    """Transform 3 weights to 6 numbers, by G."""
 
     def pair(point: float, scale: float) -> tuple[str, str]:
         even = f.fma(f.const(point * point / scale), g[2], f.mul(f.const(1 / scale), g[0]))
@@ -86,7 +86,7 @@ def _filter_transform(f: Floats, g: Rows) -> list[str]:
 
 
 def _weight_gradient_transform(f: Floats, u: Rows) -> list[str]:
-    """6 numbers -> 3 weights: Gᵀ."""
+    """Transform 6 numbers to 3 weights, by Gᵀ."""
     s, d = f.add(u[1], u[2]), f.sub(u[1], u[2])
     t, e = f.add(u[3], u[4]), f.sub(u[3], u[4])
 
@@ -101,7 +101,9 @@ def _weight_gradient_transform(f: Floats, u: Rows) -> list[str]:
 
 
 _Axis = Callable[[Floats, Rows], list[str]]
-_TRANSFORMS: dict[str, tuple[_Axis, int, bool, bool]] = {  # elements read; places by table
+_TRANSFORMS: dict[
+    str, tuple[_Axis, int, bool, bool]
+] = {  # axis transform, elements read, whether source and target are placed by a table
     "input": (_input_transform, 6, True, False),
     "output": (_output_transform, 6, False, True),
     "spread": (_cotangent_transform, 4, True, False),
@@ -114,11 +116,11 @@ _TRANSFORMS: dict[str, tuple[_Axis, int, bool, bool]] = {  # elements read; plac
 
 @cache
 def transform(name: str) -> NativeFunction:
-    """Transform tiles on both axes.
+    """Write the transform of tiles on both axes.
 
     Pointers: source, target, table (i32 bytes from the base, for each tile and element, on the side
-    that has its places by table). Sizes: tiles, vectors, then for source and target: bytes from one
-    of the outer range to the next, from tile to tile, from element to element.
+    that is placed by a table). Sizes: tiles, vectors; then for source and target: bytes between
+    outer ranges, between tiles, between elements.
     """
     axis, reads, table_in, table_out = _TRANSFORMS[name]
     nest = LoopNestWriter(vector_width(), 3, 8)
@@ -160,16 +162,16 @@ def transform(name: str) -> NativeFunction:
 
 
 def register_block() -> tuple[int, int]:
-    """Rows and vectors that a product keeps in registers."""
+    """Return the rows and vectors of a product that are kept in registers."""
     return (6, 4) if vector_width() == 16 else (6, 2)
 
 
 @cache
 def product(rows: int, vectors: int, transposed: bool) -> NativeFunction:
-    """C[r] (+)= Σ A[r, k]·B[k] for each of the 36 numbers; A[k, r] if transposed.
+    """Write C[r] (+)= Σ A[r, k]·B[k] for each of the 36 numbers; A[k, r] if transposed.
 
-    Rows of all three are `ROW` bytes apart. Pointers: A, B, C. Sizes: how many times so many rows,
-    how many k, whether to add to C, and the bytes from one of the numbers to the next in A, B, C.
+    Rows of all three are `ROW` bytes apart. Pointers: A, B, C. Sizes: turns of `rows` rows, k,
+    whether to add to C, and bytes between numbers of A, B, C.
     """
     nest = LoopNestWriter(vector_width(), 3, 6)
     times, depth, adds, *strides = nest.sizes
@@ -213,11 +215,11 @@ def product(rows: int, vectors: int, transposed: bool) -> NativeFunction:
 
 @cache
 def pack_pixels() -> NativeFunction:
-    """Planes, one for each channel, to rows of channels; then a row of zeros, where a vector more
-    would begin.
+    """Write planes, one for each channel, as rows of channels, and a row of zeros behind them.
 
-    Pointers: planes, rows. Sizes: elements of a plane, channels (up to `PANEL`), bytes from plane
-    to plane, and from one of the outer range to the next in planes and rows.
+    The row of zeros begins where a further vector of pixels would. Pointers: planes, rows. Sizes:
+    elements of a plane, channels (up to `PANEL`), bytes between planes, and between outer ranges of
+    planes and rows.
     """
     nest = LoopNestWriter(vector_width(), 2, 5)
     count, channels = nest.sizes[:2]
@@ -239,11 +241,10 @@ def pack_pixels() -> NativeFunction:
 
 @cache
 def pack_short_planes(count: int) -> NativeFunction:
-    """As `pixels`, for planes of so few elements, at most a vector's, one after the other, and for
-    whole vectors of channels; without a row of zeros.
+    """Write contiguous planes of at most a vector's elements as rows of channels.
 
-    Pointers: planes, rows. Sizes: channels, bytes from one of the outer range to the next in planes
-    and rows.
+    Like `pack_pixels`, for whole vectors of channels and without a row of zeros. Pointers: planes,
+    rows. Sizes: channels, bytes between outer ranges of planes and rows.
     """
     nest = LoopNestWriter(vector_width(), 2, 3)
     source, target = nest.pointers
@@ -270,10 +271,10 @@ def pack_short_planes(count: int) -> NativeFunction:
 
 @cache
 def unpack_planes() -> NativeFunction:
-    """The reverse of `pixels`: rows of channels to planes.
+    """Write rows of channels back as planes.
 
-    Pointers: rows, planes. Sizes: elements of a plane, channels, bytes from plane to plane, and
-    from one of the outer range to the next in planes and rows.
+    Pointers: rows, planes. Sizes: elements of a plane, channels, bytes between planes, and between
+    outer ranges of planes and rows.
     """
     nest = LoopNestWriter(vector_width(), 2, 5)
     count, channels = nest.sizes[:2]
@@ -281,7 +282,7 @@ def unpack_planes() -> NativeFunction:
     def strip(planes: Rows, source: str, first: Value, mask: str | None) -> None:
         start = nest.gep(source, nest.mul(first, ROW))
         found = nest.transpose([nest.load(nest.gep(start, i * ROW)) for i in range(nest.width)])
-        # from the last: channels that there are not share the place of the last one that there is
+        # In reverse: lanes beyond the last channel write to its plane, and must be overwritten.
         for plane, row in reversed(list(zip(planes, found, strict=True))):
             nest.store(row, nest.gep(plane, nest.mul(first, 4)), mask)
 
@@ -295,7 +296,7 @@ def unpack_planes() -> NativeFunction:
 def _loop_planes(
     nest: LoopNestWriter, channels: str, vector: Callable[[Rows, str], None], planes_first: bool
 ) -> None:
-    """vector(planes, rows) for each vector of channels, for each of the outer range."""
+    """Write vector(planes, rows) for each vector of channels, in each outer range."""
     base, other = nest.pointers if planes_first else reversed(nest.pointers)
     between, outer, outer_rows = nest.sizes[2:]
     last = nest.sub(channels, 1)

@@ -1,5 +1,4 @@
-"""Which tiles a convolution by Winograd's way has, where their pixels are, and which are done
-together."""
+"""The tiles of a Winograd convolution: their pixels, and which are computed together."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Ints
 
 NUMBERS = 36
-"""Of a transformed tile."""
+"""Numbers of a transformed tile."""
 MOST_TILES = 192
-"""Tiles that are done together at most."""
+"""Tiles that are computed together, at most."""
 _FEWEST_TILES = 24
 _CHUNK = 3 << 20  # bytes of a chunk's transformed tiles
 
@@ -32,12 +31,12 @@ def block_count(channels: int) -> int:
 
 
 def block_width(channels: int, number: int) -> int:
-    """Channels of a block of `PANEL`."""
+    """Return the channels of a block of `PANEL`."""
     return min(PANEL, channels - number * PANEL)
 
 
 class ConvGeometry(NamedTuple):
-    """Sizes of images and results, and the padding before them."""
+    """Spatial sizes of images and results, and the padding before images."""
 
     height: int
     width: int
@@ -46,21 +45,28 @@ class ConvGeometry(NamedTuple):
 
 
 class TileBand(NamedTuple):
-    """Some rows of tiles of an image, or all: which pixels they read and write, and where in rows
-    of channels; what is outside goes to a row beyond the last vector of pixels."""
+    """Some rows of tiles of an image, or all: the pixels that they read and write.
 
-    first: int  # pixel that is read
+    Pixels outside the image are read from, or written to, a row beyond the last vector of pixels.
+
+    Attributes:
+        first, first_out: the first pixel that is read, and written.
+        pixels, pixels_out: how many pixels.
+        table, table_out: byte offsets of each tile's pixels, (tiles, 36) and (tiles, 16).
+    """
+
+    first: int
     pixels: int
     first_out: int
     pixels_out: int
     tiles: int
-    table: np.ndarray[Any, Any]  # bytes: (tiles, 36)
-    table_out: np.ndarray[Any, Any]  # (tiles, 16)
+    table: np.ndarray[Any, Any]
+    table_out: np.ndarray[Any, Any]
 
 
 @lru_cache(maxsize=256)
 def make_band(where: ConvGeometry, begin: int, end: int) -> TileBand:
-    """The band of the rows of tiles from begin to end."""
+    """Return the band of the rows of tiles from `begin` to `end`."""
     height, width = where.out
     low = min(max(4 * begin - where.before[0], 0), where.height)
     high = max(low, min(4 * end + 2 - where.before[0], where.height))
@@ -80,7 +86,7 @@ def make_band(where: ConvGeometry, begin: int, end: int) -> TileBand:
 
 
 def _table(width: int, rows: Ints, size: int, corner: Ints, tiles: Ints) -> Any:
-    """Bytes to the pixels of tiles of `size`, the first of them at `corner` of the image."""
+    """Return the byte offsets of the pixels of tiles of `size`, the first one at `corner`."""
     y = corner[0] + 4 * np.arange(tiles[0])[:, None] + np.arange(size)
     x = corner[1] + 4 * np.arange(tiles[1])[:, None] + np.arange(size)
     place = (y[:, None, :, None] - rows[0]) * width + x[None, :, None, :]
@@ -93,13 +99,13 @@ def _table(width: int, rows: Ints, size: int, corner: Ints, tiles: Ints) -> Any:
 
 
 def row_slots(count: int) -> int:
-    """Rows that so many pixels take: whole vectors, and one of zeros."""
+    """Return the rows that `count` pixels take: whole vectors, and one of zeros."""
     width = vector_width()
     return -(-count // width) * width + 1
 
 
 class TileChunk(NamedTuple):
-    """Images and a band of them, which are done together; `at` is its first tile of all."""
+    """Images and a band of each that are computed together; `first_tile` counts over all chunks."""
 
     image: int
     images: int
@@ -113,7 +119,7 @@ class TileChunk(NamedTuple):
 
 @lru_cache(maxsize=256)
 def plan_chunks(where: ConvGeometry, images: int, channels: int) -> tuple[TileChunk, ...]:
-    """All images in chunks; `channels` of both sides together."""
+    """Cut all images into chunks; `channels` counts both sides."""
     most = _CHUNK // (4 * NUMBERS * channels)
     most = min(max(most, _FEWEST_TILES), MOST_TILES)
     rows, columns = map(tile_count, where.out)
@@ -133,13 +139,15 @@ def plan_chunks(where: ConvGeometry, images: int, channels: int) -> tuple[TileCh
 
 
 def number_stride(rows: int) -> int:
-    """Bytes from one of the 36 numbers to the next, for so many rows of each: an odd number of
-    cache lines, so that the numbers of a tile do not push each other out of the cache."""
+    """Return the bytes between the 36 numbers, for `rows` rows of each.
+
+    It is an odd number of cache lines, so that a tile's numbers do not evict each other.
+    """
     return rows * ROW + 64
 
 
 class ScratchBytes:
-    """Some bytes of this thread's scratch memory, held as long as this is."""
+    """Bytes of this thread's scratch memory, kept while the object lives."""
 
     def __init__(self, slot: str, nbytes: int) -> None:
         self._array = scratch(np, f"winograd {slot}", (nbytes,), np.uint8)
@@ -150,5 +158,5 @@ class ScratchBytes:
         self._array[...] = 0
 
     def floats(self, parts: int) -> Any:
-        """The memory as float32, in parts."""
+        """Return the memory as float32, in parts."""
         return self._array.view(np.float32).reshape(parts, -1)

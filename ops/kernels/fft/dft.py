@@ -20,7 +20,7 @@ from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import current_pool
+from graphflow.ops.kernels.jit.thread_pool import run_ranges
 
 _LONGEST = 4096
 _LEAST = 4096
@@ -97,12 +97,7 @@ def _run(
         where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
         loop.releasing_gil(where, meta, first, last)
 
-    pool = current_pool() if many * n * n.bit_length() > _SHARED else None
-    parts = 1 if pool is None else min(pool.threads, groups)
-    if pool is None or parts < 2:
-        part(0, groups)
-    else:
-        pool.run(lambda i: part(groups * i // parts, groups * (i + 1) // parts), parts)
+    run_ranges(part, groups, None if many * n * n.bit_length() > _SHARED else 1)
 
 
 # Real numbers ---------------------------------------------------------------------------------

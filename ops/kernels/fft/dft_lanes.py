@@ -7,11 +7,12 @@ outside, complex numbers lie as arrays have them (`Outside`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter, lanes_of
-from graphflow.ops.kernels.codegen.vector_writer import Floats
+from graphflow.ops.kernels.codegen.vector_writer import Floats, transpose_registers
 
 Pair = tuple[str, str]
 """Real and imaginary parts."""
@@ -159,7 +160,7 @@ class ArrayElements:
                 for start in self.starts
             ]
             place = flow.gep(buffer, element, flow.mul(j, 2 * lanes))
-            for i, value in enumerate(_transpose_registers(flow, element, given)):
+            for i, value in enumerate(transpose_registers(given, self._shuffle_registers)):
                 to = flow.gep(place, element, (i ^ int(self.inverse)) * lanes)
                 flow.store(kind, value, to, BYTES[element])
 
@@ -178,7 +179,7 @@ class ArrayElements:
                 )
                 for i in range(lanes)
             ]
-            for lane, value in enumerate(_transpose_registers(flow, element, given)):
+            for lane, value in enumerate(transpose_registers(given, self._shuffle_registers)):
                 self._store_row(kind, value, lane, j)
 
         flow.loop("0", n, (), some, each)
@@ -219,7 +220,10 @@ class ArrayElements:
         to = flow.gep(self.starts[lane], self.element, flow.mul(j, 2))
         flow.when(there, (), lambda: flow.store(kind, value, to, item))
 
-    def _shuffle(self, value: str, other: str, order: list[int], width: int) -> str:
+    def _shuffle_registers(self, a: str, b: str, order: Sequence[int]) -> str:
+        return self._shuffle(a, b, order, self.lanes)
+
+    def _shuffle(self, value: str, other: str, order: Sequence[int], width: int) -> str:
         kind = f"<{width} x {self.element}>"
         places = ", ".join(f"i32 {i}" for i in order)
         return self.flow.write(
@@ -283,23 +287,3 @@ class ArrayElements:
         else:
             wide = flow.write(f"bitcast {twice} {whole} to <{lanes} x double>")
             self._scatter(wide, flow.gep(self.base, "i8", ahead))
-
-
-def _transpose_registers(flow: KernelWriter, element: str, rows: list[str]) -> list[str]:
-    """A square of registers with rows and columns exchanged: squares within squares change
-    places."""
-    width, side = len(rows), 1
-    rows, lanes, kind = list(rows), range(len(rows)), f"<{len(rows)} x {element}>"
-
-    def shuffle(a: str, b: str, order: list[int]) -> str:
-        places = ", ".join(f"i32 {i}" for i in order)
-        return flow.write(f"shufflevector {kind} {a}, {kind} {b}, <{width} x i32> <{places}>")
-
-    while side < width:
-        for i in lanes:
-            if not i & side:
-                a, b = rows[i], rows[i + side]
-                rows[i] = shuffle(a, b, [width + n - side if n & side else n for n in lanes])
-                rows[i + side] = shuffle(a, b, [width + n if n & side else n + side for n in lanes])
-        side *= 2
-    return rows

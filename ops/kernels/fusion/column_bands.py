@@ -8,8 +8,8 @@ far in memory that the nearest cache holds. Sums are those of `reductions.py`, i
 
 from __future__ import annotations
 
-from graphflow.ops.kernels.codegen.elementwise_emitter import KernelSource, Region
 from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
+from graphflow.ops.kernels.codegen.region import KernelSource, Region
 from graphflow.ops.kernels.fusion.reductions import BLOCK, CHUNK, ReductionWriter, unsigned_minimum
 
 _STRIPS = 32

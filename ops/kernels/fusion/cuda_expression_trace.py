@@ -14,7 +14,6 @@ import numpy as np
 from graphflow.errors import GraphflowError, Untraceable
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec, as_dtype, is_half
-from graphflow.ops.kernels.codegen.elementwise_emitter import Region, freeze_attributes
 from graphflow.ops.kernels.codegen.expression_trace import (
     DTYPES,
     ROWS,
@@ -24,6 +23,7 @@ from graphflow.ops.kernels.codegen.expression_trace import (
     Symbol,
     record_expression,
 )
+from graphflow.ops.kernels.codegen.region import Region, freeze_attributes
 from graphflow.ops.kernels.fusion.region_kernels import TracedOp
 
 _SINGLE = np.dtype("float32")

@@ -14,8 +14,9 @@ of elements. Columns (the reduced axis is not the last one) have a lane each, an
 
 from __future__ import annotations
 
-from graphflow.ops.kernels.codegen.elementwise_emitter import FLOPS, KernelSource
+from graphflow.ops.kernels.codegen.elementwise_emitter import FLOPS
 from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
+from graphflow.ops.kernels.codegen.region import KernelSource
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
 from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, VectorWriter
 from graphflow.ops.kernels.fusion.row_frame import RowFrame
@@ -271,7 +272,7 @@ class ReductionWriter(RowFrame):
         name = self._reduction_name(step)
         lanes = VectorWriter(self.module, LANES, lines)
         if not self.down:
-            value = self._splat(lanes, element, f"%one{n}")
+            value = lanes.broadcast(element, f"%one{n}")
         kind = self._vector_type(step)
         return [*lines, f"  {name} = select i1 true, {kind} {value}, {kind} {value}"]
 

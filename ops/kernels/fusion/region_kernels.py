@@ -20,13 +20,6 @@ from graphflow.errors import ShapeError, Untraceable
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.codegen import elementwise_emitter as emit
-from graphflow.ops.kernels.codegen.elementwise_emitter import (
-    KernelSource,
-    Operand,
-    Region,
-    RegionOp,
-    freeze_attributes,
-)
 from graphflow.ops.kernels.codegen.expression_trace import (
     APPROXIMATE,
     DTYPES,
@@ -34,6 +27,13 @@ from graphflow.ops.kernels.codegen.expression_trace import (
     XP,
     ExpressionTrace,
     record_expression,
+)
+from graphflow.ops.kernels.codegen.region import (
+    KernelSource,
+    Operand,
+    Region,
+    RegionOp,
+    freeze_attributes,
 )
 from graphflow.ops.kernels.fusion import column_bands as bands
 from graphflow.ops.kernels.fusion.row_ops import collapsed_form

@@ -12,12 +12,12 @@ from dataclasses import field
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.elementwise_emitter import (
     FLOPS,
-    Region,
     reachable_steps,
     storage_type,
     trace_region,
 )
 from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
+from graphflow.ops.kernels.codegen.region import Region
 from graphflow.ops.kernels.codegen.scalar_steps import write_step
 from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, TYPE_SUFFIX, Module, VectorWriter
 
@@ -165,7 +165,7 @@ class PassPlanner:
             return lanes.constant(step.value, ELEMENTS[step.dtype.name])
         if step.kind == "count":
             element = ELEMENTS[step.dtype.name]
-            return self._splat(lanes, element, f"%count.{element}")
+            return lanes.broadcast(element, f"%count.{element}")
         if step.kind == "input":
             return self._row_input(step, lanes)
         return write_step(lanes, step, [self._row_value(a) for a in step.args])
@@ -176,13 +176,6 @@ class PassPlanner:
 
     def _reduction_name(self, step: ScalarStep) -> str:
         return f"%red{self.used.index(step)}"
-
-    def _splat(self, lanes: VectorWriter, element: str, one: str) -> str:
-        kind = lanes.vector(element)
-        first = lanes.write(f"insertelement {kind} poison, {element} {one}, i64 0")
-        return lanes.write(
-            f"shufflevector {kind} {first}, {kind} poison, <{LANES} x i32> zeroinitializer"
-        )
 
     def _stream(
         self, number: int, step: ScalarStep, name: str, axes: tuple[bool, ...]
@@ -204,7 +197,7 @@ class PassPlanner:
             name = self._masked_load(lanes, pointer, stored, size)
         else:
             one = lanes.write(f"load {stored}, ptr {pointer}, align {size}")
-            name = self._splat(lanes, stored, one)
+            name = lanes.broadcast(stored, one)
         return self._to_bool(lanes, step, name)
 
     def _to_bool(self, lanes: VectorWriter, step: ScalarStep, name: str) -> str:
@@ -297,7 +290,7 @@ class PassPlanner:
             name = self._masked_load(lanes, place, stream.stored, stream.itemsize)
         else:
             one = lanes.write(f"load {stream.stored}, ptr {place}, align {stream.itemsize}")
-            name = self._splat(lanes, stream.stored, one)
+            name = lanes.broadcast(stream.stored, one)
         return self._to_bool(lanes, step, name)
 
     def _column_address(self, stream: RowStream, lanes: VectorWriter, k: int) -> str:
@@ -308,12 +301,12 @@ class PassPlanner:
     def _element_number(self, lanes: VectorWriter, k: int) -> str:
         if self.down:
             one = lanes.write(f"trunc i64 %i{k} to i32")
-            return self._splat(lanes, "i32", one)
+            return lanes.broadcast("i32", one)
         number = lanes.write(f"add i64 %i{k}, %first{k}")
         start = lanes.write(f"shl i64 {number}, {LANES.bit_length() - 1}")
         one = lanes.write(f"trunc i64 {start} to i32")
         iota = ", ".join(f"i32 {i}" for i in range(LANES))
-        return lanes.binary("add", "i32", self._splat(lanes, "i32", one), f"<{iota}>")
+        return lanes.binary("add", "i32", lanes.broadcast("i32", one), f"<{iota}>")
 
     def _kept_address(self, step: ScalarStep, lanes: VectorWriter, k: int) -> tuple[str, str]:
         kind = lanes.vector(storage_type(step.dtype))

@@ -16,10 +16,8 @@ the function's address, the table of sizes that it takes, and how much scratch m
 from __future__ import annotations
 
 import ctypes
-import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -32,7 +30,6 @@ from graphflow.ir.spec import broadcast_shapes
 from graphflow.ops.kernels.gemm import macrokernel as gemm_text
 from graphflow.ops.kernels.gemm.kernel_form import (
     ACCUMULATE,
-    APART,
     COPIED,
     EXCHANGED,
     IN_PLACE,
@@ -40,7 +37,7 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     GemmForm,
     GemmSize,
 )
-from graphflow.ops.kernels.gemm.tiling import ELEMENTS, LONG
+from graphflow.ops.kernels.gemm.tiling import ELEMENTS
 from graphflow.ops.kernels.gemm.tiling import choose_tiling as best_cut
 from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
 from graphflow.ops.kernels.jit.compiler import (
@@ -56,8 +53,6 @@ _SHARED = 40_000
 """Nanoseconds of work from which threads share it."""
 _FREED = 20_000
 """Nanoseconds of work from which the interpreter's lock is let go."""
-_CACHED = 512 << 10
-"""Bytes of a result that stay in a cache until they are read."""
 
 Strides = tuple[int, ...]
 """Bytes from one element to the next along each axis."""
@@ -310,78 +305,6 @@ def _join_batch_axes(
     return (max(1, sizes[-1]) if sizes else 1, count), tuple(zip(first, last, strict=True))
 
 
-# Contiguous operands --------------------------------------------------------------------------
-
-_LARGE = 1.2e9
-"""Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
-_LARGE_APART = 6e8
-"""The same where rows of a transposed first operand are read from far and wide."""
-_FAR, _FEW = 32e6, 2048
-"""Bytes of such operands, which no cache holds, from which it is quicker for any number of flops,
-unless the result has so few elements that one pass over both gives it."""
-
-
-@lru_cache(maxsize=4096)
-def plan_if_faster_than_blas(
-    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool,
-    added: bool = False,
-) -> MatrixProduct | None:  # fmt: skip
-    """The product of contiguous arrays of these shapes, where that is faster than BLAS; None where
-    it is not. A function of shapes, flags and dtype alone, since bits follow from it.
-
-    Args:
-        added: it takes something of the result's shape to which the product is added.
-    """
-    if not is_supported(dtype):
-        return None
-    m, k = a[:-3:-1] if transpose_a else a[-2:]
-    n = b[-2] if transpose_b else b[-1]
-    flops = 2.0 * m * k * n
-    # Most of a register would be empty, which does not matter for a few elements.
-    narrow = (n <= 4 or (m <= 4 and transpose_b)) and m * k * n > 4096
-    is_apart = transpose_a and k > LONG
-    is_far = is_apart and k * (m + n) * np.dtype(dtype).itemsize >= _FAR and m * n > _FEW
-    if narrow or is_far or flops > (_LARGE_APART if is_apart else _LARGE):
-        return None
-    batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
-    rank, item = len(batch) + 2, np.dtype(dtype).itemsize
-    strides = []
-    for shape, turn in ((a, transpose_a), (b, transpose_b), ((*batch, m, n), False)):
-        steps = [item]
-        for size in shape[:0:-1]:
-            steps.insert(0, steps[0] * size)
-        own = _effective_strides(shape, tuple(steps), item)
-        strides.append((0,) * (rank - len(shape)) + (_swap_last_two(own) if turn else own))
-    found = plan_product(batch, m, k, n, dtype, strides[2], strides[0], strides[1], added)
-    count = math.prod(batch)
-    if found is not None and added:
-        sizes = list(found.sizes)
-        sizes[GemmSize.FLAGS] |= APART
-        found = replace(found, sizes=tuple(sizes))
-    if found is None or count * m * n * item <= 2 * _CACHED:
-        return found
-    return replace(found, blocks=_finished_blocks(found, count, m, n, item))
-
-
-def _finished_blocks(
-    product: MatrixProduct, count: int, m: int, n: int, item: int
-) -> tuple[tuple[int, int], ...]:
-    """Where blocks of a product end: some tiles of a matrix, or some matrices."""
-    tiles = product.units // count
-    step, height = product.sizes[GemmSize.BLOCK], product.form.height - 1
-    if product.swapped or m * n * item <= _CACHED:
-        some = max(1, _CACHED // (m * n * item))
-        ends = [(tiles * i, m * n * i) for i in range(some, count, some)]
-    else:
-        tall = product.sizes[GemmSize.TALL]
-        ends = [
-            (tiles * i + tile, m * n * i + n * (tile * height + min(tile, tall)))
-            for i in range(count)
-            for tile in (*range(step, tiles, step), tiles)
-        ][:-1]
-    return (*ends, (product.units, count * m * n))
-
-
 # Arrays ---------------------------------------------------------------------------------------
 
 
@@ -416,9 +339,9 @@ def _plan_for_arrays(
     transpose_a: bool, transpose_b: bool, accumulate: bool,
 ) -> MatrixProduct:  # fmt: skip
     if transpose_a:
-        a, a_strides = _swap_last_two(a), _swap_last_two(a_strides)
+        a, a_strides = swap_last_two(a), swap_last_two(a_strides)
     if transpose_b:
-        b, b_strides = _swap_last_two(b), _swap_last_two(b_strides)
+        b, b_strides = swap_last_two(b), swap_last_two(b_strides)
     rank, (m, n), k = len(out), out[-2:], a[-1]
     product = None
     batch = out[:-2]
@@ -430,10 +353,10 @@ def _plan_for_arrays(
     ):
         item = dtype.itemsize
         spread = [
-            (0,) * (rank - len(shape)) + _effective_strides(shape, strides, item)
+            (0,) * (rank - len(shape)) + effective_strides(shape, strides, item)
             for shape, strides in ((a, a_strides), (b, b_strides))
         ]
-        out_strides = _effective_strides(out, out_strides, item)
+        out_strides = effective_strides(out, out_strides, item)
         product = plan_product(batch, m, k, n, dtype.name, out_strides, *spread, accumulate)
     if product is None:
         raise ShapeError(
@@ -443,11 +366,11 @@ def _plan_for_arrays(
     return product
 
 
-def _effective_strides(shape: tuple[int, ...], strides: Strides, item: int) -> Strides:
+def effective_strides(shape: tuple[int, ...], strides: Strides, item: int) -> Strides:
     """Strides that say nothing of axes without a second element."""
     matrix = strides[-2:] if 0 not in shape else (shape[-1] * item, item)
     return (*(s if n > 1 else 0 for n, s in zip(shape[:-2], strides, strict=False)), *matrix)
 
 
-def _swap_last_two(axes: tuple[int, ...]) -> tuple[int, ...]:
+def swap_last_two(axes: tuple[int, ...]) -> tuple[int, ...]:
     return (*axes[:-2], axes[-1], axes[-2])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphflow.ops.kernels.codegen.function_writer import FunctionWriter
+from graphflow.ops.kernels.codegen.vector_writer import transpose_registers
 from graphflow.ops.kernels.gemm.kernel_form import GemmForm
 
 LINE = 64
@@ -225,25 +226,10 @@ def write_exchange(form: GemmForm) -> FunctionWriter:
                 place = f.gep(f.gep("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
                 rows.append(f.masked_load(place, seen))
             target = f.gep(f.gep("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))
-            for lane, value in enumerate(_transpose_registers(f, rows)):
+            for lane, value in enumerate(transpose_registers(rows, f.shuffle)):
                 with f.when(f.compare("sgt", left, lane)):
                     to = f.gep(target, f.mul("%next", lane))
                     held = f.masked_load(f.gep(to, "%apart"), old)
                     total = f.write(f"fadd {f.vector} {held}, {value}")
                     f.store_lanes(f.select("%add", f.vector, total, value), to, here, whole)
     return f
-
-
-def _transpose_registers(f: FunctionWriter, rows: list[str]) -> list[str]:
-    """A square of registers with rows and columns exchanged: squares within squares change
-    places."""
-    rows, lanes, side = list(rows), range(f.width), 1
-    while side < f.width:
-        for i in lanes:
-            if not i & side:
-                a, b = rows[i], rows[i + side]
-                low = [f.width + n - side if n & side else n for n in lanes]
-                high = [f.width + n if n & side else n + side for n in lanes]
-                rows[i], rows[i + side] = f.shuffle(a, b, low), f.shuffle(a, b, high)
-        side *= 2
-    return rows

@@ -11,7 +11,8 @@ import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.ops.kernels.images.pooling_text import window_reduction, window_scatter
+from graphflow.ops.kernels.images.pooling_scatter_text import window_scatter
+from graphflow.ops.kernels.images.pooling_text import window_reduction
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.thread_pool import run_parts

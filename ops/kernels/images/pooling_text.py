@@ -13,7 +13,7 @@ from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Typed, Va
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
 
-class _WindowWriter:
+class WindowWriter:
     """Writes loops over planes, rows of windows, vectors of windows and taps.
 
     Sizes: height, width, rows and columns of windows, of a window; stride, padding before and
@@ -153,31 +153,21 @@ class _WindowWriter:
         nest = self.nest
         if mask is None:
             found = nest.write(f"load {nest.lanes.vector('i8')}, ptr {pointer}, align 1")
-            return nest.lanes.convert("zext", found, "i8", "i32")
-        kind, ones = nest.lanes.vector("i8"), nest.lanes.vector("i1")
-        call = f"@llvm.masked.load.v{nest.width}i8.p0"
-        nest.module.declared[call] = f"declare {kind} {call}(ptr, i32, {ones}, {kind})"
-        found = nest.write(
-            f"call {kind} {call}(ptr {pointer}, i32 1, {ones} {mask}, {kind} zeroinitializer)"
-        )
+        else:
+            found = nest.lanes.masked_load("i8", pointer, 1, mask)
         return nest.lanes.convert("zext", found, "i8", "i32")
 
     def store_bytes(self, value: str, pointer: str, mask: str | None) -> None:
+        """Store the low bytes of a vector of i32."""
         nest = self.nest
-        kind, ones = nest.lanes.vector("i8"), nest.lanes.vector("i1")
-        if mask is None:
-            small = nest.lanes.convert("trunc", value, "i32", "i8")
-            nest.lines.append(f"  store {kind} {small}, ptr {pointer}, align 1")
-            return
-        call = f"@llvm.masked.store.v{nest.width}i8.p0"
-        nest.module.declared[call] = f"declare void {call}({kind}, ptr, i32, {ones})"
         small = nest.lanes.convert("trunc", value, "i32", "i8")
-        nest.lines.append(
-            f"  call void {call}({kind} {small}, ptr {pointer}, i32 1, {ones} {mask})"
-        )
+        if mask is None:
+            nest.lines.append(f"  store {nest.lanes.vector('i8')} {small}, ptr {pointer}, align 1")
+        else:
+            nest.lanes.masked_store("i8", small, pointer, 1, mask)
 
 
-def _tap_number(w: _WindowWriter, ky: str, kx: str) -> str:
+def tap_number(w: WindowWriter, ky: str, kx: str) -> str:
     nest = w.nest
     number = nest.add(nest.mul(ky, w.wide), kx)
     return nest.splat(nest.write(f"trunc i64 {number} to i32"), "i32")
@@ -190,7 +180,7 @@ def window_reduction(kind: str, stride: int) -> NativeFunction:
     Pointers: x, then the factors of the positions (mean) or the largest elements (taps), out.
     Sizes as of `_Windows`; the range is over planes.
     """
-    w = _WindowWriter(3, stride)
+    w = WindowWriter(3, stride)
     nest, f = w.nest, w.nest.floats
     x, other, out = nest.pointers
     small = kind == "taps"
@@ -224,7 +214,7 @@ def window_reduction(kind: str, stride: int) -> NativeFunction:
                 chosen = w.and_masks(mask, chosen)
             if kind == "max":
                 return f.select(chosen, value, so_far)
-            return nest.lanes.select(chosen, "i32", _tap_number(w, ky, kx), so_far)
+            return nest.lanes.select(chosen, "i32", tap_number(w, ky, kx), so_far)
 
         return w.branch_on_inside(w.is_inside(column, span, w.width), one, (begun[0][0], so_far))
 
@@ -276,155 +266,3 @@ def window_reduction(kind: str, stride: int) -> NativeFunction:
 
     nest.loop("%start", "%stop", plane_loop)
     return compiler().function(*nest.source())
-
-
-class _WindowCotangents:
-    """Writes what windows have for a tap: their cotangents where they chose it ("put"), or times
-    their factors ("spread"). Pointers: g, then chosen taps or factors, out."""
-
-    def __init__(self, w: _WindowWriter, kind: str) -> None:
-        self.w = w
-        self.g, self.other, _ = w.nest.pointers
-        self.chooses = kind == "put"
-
-    def load(self, p: str, oy: str, ox: str, on: str | None) -> tuple[str, str]:
-        """A vector of windows of a row, and the taps that they chose."""
-        nest = self.w.nest
-        position = nest.add(nest.mul(oy, self.w.columns), ox)
-        here = nest.add(nest.mul(p, nest.mul(self.w.rows, self.w.columns)), position)
-        given = nest.load(nest.gep(self.g, nest.mul(here, 4)), on)
-        if self.chooses:
-            return given, self.w.load_bytes(nest.gep(self.other, here), on)
-        factor = nest.load(nest.gep(self.other, nest.mul(position, 4)), on)
-        return nest.floats.mul(given, factor), ""
-
-    def value_at_tap(self, value: str, chosen: str, ky: str, kx: str) -> str:
-        if not self.chooses:
-            return value
-        nest = self.w.nest
-        kind = nest.lanes.vector("i32")
-        this = nest.write(f"icmp eq {kind} {chosen}, {_tap_number(self.w, ky, kx)}")
-        return nest.floats.select(this, value, nest.floats.const(0.0))
-
-
-@cache
-def window_scatter(kind: str, stride: int) -> NativeFunction:
-    """The transposes: what each window's elements get, from zeros: "put" its cotangent where the
-    chosen tap is, "spread" it, times its factor, to all.
-
-    Pointers: g, then the chosen taps or the factors of the positions, out.
-    """
-    w = _WindowWriter(3, stride)
-    nest = w.nest
-    given = _WindowCotangents(w, kind)
-    size = nest.mul(w.height, w.width)
-
-    def plane(p: str) -> None:
-        start = nest.gep(nest.pointers[2], nest.mul(nest.mul(p, 4), size))
-        if stride > 2:
-            _write_scattering(w, given, p, start)
-            return
-
-        def row(y: str) -> None:
-            def strip(x: str) -> None:
-                _write_collecting(w, given, p, start, y, x)
-
-            nest.loop_overlapping(w.width, nest.width * stride, strip)
-
-        nest.loop(0, w.height, row)
-
-    nest.loop("%start", "%stop", plane)
-    return compiler().function(*nest.source())
-
-
-def _write_collecting(
-    w: _WindowWriter, given: _WindowCotangents, p: str, plane: str, y: str, x: str
-) -> None:
-    """Elements from x on: a vector for each remainder by the stride, from windows side by side."""
-    nest, f = w.nest, w.nest.floats
-    zero = nest.lanes.constant(0.0, "float")
-
-    def taps(oy: str, ky: str, kx: str, sums: list[str]) -> list[str]:
-        new = []
-        for remainder, so_far in enumerate(sums):
-            u = nest.sub(nest.add(nest.add(x, remainder), w.left), nest.mul(kx, w.apart_x))
-            if w.stride == 1:
-                new.append(add(oy, ky, kx, str(u), so_far))
-                continue
-            odd = nest.write(f"and i64 {u}, 1")
-            ox = nest.write(f"ashr i64 {u}, 1")
-            # a loop of one turn or none
-
-            def turn(_: str, v: str, ox: str = ox) -> list[str]:
-                return [add(oy, ky, kx, ox, v)]
-
-            new += nest.loop(odd, 1, turn, [(nest.kind, so_far)])
-        return new
-
-    def add(oy: str, ky: str, kx: str, ox: str, so_far: str) -> str:
-        def one(inside: bool, so_far: str) -> str:
-            on = None if inside else w.in_range_mask(w.indices(ox, 1), w.columns)
-            value, chosen = given.load(p, oy, ox, on)
-            return f.add(so_far, given.value_at_tap(value, chosen, ky, kx))
-
-        return w.branch_on_inside(w.is_inside(ox, nest.width, w.columns), one, (nest.kind, so_far))
-
-    def row(ky: str, *sums: str) -> list[str]:
-        t = nest.sub(nest.add(y, w.top), nest.mul(ky, w.apart_y))
-        oy = nest.write(f"sdiv i64 {t}, {w.step_y}")
-        exact = nest.write(f"icmp eq i64 {nest.mul(oy, w.step_y)}, {t}")
-        inside = nest.write(f"icmp ult i64 {oy}, {w.rows}")
-        there = nest.write(f"zext i1 {nest.write(f'and i1 {exact}, {inside}')} to i64")
-
-        def turn(_: str, *sums: str) -> list[str]:
-            carried = [(nest.kind, s) for s in sums]
-            return nest.loop(0, w.wide, lambda kx, *v: taps(oy, ky, kx, list(v)), carried)
-
-        return nest.loop(0, there, turn, [(nest.kind, s) for s in sums])
-
-    found = nest.loop(0, w.tall, row, [(nest.kind, zero)] * w.stride)
-    start, rest = w.element_address(plane, y, x), nest.sub(w.width, x)
-    width = nest.width
-
-    def store(masked: bool) -> None:
-        for part in range(w.stride):
-            value = found[0]
-            if w.stride == 2:
-                first = part * width // 2
-                order = [first + i // 2 + (width if i % 2 else 0) for i in range(width)]
-                value = nest.shuffle(found[0], found[1], order)
-            mask = nest.first_lanes(nest.sub(rest, part * width)) if masked else None
-            nest.store(value, nest.gep(start, part * nest.nbytes), mask)
-
-    nest.if_else(
-        w.fits_vector(w.width, width * w.stride), lambda: store(False), lambda: store(True)
-    )
-
-
-def _write_scattering(w: _WindowWriter, given: _WindowCotangents, p: str, plane: str) -> None:
-    """All elements of a plane, window by window."""
-    nest = w.nest
-    zero = nest.floats.const(0.0)
-    size = nest.mul(w.height, w.width)
-    nest.loop_vectors(size, lambda i, mask: nest.store(zero, nest.gep(plane, nest.mul(i, 4)), mask))
-
-    def strip(oy: str, ox: str) -> None:
-        on = nest.first_lanes(nest.sub(w.columns, ox))
-        value, chosen = given.load(p, oy, ox, on)
-
-        def taps(ky: str) -> None:
-            at = w.tap_row(oy, ky)
-
-            def tap(kx: str) -> None:
-                w.add_to_tap(
-                    given.value_at_tap(value, chosen, ky, kx), plane, at, w.tap_column(ox, kx), on
-                )
-
-            nest.loop(0, w.is_row(at), lambda _: nest.loop(0, w.wide, tap))
-
-        nest.loop(0, w.tall, taps)
-
-    def row(oy: str) -> None:
-        nest.loop(0, w.columns, lambda ox: strip(oy, ox), step=nest.width)
-
-    nest.loop(0, w.rows, row)

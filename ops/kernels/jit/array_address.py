@@ -1,8 +1,8 @@
-"""Where arrays are in memory, and memory where vectors are loaded fastest.
+"""Addresses of numpy arrays, and aligned memory.
 
-What numpy offers (`array.__array_interface__`, `array.ctypes`) builds a description for every call
-and takes a microsecond. An array object says it in a word at a fixed offset, which every numpy has
-kept for the sake of code compiled against it; that is read directly if it is seen to hold here.
+numpy's own ways (`array.__array_interface__`, `array.ctypes`) build a description for each call and
+take a microsecond. An array object holds its address in a word at a fixed offset, which compiled
+extensions rely on. That word is read directly if a probe shows that it is there.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from typing import Any
 import numpy as np
 
 _OFFSET = object.__basicsize__
-"""Bytes of what all Python objects begin with; then comes the pointer to the elements."""
+"""Bytes of the header of all Python objects, before the pointer to the elements."""
 _word = ctypes.c_size_t.from_address
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register. Every buffer starts at a multiple, so that
-alignment never changes a kernel's path."""
+"""Bytes of a cache line and of the widest register. Every buffer starts at a multiple, so that
+alignment never changes the path that a kernel takes."""
 
 
 def address(array: Any) -> int:
-    """Where a numpy array's elements begin."""
+    """Return the address of a numpy array's elements."""
     return _address_reader()(array)
 
 
 def align_up(place: int) -> int:
-    """The first place from there on where a buffer may start; of sizes, how far buffers are
-    apart."""
+    """Round an address, or a size, up to `ALIGNMENT`."""
     return -(-place // ALIGNMENT) * ALIGNMENT
 
 
 def empty_aligned(nbytes: int) -> np.ndarray[Any, Any]:
-    """Uninitialised memory where a buffer may start, as a flat uint8 array."""
+    """Return uninitialised aligned memory, as a flat uint8 array."""
     memory: np.ndarray[Any, Any] = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
-    # A slice of nothing would begin where the memory does.
+    # Not a slice: an empty slice would begin where the memory does.
     return np.ndarray(nbytes, np.uint8, memory, -address(memory) % ALIGNMENT)
 
 

@@ -1,9 +1,9 @@
-"""The driver: native functions that run tables of native calls, so that a run of small kernels, or
-a loop over one, does not return to Python in between.
+"""The driver: native functions that run tables of native calls.
 
-An entry of a table is what a kernel is called with: five words, (function, pointers, sizes, start,
-stop). The functions here follow the same calling convention, so tables nest. They are the same for
-all programs: a program compiles nothing of its own.
+A run of small kernels, or a loop over one, does not return to Python in between. An entry of a
+table is five words, the arguments of a kernel: (function, pointers, sizes, start, stop). The
+driver's functions follow the same calling convention, so tables nest. They are the same for all
+programs, so a program compiles nothing of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.jit.compiler import KernelTask, NativeFunction, compiler, name_module
 
 WORDS = 5
-"""Of an entry."""
+"""Words of an entry."""
 
-# walk(entries, none, start, stop): the entries from start to stop, one after the other.
+# walk(entries, none, start, stop) calls the entries from start to stop in order.
 _WALK = """(ptr %entries, ptr %none, i64 %start, i64 %stop) {
 entry:
   %some = icmp slt i64 %start, %stop
@@ -45,10 +45,10 @@ done:
   ret void
 }"""
 
-# loop(frame, none, start, stop): iterations from start to stop. The frame is seven words: entries,
-# how many of them make the test, how many there are, moves, how many, where the test's result is
-# (0: no test), and what the next iteration would be, which it writes. A move is three words:
-# where a pointer is kept, what it is in iteration 0, and how many bytes it goes on.
+# loop(frame, none, start, stop) runs iterations start to stop. The frame is seven words: entries,
+# how many of them make the test, how many there are, moves, how many, address of the test's result
+# (0: no test), and the next iteration, which the loop writes. A move is three words: the address of
+# a pointer, its value in iteration 0, and the bytes by which it advances.
 _LOOP = """(ptr %frame, ptr %none, i64 %start, i64 %stop) {
 entry:
   %entries = load ptr, ptr %frame, align 8
@@ -107,7 +107,7 @@ done:
   ret void
 }"""
 
-# copy([from, to], none, 0, bytes)
+# copy([from, to], none, 0, bytes) copies bytes.
 _COPY = """(ptr %ptrs, ptr %none, i64 %start, i64 %stop) {
 entry:
   %from = load ptr, ptr %ptrs, align 8
@@ -157,7 +157,7 @@ class Driver:
 
 @cache
 def driver() -> Driver:
-    """The driver of this process."""
+    """Return the driver of this process."""
     walk, loop = driver_sources()
     functions = compiler().functions(driver_sources())
     return Driver(functions[walk], functions[loop])
@@ -165,7 +165,7 @@ def driver() -> Driver:
 
 @cache
 def driver_sources() -> dict[str, str]:
-    """What `driver` compiles, for those who compile other things at the same time."""
+    """Return what `driver` compiles, for callers that compile other kernels at the same time."""
     walk = name_module(_WALK, "")
     loop = name_module(_LOOP.replace("@WALK@", "@walked"), f"define internal void @walked{_WALK}")
     return dict([walk, loop])
@@ -173,7 +173,7 @@ def driver_sources() -> dict[str, str]:
 
 @cache
 def copy_task(nbytes: int) -> KernelTask:
-    """A copy of so many bytes: pointers to where from and where to."""
+    """Return a task that copies `nbytes` bytes; its pointers are source and target."""
     name, text = name_module(_COPY, "")
     return KernelTask(name, text, (), nbytes, 2.0 + 0.05 * nbytes)
 
@@ -181,6 +181,6 @@ def copy_task(nbytes: int) -> KernelTask:
 def loop_frame(
     entries: int, tests: int, count: int, moves: int, movers: int, pred: int
 ) -> np.ndarray[Any, Any]:
-    """A loop's frame, of addresses and counts; its last word says how far it came."""
+    """Return the frame of a loop, by addresses and counts; the loop writes its last word."""
     words: Sequence[int] = (entries, tests, count, moves, movers, pred, 0)
     return np.array(words, np.int64)

@@ -1,7 +1,6 @@
-"""Native functions of LLVM text: compiled once for a process, loaded from disk where they were
-compiled before.
+"""Native functions from LLVM text, compiled once a process or loaded from disk.
 
-Every engine and target machine stays alive as long as the process: code may run at any time, and an
+Every engine and target machine lives as long as the process: code may run at any time, and an
 engine does not share its target machine. Compiling holds a lock of LLVM's own.
 """
 
@@ -25,38 +24,39 @@ _HOLDING = ctypes.PYFUNCTYPE(*_ARGUMENTS)
 
 
 class NativeFunction:
-    """Native code: (operands, sizes, start, stop), by address."""
+    """Native code by address: (operands, sizes, start, stop)."""
 
     def __init__(self, address: int) -> None:
         self.address = address
 
     @cached_property
     def holding_gil(self) -> Any:
-        """As a callable that keeps the interpreter's lock, which is faster for a short run."""
+        """The function as a callable that keeps the GIL, which is faster for a short run."""
         return _HOLDING(self.address)
 
     @cached_property
     def releasing_gil(self) -> Any:
-        """As a callable that lets other threads run Python meanwhile."""
+        """The function as a callable that releases the GIL."""
         return _RELEASING(self.address)
 
 
 @dataclass(frozen=True)
 class KernelTask:
-    """A generated kernel for operands of certain sizes; what is left to give is where they are.
+    """A generated kernel for operands of certain sizes; only their addresses are left to give.
 
     Attributes:
         name: of the function (pointers of operands and results, sizes, start, stop).
-        text: the module that defines it, as of `named`.
-        sizes: what it is given beside the pointers.
+        text: the module that defines it, from `name_module`.
+        sizes: the table of sizes that it takes.
         rows: it runs from 0 to this.
-        nanoseconds: a rough guess of its time on one thread.
-        scratch: bytes of aligned memory that it writes to meanwhile, the last of its pointers.
-        order: the first operands and results as it takes them, by number; others as they come.
-        row: elements of a row, where each of its rows reads and writes the same row of all that
-            has as many elements as the result; else 0.
-        blocks: at which rows how many of the result's first elements are done, up to all of them,
-            where it pays to go on with these at once.
+        nanoseconds: a rough estimate of its time on one thread.
+        scratch: bytes of aligned scratch memory, its last pointer.
+        order: numbers of the first operands and results in the order of its pointers; the others
+            follow as they come.
+        row: elements of a row, if each row reads and writes the same row of all arrays that have as
+            many elements as the result; else 0.
+        blocks: (row, elements) pairs: after that many rows, the result's first elements are done.
+            The last pair is the whole. Empty if nothing gains from continuing early.
     """
 
     name: str
@@ -92,16 +92,18 @@ class _Compiler:
         self.compiled = 0
 
     def function(self, name: str, text: str) -> NativeFunction:
-        """The function of a module's text, of that name."""
+        """Return the function of that name in a module's text."""
         found = self._functions.get(name)
         return self.functions({name: text})[name] if found is None else found
 
     def functions(self, texts: Mapping[str, str]) -> Mapping[str, NativeFunction]:
-        """The functions of some modules, each by its name. Those that are neither here nor on disk
-        are compiled together, which takes less time than one by one.
+        """Return the functions of some modules, each by its name.
+
+        Functions that are neither in memory nor on disk are compiled together, which takes less
+        time than one by one.
 
         Raises:
-            CompileError: a text is no module.
+            CompileError: a text does not compile.
         """
         with self._lock:
             missing = []
@@ -113,7 +115,7 @@ class _Compiler:
             return self._functions
 
     def _load(self, name: str, text: str) -> bool:
-        """Whether the function could be had from disk; what is kept with it comes with it."""
+        """Load a function from disk, with those stored beside it; returns whether it was there."""
         code = self.store.get(self._key(text))
         return code is not None and self._add(code, [name])
 
@@ -124,7 +126,7 @@ class _Compiler:
         except CompileError:
             if len(texts) == 1:
                 raise
-            for name, text in texts.items():  # what they declare does not go together
+            for name, text in texts.items():  # their declarations conflict
                 self._build({name: text})
             return
         self.compiled += len(texts)
@@ -135,7 +137,7 @@ class _Compiler:
         return f"{self._setting}\n{text}"
 
     def _add(self, code: bytes, names: Iterable[str]) -> bool:
-        """Load object code, which an engine of its own holds; whether it has these functions."""
+        """Load object code into an engine of its own; returns whether it has these functions."""
         engine = self._engines.get(code)
         if engine is None:
             engine = self._llvm.create_mcjit_compiler(
@@ -162,7 +164,7 @@ class _Compiler:
         return code
 
     def assembly(self, text: str) -> str:
-        """The text of a module in the processor's assembly language."""
+        """Return a module in the processor's assembly language."""
         result: str = self._machine().emit_assembly(self._parse(text))
         return result
 
@@ -180,7 +182,7 @@ _TOPLEVEL = re.compile(r"(?m)^(?=declare |define |@|%|attributes |!)")
 
 
 def _chunks(text: str) -> list[str]:
-    """The declarations and definitions of a module."""
+    """Return the declarations and definitions of a module."""
     return [chunk.rstrip("\n") + "\n" for chunk in _TOPLEVEL.split(text) if chunk.strip()]
 
 
@@ -189,8 +191,10 @@ _instance_lock = threading.Lock()
 
 
 def compiler() -> _Compiler:
-    """The compiler of this process, made when the first kernel is: one for all threads, for code of
-    another would be freed with it."""
+    """Return the compiler of this process, made for the first kernel.
+
+    All threads share one, since code would be freed with its compiler.
+    """
     if not _instances:
         with _instance_lock:
             if not _instances:
@@ -200,7 +204,7 @@ def compiler() -> _Compiler:
 
 @cache
 def vector_width() -> int:
-    """Lanes of a generated loop: as many float32 as a register of this processor holds."""
+    """Return the lanes of a generated loop: the float32 that a register of this processor holds."""
     features = compiler().features.split(",")
     if "+avx512f" in features and "+avx512dq" in features:
         return 16
@@ -208,7 +212,7 @@ def vector_width() -> int:
 
 
 def name_module(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
-    """A module of one function, named by what it says: its name and text."""
+    """Return the name and text of a module with one function, named by a hash of its text."""
     text = f"{needs}\n{body}"
     name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     return name, f"{needs}\ndefine void @{name}{body}\n"

@@ -20,23 +20,23 @@ from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 
 LIMIT = 64 << 20
-"""Bytes that entries may take in all."""
+"""Bytes that all entries may take."""
 
 _SUFFIX = ".kernel"
-_TOGETHER = ".kernels"  # of several entries, which say where it is
+_TOGETHER = ".kernels"  # code of several entries, which name this file
 _ELSEWHERE = b"graphflow: in "
 _DIGEST = hashlib.sha256().digest_size
 
 
 def cache_folder() -> Path:
-    """The user's folder for what graphflow keeps between processes."""
+    """Return the user's folder for what graphflow keeps between processes."""
     own, base = folder_setting("GRAPHFLOW_CACHE"), folder_setting("XDG_CACHE_HOME")
     return own or (base or home_folder() / ".cache") / "graphflow"
 
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """What is in a store."""
+    """The size of a cache."""
 
     folder: Path
     entries: int
@@ -47,17 +47,21 @@ class ObjectCache:
     """A folder of entries: bytes by key.
 
     Args:
-        limit: bytes that the entries may take; after a write, the oldest beyond it are removed.
+        limit: bytes that the entries may take. After a write, the least recently used ones beyond
+            it are removed.
     """
 
     def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
         self.folder = (cache_folder() if folder is None else folder) / "kernels"
         self.limit = limit
-        self._written = self.limit  # what other processes wrote is looked at first
+        self._written = self.limit  # the first write looks at what other processes wrote
 
     def get(self, key: str) -> bytes | None:
-        """An entry; None where there is none, or a damaged one, or where somebody else could have
-        put it: it is code, and it would run."""
+        """Return an entry, or None if it is missing or damaged.
+
+        Entries are code that would run. If another user can write to the folder, all count as
+        missing.
+        """
         if not self._is_private():
             return None
         data = self._read(self._path(key))
@@ -67,7 +71,7 @@ class ObjectCache:
         return data
 
     def _is_private(self) -> bool:
-        """Whether nobody but this user, or root, can write to the folder."""
+        """Return whether only this user, or root, can write to the folder."""
         try:
             status = self.folder.stat()
         except OSError:
@@ -75,12 +79,14 @@ class ObjectCache:
         return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep an entry, if the folder can be written."""
+        """Store an entry, if the folder is writable."""
         self.put_all([key], data)
 
     def put_all(self, keys: Sequence[str], data: bytes) -> None:
-        """Keep what several keys give, if the folder can be written: it is there once, named by
-        its content, and the keys' entries say where."""
+        """Store one content for several keys, if the folder is writable.
+
+        The content is stored once, named by its hash, and each key's entry names that file.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if len(keys) > 1:
@@ -90,7 +96,7 @@ class ObjectCache:
             for key in keys:
                 self._write(self._path(key), data)
         except OSError:
-            return  # a full or read-only disk: the next process compiles again
+            return  # full or read-only disk: the next process compiles again
         if self._written > self.limit // 16:
             self._written = 0
             self._trim()
@@ -106,7 +112,7 @@ class ObjectCache:
                 path.unlink()
             return None
         with suppress(OSError):
-            os.utime(path)  # used now
+            os.utime(path)  # marks it as recently used
         return data
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -127,7 +133,7 @@ class ObjectCache:
         return CacheUsage(self.folder, entries, sum(size for _, size, _ in files))
 
     def clear(self) -> tuple[CacheUsage, list[OSError]]:
-        """Remove all entries; returns what was removed, and why something is left."""
+        """Remove all entries; returns what was removed, and the errors for what is left."""
         entries = nbytes = 0
         refused: list[OSError] = []
         try:
@@ -157,7 +163,7 @@ class ObjectCache:
         return [path for path in self.folder.iterdir() if path.suffix in kept]
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Time of last use, size and path of each entry."""
+        """Return the time of last use, size and path of each entry."""
         found = []
         try:
             for path in self._paths():

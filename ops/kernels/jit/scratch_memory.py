@@ -1,7 +1,7 @@
-"""Memory that kernels work in: kept by each thread, so that the pages are there already.
+"""Scratch memory of kernels, kept by each thread.
 
-The blocks that kernels take are of bounded size; a fresh allocation of each would spend more time
-in page faults than in copying.
+Kernels take blocks of bounded size. Allocating each anew would take more time in page faults than
+the copies into it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import empty_aligned
 
-_KEPT = 1 << 26  # bytes; larger buffers go back to the system
+_KEPT = 1 << 26  # bytes; larger buffers are freed after use
 _local = threading.local()
 
 
 def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An uninitialised C-contiguous array, valid until this thread asks for the same slot again;
-    aligned to 64 bytes."""
+    """Return an uninitialised C-contiguous array, aligned to 64 bytes.
+
+    It is valid until this thread asks for the same slot again.
+    """
     if xp is not np:
         return xp.empty(shape, dtype)
     dtype = np.dtype(dtype)

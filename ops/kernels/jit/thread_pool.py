@@ -1,9 +1,9 @@
 """The small pool of threads that a device's kernels share.
 
-The executor of a device sets its pool for its thread (`with using(pool):`); kernels that split
-their work (matmul) run the parts on `current_pool()`. How work is split never depends on the pool,
-so any number of threads, or none, gives the same bits. A hand-over is one lock released and one
-acquired, each way.
+A device's executor sets its pool for its thread (`with use_pool(pool):`). Kernels that split their
+work run the parts on `current_pool()`. How work is split never depends on the pool, so any number
+of threads, or none, gives the same bits. A hand-over takes one lock release and one acquire, each
+way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Part = Callable[[int], None]
 
 
 class _ThreadShare:
-    """What one thread does of a run: part(i) for each i of `numbers`."""
+    """The parts of a run that one thread does: part(i) for each i of `numbers`."""
 
     __slots__ = ("done", "error", "numbers", "part")
 
@@ -44,8 +44,8 @@ class _ThreadShare:
 class _PoolThread:
     """A thread that sleeps until it is given a share.
 
-    Ctrl-C may come between any two lines of the caller. So a lock only wakes who waits, once too
-    often if need be; what there is to do, and whether it is done, the share says.
+    Ctrl-C may come between any two lines of the caller. So a lock is only a wake-up, which may come
+    once too often. The share alone says what there is to do and whether it is done.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,7 +58,9 @@ class _PoolThread:
         self.thread.start()
 
     def _loop(self) -> None:
-        np.seterr(all="ignore")  # as in the caller's thread, where a program runs: inf is a value
+        np.seterr(
+            all="ignore"
+        )  # like the caller's thread, since infinities are values of a program
         while True:
             self._given.acquire()
             share = self._share
@@ -69,13 +71,13 @@ class _PoolThread:
                 _wake(self._finished)
 
     def assign(self, share: _ThreadShare | None) -> None:
-        """Let it do a share, or end; for one caller at a time."""
+        """Give the thread a share, or None to end it; for one caller at a time."""
         self._share = share
         _wake(self._given)
 
     def wait(self) -> None:
-        """Wait until it has done what it was given, also where its caller was interrupted before
-        it was woken."""
+        """Wait until the share is done, even if the caller was interrupted before it woke the
+        thread."""
         _wake(self._given)
         while self._share is not None and not self._share.done:
             self._finished.acquire()
@@ -94,11 +96,11 @@ def _stop(workers: Sequence[_PoolThread]) -> None:
 class Pool:
     """`threads` threads, the caller's included; idle ones sleep on a lock.
 
-    One caller uses it at a time; a second one at that time, or a part that calls `run` itself, does
-    its parts alone.
+    One caller uses the pool at a time. A second caller at that time, and a part that calls `run`
+    itself, run their parts alone.
 
     Raises:
-        DeviceError: the system does not let a process have so many.
+        DeviceError: the system does not allow a process so many threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -117,10 +119,10 @@ class Pool:
         self._finalizer = weakref.finalize(self, _stop, self._workers)
 
     def run(self, part: Part, parts: int) -> None:
-        """part(0), …, part(parts - 1), each once, in no particular order.
+        """Run part(0) to part(parts - 1), each once, in no particular order.
 
         Raises:
-            whatever a part raises; of several errors, that of the first thread.
+            Exception: whatever a part raises; of several errors, that of the first thread.
         """
         if parts < 2 or not self._workers or not self._busy.acquire(blocking=False):
             _run_alone(part, parts)
@@ -142,8 +144,8 @@ class Pool:
                 part(i)
         except BaseException as error:
             interrupted = error
-        # Helpers write to memory of the caller, who must not leave before them, though Ctrl-C come
-        # again and again.
+        # Helpers write to the caller's memory, so the caller must not leave before them, however
+        # often Ctrl-C comes.
         waiting = True
         while waiting:
             try:
@@ -157,7 +159,7 @@ class Pool:
                 raise failed
 
     def close(self) -> None:
-        """Let the threads end; afterwards the caller does all parts alone."""
+        """End the threads; afterwards callers run all parts alone."""
         with self._busy:
             self._finalizer()
             workers, self._workers = self._workers, []
@@ -169,8 +171,10 @@ _local = threading.local()
 
 
 class use_pool:
-    """Kernels that this thread runs in the block share `pool`. Not a generator: it is entered in
-    every step."""
+    """Let kernels that this thread runs in the block share `pool`.
+
+    A class and not a generator, since it is entered in every step.
+    """
 
     __slots__ = ("_before", "_pool")
 
@@ -187,17 +191,32 @@ class use_pool:
 
 
 def current_pool() -> Pool | None:
-    """The pool of the device whose kernels this thread runs."""
+    """Return the pool of the device whose kernels this thread runs."""
     return getattr(_local, "pool", None)
 
 
 def run_parts(part: Part, parts: int) -> None:
-    """part(0), …, part(parts - 1) on the current pool, or one after the other without one."""
+    """Run part(0) to part(parts - 1) on the current pool, or in order without one."""
     pool = current_pool()
     if pool is None:
         _run_alone(part, parts)
     else:
         pool.run(part, parts)
+
+
+def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = None) -> None:
+    """Run part(first, last) over nearly equal ranges of 0 to `count`, one for each thread.
+
+    Args:
+        most: ranges at most; default: as many as the current pool has threads.
+    """
+    pool = current_pool()
+    parts = min(1 if pool is None else pool.threads, count if most is None else most)
+    if pool is None or parts < 2:
+        part(0, count)
+        return
+    edges = [count * i // parts for i in range(parts + 1)]
+    pool.run(lambda i: part(edges[i], edges[i + 1]), parts)
 
 
 def _run_alone(part: Part, parts: int) -> None:

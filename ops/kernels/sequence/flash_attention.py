@@ -1,16 +1,14 @@
 """Attention by native calls: blocks of queries against blocks of keys, for each head.
 
-What there is to do follows from shapes, strides and the pattern alone: a list of calls (products,
-and the loops of `attend_loops`) whose operands are given as places in arrays. It is made once for
-such a form; a call of attention fills in where the arrays are, and runs the list, whose units (the
-blocks of queries of a head, or backward a head) threads share.
+The work of a call follows from shapes, strides and the pattern: a list of matrix products and of
+the loops of `flash_attention_loops`, over places in arrays (`call_list.py`). Threads share its
+units: forward the blocks of queries of a head, backward whole heads.
 
 Source: Dao et al., NeurIPS 2022.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -24,47 +22,50 @@ from graphflow.ops.kernels.codegen.control_flow import element_of, lanes_of
 from graphflow.ops.kernels.fusion.parallel_call import native_function
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, is_supported, plan_product
-from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.call_table_driver import driver
-from graphflow.ops.kernels.jit.compiler import NativeFunction
-from graphflow.ops.kernels.jit.thread_pool import current_pool
 from graphflow.ops.kernels.sequence import flash_attention_loops as attend_loops
+from graphflow.ops.kernels.sequence.call_list import (
+    LINE_BYTES,
+    THREAD_MEMORY,
+    CallList,
+    MatrixPlace,
+    Place,
+    ThreadMemory,
+)
 from graphflow.ops.kernels.sequence.flash_attention_loops import ScoreSize
 
 QUERIES, KEYS = 64, 512
 """Rows and columns of a block of scores."""
 _FEW = 256
-"""Keys up to which blocks have half the rows, if some are not seen: what is computed for nothing at
-the edge counts more than that products are smaller."""
-_FAR = 1 << 30
-_TOGETHER = 1 << 14
-"""Calls whose operands are filled in at once, about."""
-_SHARED = 100_000
-"""Nanoseconds of work from which threads share it."""
-_LINE = 64
+"""Keys up to which a block has half the rows if some pairs are hidden.
 
-Place = tuple[int, int]
-"""The number of an array, and bytes from its beginning; `_OWN` is memory of the thread's own."""
-_OWN = 0
+The pairs that are computed for nothing at the band's edge then cost more than smaller products.
+"""
+_FAR = 1 << 30
 
 
 @dataclass(frozen=True)
 class HeadsLayout:
-    """Shapes and strides (bytes) of an array of heads, (lead, heads, T, d), and how scores come
-    about. `lead` are the axes before the heads as one, which must be evenly spaced."""
+    """Shape (lead, heads, T, d) and strides in bytes of an array of heads.
+
+    `lead` joins all axes before the heads, which must be evenly spaced.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def head_offsets(self, group: int = 1) -> Any:
-        """Where each head begins, in bytes; each one `group` times."""
+        """Return the bytes at which each head begins, each repeated `group` times."""
         lead, heads = (np.arange(n) * s for n, s in zip(self.shape[:2], self.strides, strict=False))
         return np.repeat((lead[:, None] + heads).reshape(-1), group)
 
 
 @dataclass(frozen=True)
 class BandPattern:
-    """Which keys a query may see, and the scale of scores; as in ops/attention.py."""
+    """Which keys a query may see, and the scale of scores.
+
+    A query sees keys from `left` before its own place (its index + offset) to `right` after it;
+    None for any number.
+    """
 
     scale: float
     left: int | None
@@ -72,17 +73,17 @@ class BandPattern:
     offset: int
 
     def visible_keys(self, first: int, last: int, number: int) -> tuple[int, int]:
-        """The range of keys that some query in [first, last) sees."""
+        """Return the range of keys that some query in [first, last) sees."""
         start = 0 if self.left is None else first + self.offset - self.left
         stop = number if self.right is None else last + self.offset + self.right
         return max(0, start), max(0, min(number, stop))
 
     def query_block(self, number: int) -> int:
-        """Rows of a block of scores of so many keys."""
+        """Return the rows of a block of scores with this many keys."""
         return QUERIES // 2 if self.right is not None and number <= _FEW else QUERIES
 
     def row_limits(self, query: int, key: int) -> tuple[int, int]:
-        """What row 0 of a block that begins there sees: from, and behind the last."""
+        """Return the range of keys that row 0 of a block sees, counted from its first key."""
         shift = query + self.offset - key
         first = -_FAR if self.left is None else shift - self.left
         end = _FAR if self.right is None else shift + self.right + 1
@@ -92,126 +93,12 @@ class BandPattern:
 # Lists of calls -------------------------------------------------------------------------------
 
 
-class CallList:
-    """Calls of native functions for one head, unit by unit; units may run at the same time.
-
-    Args:
-        ahead: where each head's part of each array begins, in bytes: (heads, arrays).
-        own: bytes of memory that a thread needs.
-
-    Attributes:
-        needs_zeroed_sums: whether sums that stay must be 0 before.
-    """
-
-    def __init__(self, ahead: Any) -> None:
-        self.ahead = ahead
-        self.nanoseconds = 0.0
-        self.own = 0
-        self.needs_zeroed_sums = False
-        self._arrays: list[int] = []
-        self._bytes: list[int] = []
-        self._table: Any = []
-        self._sizes: Any = [0]
-        self._known: dict[tuple[int, ...], int] = {}
-        self._units = [0]
-
-    def add(
-        self, native: NativeFunction, places: Sequence[Place], sizes: Sequence[int], rows: int
-    ) -> None:
-        key = tuple(sizes)
-        if key not in self._known:
-            self._known[key] = len(self._sizes)
-            self._sizes += key
-        self._table.append((native.address, 8 * len(self._arrays), 8 * self._known[key], 0, rows))
-        self._arrays += [number for number, _ in places]
-        self._bytes += [ahead for _, ahead in places]
-
-    def end_unit(self) -> None:
-        """What follows may run at the same time as what came before."""
-        if self._units[-1] < len(self._table):
-            self._units.append(len(self._table))
-
-    def finalize(self, scratch: int) -> CallList:
-        """Ready to run; places in a thread's own memory that are -1 are at `scratch`."""
-        arrays, ahead = np.array(self._arrays, np.int64), np.array(self._bytes, np.int64)
-        ahead[(arrays == _OWN) & (ahead == -1)] = scratch
-        self._arrays, self._bytes = arrays, ahead  # type: ignore[assignment]
-        self._sizes = np.array(self._sizes, np.int64)
-        self._table = np.array(self._table, np.int64).reshape(-1, 5)
-        self._table[:, 2] += address(self._sizes)
-        self._known.clear()
-        return self
-
-    def run(self, arrays: Sequence[Any]) -> None:
-        """Run all units of all heads, on the threads of the current pool."""
-        units = (len(self._units) - 1) * len(self.ahead)
-        pool = current_pool() if self.nanoseconds * len(self.ahead) > _SHARED else None
-        parts = 1 if pool is None else max(1, min(pool.threads, units))
-        starts = [address(a) for a in arrays]
-
-        def part(i: int) -> None:
-            memory = np.empty(self.own + _LINE, np.uint8)
-            own = -(-address(memory) // _LINE) * _LINE
-            bases = np.array([own, *starts], np.int64)
-            self._run_units(bases, units * i // parts, units * (i + 1) // parts)
-
-        if pool is None or parts < 2:
-            part(0)
-        else:
-            pool.run(part, parts)
-
-    def _run_units(self, bases: Any, first: int, last: int) -> None:
-        """Units first to last of all heads', some heads at a time."""
-        each = len(self._units) - 1
-        together = max(1, _TOGETHER // len(self._table))
-        for head in range(first // each, -(-last // each), together):
-            heads = self.ahead[head : min(head + together, -(-last // each))]
-            places = np.take(bases + heads, self._arrays, axis=1) + self._bytes
-            places = np.ascontiguousarray(places)
-            table = np.broadcast_to(self._table, (len(heads), *self._table.shape)).copy()
-            starts = address(places) + places.strides[0] * np.arange(len(heads))
-            table[:, :, 1] += starts[:, None]
-            begin, end = (self._call(min(max(u - head * each, 0), each * len(heads)))
-                          for u in (first, last))  # fmt: skip
-            driver().walk.releasing_gil(ctypes.c_void_p(address(table)), None, begin, end)
-
-    def _call(self, unit: int) -> int:
-        """The first call of a unit, counted over heads."""
-        head, own = divmod(unit, len(self._units) - 1)
-        return head * len(self._table) + self._units[own]
-
-
-class _ThreadMemory:
-    """Hands out places in a thread's own memory."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    def take(self, nbytes: int) -> Place:
-        start = self.nbytes
-        self.nbytes += -(-nbytes // _LINE) * _LINE
-        return _OWN, start
-
-
-@dataclass(frozen=True)
-class _MatrixPlace:
-    """Rows and columns at a place: strides in bytes."""
-
-    place: Place
-    row: int
-    column: int
-
-    @property
-    def T(self) -> _MatrixPlace:
-        return _MatrixPlace(self.place, self.column, self.row)
-
-
 class _CallListWriter:
-    """Writes products and loops over blocks."""
+    """Writes products and loops over blocks into a call list."""
 
     def __init__(self, dtype: str, mask: _MaskLayout, ahead: Sequence[Any]) -> None:
         own = np.zeros_like(ahead[0])
-        self.calls, self.memory = CallList(np.stack([own, *ahead], axis=1)), _ThreadMemory()
+        self.calls, self.memory = CallList(np.stack([own, *ahead], axis=1)), ThreadMemory()
         self.dtype, self.item = dtype, np.dtype(dtype).itemsize
         self.element = element_of(dtype)
         self.lanes = lanes_of(self.element)
@@ -219,7 +106,7 @@ class _CallListWriter:
         self._scratch = 0
 
     def pad_to_vectors(self, count: int) -> int:
-        """Elements of a row of whole vectors."""
+        """Return the elements of a row of whole vectors that holds `count` elements."""
         return -(-count // self.lanes) * self.lanes
 
     def product(
@@ -227,18 +114,23 @@ class _CallListWriter:
         m: int,
         k: int,
         n: int,
-        a: _MatrixPlace,
-        b: _MatrixPlace,
-        out: _MatrixPlace,
+        a: MatrixPlace,
+        b: MatrixPlace,
+        out: MatrixPlace,
         add: bool = False,
     ) -> None:
-        """out = a @ b, or added to it."""
+        """Append out = a @ b, or out += a @ b."""
         product = _product(
             m, k, n, self.dtype, (out.row, out.column), (a.row, a.column), (b.row, b.column), add
         )
         x, y = (b, a) if product.swapped else (a, b)
         self._scratch = max(self._scratch, product.scratch)
-        places = [x.place, y.place, out.place, (_OWN, -1)]  # the scratch memory comes last of all
+        places = [
+            x.place,
+            y.place,
+            out.place,
+            (THREAD_MEMORY, -1),
+        ]  # -1: scratch memory, placed last
         self.calls.add(product.function, places, product.sizes, product.units)
         self.calls.nanoseconds += product.nanoseconds
 
@@ -264,7 +156,7 @@ class _CallListWriter:
         return tuple(sizes[name] for name in ScoreSize)
 
     def finalize(self) -> CallList:
-        self.calls.own = self.memory.nbytes + self._scratch + _LINE
+        self.calls.own = self.memory.nbytes + self._scratch + LINE_BYTES
         return self.calls.finalize(self.memory.nbytes)
 
 
@@ -284,8 +176,13 @@ def _bits(x: float) -> int:
 
 @dataclass(frozen=True)
 class _MaskLayout:
-    """A mask over (lead, heads, T, S): its kind as `attend_loops` names it, where each head's part
-    begins, and its strides in bytes, 0 along what it is broadcast."""
+    """A mask over (lead, heads, T, S).
+
+    Attributes:
+        kind: as `flash_attention_loops` names it.
+        heads: bytes at which each head's part begins.
+        row, column: strides in bytes, 0 along axes that it is broadcast along.
+    """
 
     kind: str = "none"
     heads: tuple[int, ...] = ()
@@ -293,11 +190,15 @@ class _MaskLayout:
     column: int = 0
 
     def place(self, number: int, row: int, key: int) -> Place:
-        return (_OWN, 0) if self.kind == "none" else (number, row * self.row + key * self.column)
+        return (
+            (THREAD_MEMORY, 0)
+            if self.kind == "none"
+            else (number, row * self.row + key * self.column)
+        )
 
 
 def mask_layout(mask: Any, lead: Sequence[int], scores: Sequence[int]) -> _MaskLayout:
-    """Of a contiguous mask that broadcasts to (*lead, *scores), for scores (heads, T, S)."""
+    """Describe a contiguous mask that broadcasts to (*lead, *scores), for scores (heads, T, S)."""
     rank = len(lead) + 3
     strides = [0] * (rank - mask.ndim) + [
         0 if size == 1 else step for size, step in zip(mask.shape, mask.strides, strict=True)
@@ -312,7 +213,7 @@ def mask_layout(mask: Any, lead: Sequence[int], scores: Sequence[int]) -> _MaskL
 
 
 def blocks(first: int, last: int, step: int) -> Iterator[range]:
-    """Ranges of at most `step` that begin at its multiples, or at `first`."""
+    """Yield ranges of at most `step` that begin at its multiples, or at `first`."""
     for start in range(first - first % step, last, step):
         yield range(max(first, start), min(last, start + step))
 
@@ -323,7 +224,7 @@ _Q, _K, _V, _Y, _LOGS, _MASK = range(1, 7)
 
 
 def _row_offsets(shape: Sequence[int], item: int) -> Any:
-    """Where each head's rows begin in an array (lead, heads, T)."""
+    """Return the bytes at which each head's rows begin in an array (lead, heads, T)."""
     return np.arange(shape[0] * shape[1]) * (shape[2] * item)
 
 
@@ -341,7 +242,7 @@ def plan_forward(
     mask: _MaskLayout,
     pattern: BandPattern,
 ) -> CallList:
-    """What computes y and the logarithms of the sums, (lead, heads, T) one after the other."""
+    """List the calls that compute y and the log-sum-exps, a contiguous (lead, heads, T)."""
     _, heads, rows, d = q.shape
     group, number, e = heads // k.shape[1], k.shape[2], v.shape[3]
     item = np.dtype(dtype).itemsize
@@ -360,13 +261,13 @@ def plan_forward(
     )
     scores, result = w.memory.take(queries * most * item), w.memory.take(queries * width * item)
     tops, totals = (w.memory.take(queries * item) for _ in range(2))
-    into, block = _MatrixPlace(result, width * item, item), _MatrixPlace(scores, most * item, item)
+    into, block = MatrixPlace(result, width * item, item), MatrixPlace(scores, most * item, item)
     for t in blocks(0, rows, queries):
         start, stop = pattern.visible_keys(t.start, t.stop, number)
-        of_q = _MatrixPlace((_Q, t.start * q.strides[2]), q.strides[2], item)
+        of_q = MatrixPlace((_Q, t.start * q.strides[2]), q.strides[2], item)
         for i, s in enumerate(blocks(start, stop, KEYS) if start < stop else [range(1)]):
-            of_k = _MatrixPlace((_K, s.start * k.strides[2]), k.strides[2], item)
-            of_v = _MatrixPlace((_V, s.start * v.strides[2]), v.strides[2], item)
+            of_k = MatrixPlace((_K, s.start * k.strides[2]), k.strides[2], item)
+            of_v = MatrixPlace((_V, s.start * v.strides[2]), v.strides[2], item)
             w.product(len(t), d, len(s), of_q, of_k.T, block)
             places = [scores, tops, totals, result, mask.place(_MASK, t.start, s.start)]
             sizes = w.block_sizes(pattern, t, s, most, width)
@@ -381,7 +282,7 @@ def plan_forward(
 
 # Backward -------------------------------------------------------------------------------------
 
-_G, _DELTA, _DQ, _DK, _DV = range(7, 12)  # and y where queries have their place forward
+_G, _DELTA, _DQ, _DK, _DV = range(7, 12)  # array 4 is y
 
 
 @lru_cache(maxsize=64)
@@ -398,11 +299,12 @@ def plan_backward(
     pattern: BandPattern,
     y: HeadsLayout | None = None,
 ) -> CallList:
-    """What computes the gradients for a group of heads that share keys; dk and dv are 0 before, if
-    `needs_zeroed_sums`.
+    """List the calls that compute the gradients, for each group of heads that share keys.
+
+    If `needs_zeroed_sums`, dk and dv must be 0 before.
 
     Args:
-        y: the result, if delta, its product with g along each row, is to be computed first.
+        y: the result's layout if delta = Σ g·y of each row is computed first; None: it is given.
     """
     _, heads, rows, d = q.shape
     shared, number, e = k.shape[1], k.shape[2], v.shape[3]
@@ -426,10 +328,11 @@ def plan_backward(
     w = _CallListWriter(dtype, mask, ahead)
     most, queries = w.pad_to_vectors(min(KEYS, number)), pattern.query_block(number)
     probabilities, reach = (w.memory.take(queries * most * item) for _ in range(2))
-    p, z = (_MatrixPlace(place, most * item, item) for place in (probabilities, reach))
+    p, z = (MatrixPlace(place, most * item, item) for place in (probabilities, reach))
     order = list(blocks(0, rows, queries))
     if pattern.right is not None:
-        order.reverse()  # the first one sees all keys that the others do
+        # The last block of a causal mask sees all keys, so that it can store instead of add.
+        order.reverse()
     covered = _KeyCoverage(number)
     head_mask = 0 if mask.kind == "none" or group == 1 else int(of_masks[1] - of_masks[0])
     for head in range(group):
@@ -440,13 +343,13 @@ def plan_backward(
         for t in order:
             start, stop = pattern.visible_keys(t.start, t.stop, number)
             of_q, of_g, to_q = (
-                _MatrixPlace((n, head * x.strides[1] + t.start * x.strides[2]), x.strides[2], item)
+                MatrixPlace((n, head * x.strides[1] + t.start * x.strides[2]), x.strides[2], item)
                 for n, x in ((_Q, q), (_G, g), (_DQ, dq))
             )
             line = (head * rows + t.start) * item
             for i, s in enumerate(blocks(start, stop, KEYS) if start < stop else [range(1)]):
                 of_k, of_v, to_k, to_v = (
-                    _MatrixPlace((n, s.start * x.strides[2]), x.strides[2], item)
+                    MatrixPlace((n, s.start * x.strides[2]), x.strides[2], item)
                     for n, x in ((_K, k), (_V, v), (_DK, dk), (_DV, dv))
                 )
                 w.product(len(t), d, len(s), of_q, of_k.T, p)
@@ -467,7 +370,7 @@ def plan_backward(
 
 
 class _KeyCoverage:
-    """Keys whose sums have begun: where none of a block has, storing is enough.
+    """The keys whose sums have begun: if none of a block have, its product is stored, not added.
 
     Attributes:
         needs_zeroed_sums: whether the sums must be 0 before, since some are added to before they
@@ -483,6 +386,7 @@ class _KeyCoverage:
         return self._early or bool(self._left)
 
     def adds(self, s: range) -> bool:
+        """Return whether a block's products are added; marks its keys as begun."""
         new = len(self._left.intersection(s))
         self._left.difference_update(s)
         self._early |= 0 < new < len(s)
@@ -493,12 +397,14 @@ class _KeyCoverage:
 
 
 def is_native(xp: Any, q: Any, k: Any, v: Any, softcap: Any) -> bool:
+    """Return whether native kernels compute attention of these arrays."""
     some = all(x.size for x in (q, k, v))
     return xp is np and is_jit_enabled() and is_supported(q.dtype.name) and softcap is None and some
 
 
 def heads_layout(x: Any) -> HeadsLayout:
-    """Of (…, heads, T, d), whose last axis is contiguous, and whose first ones join to one."""
+    """Describe an array (…, heads, T, d) with a contiguous last axis and evenly spaced leading
+    axes."""
     lead = math.prod(x.shape[:-3])
     joined = [
         (size, step) for size, step in zip(x.shape[:-3], x.strides[:-3], strict=True) if size > 1
@@ -516,7 +422,7 @@ def _optional_mask_layout(mask: Sequence[Any], q: Any, k: Any) -> _MaskLayout:
 def forward(
     y: Any, logs: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: BandPattern
 ) -> None:
-    """y (…, heads, T, e) and logs (…, heads, T), contiguous, of q, k and v."""
+    """Write y (…, heads, T, e) and the contiguous log-sum-exps (…, heads, T) of q, k and v."""
     forms = (heads_layout(x) for x in (q, k, v, y))
     calls = plan_forward(*forms, q.dtype.name, _optional_mask_layout(mask, q, k), pattern)
     calls.run([q, k, v, y, logs, mask[0] if mask else q])
@@ -526,9 +432,11 @@ def backward(
     out: Sequence[Any], g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, mask: Sequence[Any],
     pattern: BandPattern, y: Any = None,
 ) -> None:  # fmt: skip
-    """The gradients of q, k and v from that of y; logs and delta (…, heads, T) are contiguous.
+    """Write the gradients of q, k and v for the cotangent g of y.
 
-    With y, delta is filled with Σ g·y of each row; else it is given.
+    Args:
+        logs, delta: (…, heads, T), contiguous.
+        y: the result; if it is given, delta is written first, as Σ g·y of each row.
     """
     dq, dk, dv = out
     forms = (heads_layout(x) for x in (q, k, v, g, dq, dk, dv))

@@ -1,7 +1,7 @@
-"""What attention does to a block of scores between its products, as native loops.
+"""Native loops over blocks of attention's scores, between matrix products.
 
-A row of scores has some keys, and lies in memory as whole vectors; which of the keys its query sees
-is a range, and what a mask says. Beyond them the results are 0, and nothing is computed.
+A row of scores lies in memory as whole vectors. A query sees a range of its keys, less those that a
+mask hides; elsewhere results are 0 and nothing is computed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from graphflow.ops.kernels.codegen.vector_writer import Floats
 
 
 class ScoreSize(IntEnum):
-    """Places among the sizes of a loop."""
+    """Indices into the sizes of a loop."""
 
     KEYS = 0
-    ROW = auto()  # elements from a row of scores to the next
+    ROW = auto()  # elements between rows of scores
     WIDTH = auto()  # of a row of the result
-    FIRST = auto()  # row r sees keys from r + this, …
-    END = auto()  # … to r + this, the last excluded
-    MASK_ROW = auto()  # bytes from a row of the mask to the next
+    FIRST = auto()  # row r sees keys from r + FIRST
+    END = auto()  # to r + END, exclusive
+    MASK_ROW = auto()  # bytes between rows of the mask
     SCALE = auto()  # the bits of a float64
 
 
 class _ScoreRows:
-    """Rows of scores, vector by vector.
+    """Writes loops over rows of scores, vector by vector.
 
     Args:
-        mask: "none", "bool" or "float"; with "1" behind where all keys share an element.
+        mask: "none", "bool" or "float"; "bool1" and "float1" if all keys of a row share one
+            element.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class _ScoreRows:
         return self.flow.gep(base, self.element, self.flow.add(self.flow.mul(row, self.row), key))
 
     def visible_range(self, row: str) -> _VisibleRange:
+        """Return the range of keys that a row sees."""
         flow = self.flow
         first, last = (self._clip_to_keys(flow.add(row, x)) for x in (self.first, self.end))
         spread = [
@@ -70,7 +72,7 @@ class _ScoreRows:
         )
 
     def _clip_to_keys(self, key: str) -> str:
-        """The nearest number in 0 to the number of keys."""
+        """Clip a key's number to 0 … the number of keys."""
         return self.flow.minimum(self.flow.maximum(key, 0), self.keys)
 
     def _round_down(self, key: str) -> str:
@@ -80,7 +82,7 @@ class _ScoreRows:
         return self._round_down(self.flow.add(key, self.width - 1))
 
     def visible_lanes(self, key: str, seen: _VisibleRange) -> str:
-        """Which lanes of the vector from a key on are seen."""
+        """Return a mask of the lanes that are seen, for the vector that begins at a key."""
         flow, lanes = self.flow, self.floats.lanes
         index = ", ".join(f"i32 {i}" for i in range(self.width))
         start = flow.broadcast(self.width, "i32", flow.write(f"trunc i64 {key} to i32"))
@@ -89,7 +91,7 @@ class _ScoreRows:
         return lanes.binary("and", "i1", after, lanes.binary("icmp slt", "i32", here, seen.last))
 
     def apply_mask(self, z: str, row: str, key: str, seen: str | None) -> tuple[str, str | None]:
-        """Scaled scores with the mask, and which are seen; None: all."""
+        """Return scaled and masked scores, and a mask of the lanes that are seen; None: all."""
         f, flow = self.floats, self.flow
         z = f.mul(z, self.scale)
         if self.mask == "none":
@@ -107,14 +109,18 @@ class _ScoreRows:
         return f.add(z, given), seen
 
     def select_visible(self, seen: str | None, value: str, otherwise: str) -> str:
+        """Select `value` in the lanes that are seen."""
         return value if seen is None else self.floats.select(seen, value, otherwise)
 
     def loop_visible(
         self, seen: _VisibleRange, carried: Sequence[tuple[str, str]],
         body: Callable[..., Sequence[str] | None],
     ) -> list[str]:  # fmt: skip
-        """body(key, which lanes are seen or None for all, *values) for each vector of which some
-        are: those that are seen in part come before and after those that are as a whole."""
+        """Loop body(key, lanes, *values) over the vectors of which some lanes are seen.
+
+        `lanes` masks a vector at the edge of the range and is None inside, so that most vectors
+        need no mask.
+        """
         kinds = [kind for kind, _ in carried]
 
         def some(key: str, *values: str) -> Sequence[str] | None:
@@ -135,7 +141,7 @@ class _ScoreRows:
         return values
 
     def clear(self, seen: _VisibleRange, *rows: str) -> None:
-        """Zeros in rows of scores where no lane of a vector is seen."""
+        """Write zeros to the vectors of rows of which no lane is seen."""
 
         def vector(key: str) -> None:
             for row in rows:
@@ -147,9 +153,15 @@ class _ScoreRows:
 
 
 class _VisibleRange(NamedTuple):
-    """The keys that a row sees, by the first keys of vectors: from `start` some are seen, from
-    `whole` all are, from `rest` some, and from `stop` none; and first and last, the last excluded,
-    in all lanes."""
+    """The keys that a row sees, by the first keys of vectors.
+
+    Attributes:
+        start: from here on some lanes are seen.
+        whole: from here on all are.
+        rest: from here on some are again.
+        stop: from here on none are.
+        first, last: the exact range, last excluded, in all lanes.
+    """
 
     start: str
     whole: str
@@ -160,22 +172,27 @@ class _VisibleRange(NamedTuple):
 
 
 def _larger(f: Floats, a: str, b: str) -> str:
-    """The larger of two numbers; b where a is NaN, which shows again in its exponential."""
+    """Return the larger of two vectors; b if a is NaN, which shows again in its exponential."""
     return f.select(f.compare("ogt", a, b), a, b)
 
 
 def _exp(f: Floats, x: str) -> str:
-    """exp, and 0 for what is below the normal numbers: a processor takes long for these."""
+    """Return exp(x), or 0 below the normal numbers, on which processors are slow."""
     low = f.compare("olt", x, f.const(-87.0 if f.is_single else -708.0))
     zero = f.const(0.0)
     return f.select(low, zero, exp(f, f.select(low, zero, x)))
 
 
 def online_softmax(element: str, mask: str, more: bool) -> tuple[str, str]:
-    """Scores become their exponentials over the largest one so far, which are summed; `more`: what
-    was summed before fades where there is a larger one now.
+    """Write the loop that turns scores into exponentials and updates the running softmax.
+
+    Exponentials are relative to the largest score so far. If a larger one comes, the sum and the
+    result so far are scaled down.
 
     Pointers: scores, the largest of each row, the sum of each row, the result so far, the mask.
+
+    Args:
+        more: whether earlier blocks have left a sum and a result.
     """
     flow = KernelWriter()
     scores, tops, totals, result, of_mask = (flow.pointer(i) for i in range(5))
@@ -236,11 +253,12 @@ def online_softmax(element: str, mask: str, more: bool) -> tuple[str, str]:
 
 
 def normalize_rows(element: str) -> tuple[str, str]:
-    """y = result / total, and the logarithms of the sums of exponentials; 0 and -inf where nothing
-    was seen.
+    """Write the loop y = result / total, with the log-sum-exps.
 
-    Pointers: result, largest, totals, y, logarithms. Sizes: elements of a row of y, from a row of
-    the result to the next, from a row of y to the next.
+    A row that saw no key gives 0 and -inf.
+
+    Pointers: result, largest, totals, y, log-sum-exps. Sizes: elements of a row of y, between rows
+    of the result, between rows of y.
     """
     flow = KernelWriter()
     result, tops, totals, y, logs = (flow.pointer(i) for i in range(5))
@@ -276,10 +294,12 @@ def normalize_rows(element: str) -> tuple[str, str]:
 
 
 def score_gradients(element: str, mask: str) -> tuple[str, str]:
-    """Scores become probabilities, p = exp(score - logarithm), and what reaches them from these
-    becomes what reaches the product of queries and keys: p·(d - delta)·scale.
+    """Write the loop that turns scores into probabilities and their cotangents.
 
-    Pointers: scores, d, logarithms and delta of each row, the mask.
+    With p = exp(score - log-sum-exp), the cotangent d of the probabilities becomes that of the
+    product of queries and keys: p·(d - delta)·scale.
+
+    Pointers: scores, d, log-sum-exp and delta of each row, the mask.
     """
     flow = KernelWriter()
     scores, reach, logs, deltas, of_mask = (flow.pointer(i) for i in range(5))
@@ -315,8 +335,10 @@ def score_gradients(element: str, mask: str) -> tuple[str, str]:
 
 
 def row_dots(element: str) -> tuple[str, str]:
-    """out[r] = Σ a[r, j]·b[r, j]. Pointers: a, b, out. Sizes: elements of a row, from a row of a to
-    the next, of b, of out."""
+    """Write the loop out[r] = Σ a[r, j]·b[r, j].
+
+    Pointers: a, b, out. Sizes: elements of a row, then elements between rows of a, of b, of out.
+    """
     flow = KernelWriter()
     a, b, out = (flow.pointer(i) for i in range(3))
     count, a_row, b_row, out_row = (flow.size(i) for i in range(4))

@@ -1,8 +1,7 @@
-"""An LSTM along a sequence: a product and one pass over the gates for each step, all steps in one
-native call.
+"""An LSTM along a sequence: each step is a matrix product and one pass over the gates.
 
-Rows of the batch do not mix, so threads share them; each element of a product has the same bits
-however its rows are cut.
+All steps are one native call. Rows of the batch are independent, so threads share them. An element
+of a product has the same bits however its rows are cut.
 """
 
 from __future__ import annotations
@@ -20,18 +19,19 @@ from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm, is_supported, p
 from graphflow.ops.kernels.jit.array_address import address, empty_aligned
 from graphflow.ops.kernels.jit.call_table_driver import driver, loop_frame
 from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
-from graphflow.ops.kernels.jit.thread_pool import current_pool
+from graphflow.ops.kernels.jit.thread_pool import run_ranges
 from graphflow.ops.kernels.sequence import lstm_loops
 
 _SHARED = 200_000
 """Nanoseconds of work from which threads share the rows of a batch."""
 _FEW = 8
-"""Rows of a batch that a thread does at least."""
+"""Rows of a batch for a thread, at least."""
 _PANELS, _NARROW = (64, 32, 16), (16,)
-"""Columns of a panel of weights, with registers of 64 bytes and of 32, whose tiles are so wide."""
+"""Columns of a panel of weights, with registers of 64 bytes and of 32; as wide as tiles are."""
 
 
 def is_native(xp: Any, dtype: Any) -> bool:
+    """Return whether native kernels compute an LSTM of this dtype."""
     return xp is np and is_jit_enabled() and is_supported(np.dtype(dtype).name)
 
 
@@ -39,16 +39,16 @@ def is_native(xp: Any, dtype: Any) -> bool:
 
 
 class StepOperand(NamedTuple):
-    """Where an operand of a step is: the address in step 0, and the bytes to that of the next."""
+    """An operand of a step: its address in step 0, and the bytes between steps."""
 
     start: int
     stride: int = 0
 
 
 class CallChain:
-    """Calls of native functions for each of several steps, with operands that move on.
+    """Native calls that run in each of several steps, with operands that advance from step to step.
 
-    Built and run at once; it keeps alive the tables that it points to.
+    It is built and run at once, and keeps the tables alive that it points to.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class CallChain:
         self.add(product.function, [x, y, out, StepOperand(memory)], product.sizes, product.units)
 
     def run(self, first: int, last: int) -> None:
-        """Do steps `first` to `last` in order."""
+        """Run steps `first` to `last` in order."""
         if first >= last:
             return
         pointers = np.zeros(max(1, sum(len(places) for _, places, _, _ in self._calls)), np.int64)
@@ -92,22 +92,22 @@ class CallChain:
         driver().loop.releasing_gil(ctypes.c_void_p(address(steps)), None, first, last)
 
 
+def _step_rows(array: Any, first: int, way: int, row: int) -> StepOperand:
+    """Return rows, from `row` on, of an array (T, B, …): step `first`, then every `way` steps."""
+    step, between = array.strides[:2]
+    return StepOperand(address(array) + first * step + row * between, way * step)
+
+
 def _split_batch(batch: int, work: float, part: Callable[[int, int], None]) -> None:
-    """part(first, last) over the rows of a batch, on threads where that pays."""
-    pool = current_pool()
-    parts = 1
-    if pool is not None and work > _SHARED:
-        parts = max(1, min(pool.threads, batch // _FEW))
-    if pool is None or parts < 2:
-        part(0, batch)
-        return
-    edges = [batch * i // parts for i in range(parts + 1)]
-    pool.run(lambda i: part(edges[i], edges[i + 1]), parts)
+    """Run part(first, last) over the rows of a batch, on threads if there is enough work."""
+    run_ranges(part, batch, batch // _FEW if work > _SHARED else 1)
 
 
 class _PackedWeights:
-    """A matrix (k, n) that many products share, in panels of columns whose rows follow each other:
-    they are read from one end to the other."""
+    """A matrix (k, n) that many products share, packed in panels of columns.
+
+    The rows of a panel follow each other, so each product reads memory in order.
+    """
 
     def __init__(self, matrix: Any) -> None:
         k, n = matrix.shape
@@ -118,7 +118,7 @@ class _PackedWeights:
         self.array = np.ascontiguousarray(panels)
 
     def product(self, m: int) -> MatrixProduct:
-        """(m, k) by this, of matrices whose rows follow each other."""
+        """Plan the product of (m, k) rows by this matrix."""
         (k, n), panel, item = self.shape, self.panel, self.dtype.itemsize
         product = plan_product(
             (n // panel,), m, k, panel, self.dtype.name,
@@ -136,7 +136,7 @@ def forward(
     xp: Any, out: Sequence[Any], z: Any, r: Any, bias: Any, h: Any, c: Any, gates: str,
     reverse: bool,
 ) -> None:  # fmt: skip
-    """Fills y (T, B, H), the last h and c (B, H), all c (T, B, H), and the gates (T, B, 4·H)."""
+    """Fill y (T, B, H), the last h and c (B, H), all c (T, B, H), and the gates (T, B, 4·H)."""
     y, h_last, c_last, cs, kept = out
     if not len(z):
         xp.copyto(h_last, h)
@@ -166,18 +166,13 @@ def _forward_natively(
         sums, memory = np.empty((many, 4 * size), dtype), empty_aligned(product.scratch)
 
         def step_rows(array: Any, ahead: int = 0) -> StepOperand:
-            """Of the rows of an array (T, B, …), `ahead` steps before the chain's."""
-            step = array.strides[0] * way
-            return StepOperand(
-                address(array) + array.strides[0] * first + start * array.strides[1] - ahead * step,
-                step,
-            )
+            return _step_rows(array, first + ahead * way, way, start)
 
         def fixed_rows(array: Any) -> StepOperand:
             return StepOperand(address(array) + start * size * item)
 
         for past_h, past_c, begin, end in (
-            (fixed_rows(h), fixed_rows(c), 0, 1), (step_rows(y, 1), step_rows(cs, 1), 1, steps),
+            (fixed_rows(h), fixed_rows(c), 0, 1), (step_rows(y, -1), step_rows(cs, -1), 1, steps),
         ):  # fmt: skip
             chain = CallChain()
             here = StepOperand(address(sums))
@@ -223,7 +218,7 @@ def backward(
     xp: Any, out: Sequence[Any], gy: Any, gh: Any, gc: Any, r: Any, h: Any, c: Any, y: Any, cs: Any,
     kept: Any, gates: str, reverse: bool,
 ) -> None:  # fmt: skip
-    """Fills the cotangents of z (T, B, 4·H), r, and the first h and c."""
+    """Fill the cotangents of z (T, B, 4·H), of r, and of the first h and c."""
     dz, dr, dh, dc = out
     xp.copyto(dh, gh)
     xp.copyto(dc, gc)
@@ -238,7 +233,7 @@ def backward(
 
 
 def _recurrent_weight_gradient(xp: Any, dr: Any, dz: Any, h: Any, y: Any, reverse: bool) -> None:
-    """Σ over steps of dzᵀ @ (h before the step)."""
+    """Write Σ over steps of dzᵀ @ (h before the step)."""
     many = dz.shape[2]
     later, past = (dz[:-1], y[1:]) if reverse else (dz[1:], y[:-1])
     later, past = later.reshape(-1, many), past.reshape(-1, h.shape[1])
@@ -268,11 +263,7 @@ def _backward_natively(
         memory = empty_aligned(product.scratch)
 
         def step_rows(array: Any, ahead: int = 0) -> StepOperand:
-            step = array.strides[0] * way
-            return StepOperand(
-                address(array) + array.strides[0] * first + start * array.strides[1] + ahead * step,
-                step,
-            )
+            return _step_rows(array, first + ahead * way, way, start)
 
         def fixed_rows(array: Any) -> StepOperand:
             return StepOperand(address(array) + start * size * item)

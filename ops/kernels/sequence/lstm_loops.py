@@ -1,4 +1,4 @@
-"""The gates of an LSTM as native loops: what one step does between its products, in one pass."""
+"""The gates of an LSTM as native loops: one pass over them between the products of two steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from graphflow.ops.kernels.codegen.vector_writer import Floats
 
 
 class _GateRows:
-    """Rows of batch entries from start to stop, and vectors of the H elements of each gate.
+    """Loops over rows of the batch, and over vectors of the H elements of each gate.
 
-    Size 0 is H; a row of all gates has 4·H elements. What is beyond the last whole vector goes the
-    same way under a mask.
+    Size 0 is H; a row of all gates has 4·H elements. Elements beyond the last whole vector are
+    computed under a mask.
     """
 
     def __init__(self, flow: KernelWriter, element: str, gates: str) -> None:
@@ -24,7 +24,7 @@ class _GateRows:
         self.mask: str | None = None
 
     def place(self, base: str, row: str, j: str, gate: str | None = None) -> str:
-        """Of element j of a row, of H elements or of a gate's among 4·H."""
+        """Return the address of element j of a row of H elements, or of one gate among 4·H."""
         flow = self.flow
         many = 1 if gate is None else len(self.gates)
         start = flow.mul(row, flow.mul(self.size, many))
@@ -42,7 +42,7 @@ class _GateRows:
         self.flow.store_vector(self.width, self.element, value, place, self.mask)
 
     def run(self, body: Callable[[str, str], None]) -> None:
-        """body(row, j) for all vectors of all rows."""
+        """Write body(row, j) for all vectors of all rows."""
         flow = self.flow
         whole = flow.step("and", self.size, -self.width)
         left = flow.step("sub", self.size, whole)
@@ -63,9 +63,9 @@ class _GateRows:
 
 
 def forward(element: str, gates: str) -> tuple[str, str]:
-    """c' = f·c + i·g and h = o·tanh(c'), of gates from z + bias + recurrent.
+    """Write the loop c' = f·c + i·g, h = o·tanh(c'), with gates of z + bias + recurrent.
 
-    Pointers: z, recurrent, bias, c, then what is written: activated gates, c', h.
+    Pointers: z, recurrent, bias, c; then the results: activated gates, c', h.
     """
     flow = KernelWriter()
     z, past, bias, c, kept, c_out, h = (flow.pointer(i) for i in range(7))
@@ -88,10 +88,10 @@ def forward(element: str, gates: str) -> tuple[str, str]:
 
 
 def backward(element: str, gates: str) -> tuple[str, str]:
-    """The cotangents of what the gates were made of, and of c, from those of h and c'.
+    """Write the loop that turns cotangents of h and c' into those of the gates' sums and of c.
 
-    Pointers: that of y at this step, that of h from the steps after it, activated gates, c', c,
-    then what is written: the cotangents of the gates' sums; that of c', which becomes that of c.
+    Pointers: cotangents of y at this step and of h from later steps, activated gates, c', c; then
+    the results: cotangents of the gates' sums, and that of c', which becomes that of c.
     """
     flow = KernelWriter()
     from_y, from_h, kept, c_out, c, dz, dc = (flow.pointer(i) for i in range(7))

@@ -15,8 +15,8 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY
 from graphflow.ops import nn
-from graphflow.ops.attention import attention_op as module
 from graphflow.ops.attention import block_patterns as attention_blocks
+from graphflow.ops.attention import blockwise
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.sequence import flash_attention as attend
 
@@ -90,7 +90,7 @@ def test_memory_stays_far_below_the_matrix_of_all_pairs(gradient: bool) -> None:
     t = 8192
     q, k, v = np.zeros((3, 1, 1, t, 4), "f")
     attrs = {"scale": 0.5, "left": None, "right": 0, "offset": 0, "softcap": None}
-    y, logs = module._attention_kernel(np, q, k, v, **attrs)
+    y, logs = blockwise.attention_kernel(np, q, k, v, **attrs)
     tracemalloc.start()
     if gradient:
         REGISTRY["attention_grad"].run(np, (y, logs, q, k, v, logs), attrs)
@@ -163,7 +163,7 @@ def test_attention_refuses_what_does_not_fit() -> None:
         nn.attention(q, k[:1], k[:1])
     with pytest.raises(DTypeError, match="q is float32, k float64"):
         nn.attention(q, k.astype("float64"), k)
-    with pytest.raises(DTypeError, match="mask is bool or float32"):
+    with pytest.raises(DTypeError, match="mask must be bool or float32"):
         nn.attention(q, k, k, np.zeros((3, 5), "int64"))
     with pytest.raises(ShapeError, match=r"mask \(3, 4\) does not broadcast"):
         nn.attention(q, k, k, np.zeros((3, 4), bool))
@@ -263,7 +263,7 @@ def test_native_blocks_give_what_the_formula_does(
     delta = (g * y).sum(-1)
     grads = REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.attend, "is_native", lambda *_: False)
+        patch.setattr(blockwise.attend, "is_native", lambda *_: False)
         wanted = REGISTRY["attention"].run(np, [q, k, v, *given], attrs)
         wanted += REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     for native, plain in zip((y, logs, *grads), wanted, strict=True):

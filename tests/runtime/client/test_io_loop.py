@@ -30,7 +30,7 @@ from graphflow.errors import (
 from graphflow.placement.clusters.devices import Device, Worker
 from graphflow.runtime.client import io_loop as loop
 from graphflow.runtime.client import worker_membership as membership
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.polling.wakeup import EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.coordinator_events import BeginOperation, Order, WorkerGone
@@ -138,7 +138,7 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
     session, drives, came = begin(), threading.Event(), list[GraphflowError]()
     pending = session.submit(BeginOperation(1, {0: Order(Close(1))}, 20.0))
 
-    def turn(pending: Pending, until: float) -> None:
+    def turn(pending: PendingOperation, until: float) -> None:
         drives.set()
         time.sleep(0.1)  # the session is stopped meanwhile
 
@@ -146,7 +146,7 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
 
     def wait() -> None:
         try:
-            session.finish(1, pending, 20.0)
+            session.finish(pending, 20.0)
         except GraphflowError as error:
             came.append(error)
 
@@ -303,11 +303,11 @@ def test_large_messages_that_wait_while_a_session_is_held_up_lose_nobody() -> No
         channel = made._connections[0].channel
         for number in range(300):
             if number % 100 == 0:
-                wait_for(lambda number=number: channel._taken == number)
+                wait_for(lambda number=number: channel._received == number)
                 made._deferred.append(lambda: time.sleep(0.5))
                 made._wakeup.wake()
             wait_for(lambda: listener.send(route, [said, data]))
-        wait_for(lambda: channel._taken == 300)
+        wait_for(lambda: channel._received == 300)
         assert made.loss_reasons() == {} and channel.read_link_changes() == []
     finally:
         made.stop()

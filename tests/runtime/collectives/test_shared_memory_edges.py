@@ -17,7 +17,8 @@ import graphflow as gf
 from graphflow.errors import GraphflowError, StepTimeout, WorkerLost
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.runtime.collectives import shared_memory_edges as passages
-from graphflow.runtime.collectives.exchanges import SessionCollectives
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import (
     MAX_SLOT_BYTES,
     MAX_TENSOR_BYTES,
@@ -25,8 +26,8 @@ from graphflow.runtime.collectives.shared_memory_edges import (
 )
 from graphflow.runtime.host.session_state import MAX_AGREED_FORMS
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import TensorParcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.faults import hazards
 from tests.runtime.collectives.test_exchanges import together
 from tests.runtime.workers import segments_of
@@ -47,8 +48,8 @@ class Pair:
             SessionCollectives("s", i, mail, self._outbox) for i, mail in enumerate(self.mails)
         ]
         to, of = ({n: Awaited(f"edge {n}", worker) for n in specs} for worker in (1, 0))
-        out = self.ends[0].for_program("p", SOURCE).edge_senders(TARGET, 1, to, specs)
-        into = self.ends[1].for_program("p", TARGET).edge_receivers(SOURCE, 0, of, specs)
+        out = ProgramCollectives(self.ends[0], "p", SOURCE).edge_senders(TARGET, 1, to, specs)
+        into = ProgramCollectives(self.ends[1], "p", TARGET).edge_receivers(SOURCE, 0, of, specs)
         self.out, self.into = out, into
         self.give(seconds)
 

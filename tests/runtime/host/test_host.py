@@ -31,9 +31,9 @@ from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.program.program import Program
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Computed, TensorParcel
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.interrupts import interrupted
 from tests.runtime.programs import CPU, OTHER, placed
 

@@ -175,7 +175,7 @@ def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
         os.kill(nursery.pid, signal.SIGKILL)
         assert soon(lambda: all(map(is_gone, before)))
         assert soon(lambda: not nursery.is_alive)
-        assert str(workers.wait_exit(0, 5.0)) == "with its nursery, killed by signal 9"
+        assert str(workers.wait_exit(0, 5.0)) == "with its fork server, killed by signal 9"
         assert workers.restart_ended([], [], START) == [0, 1]
         assert not set(before) & set(workers.pids) and len(set(workers.addresses)) == 2
     finally:
@@ -219,7 +219,7 @@ def test_a_session_is_told_that_its_workers_have_ended_with_their_nursery() -> N
         assert soon(lambda: hosts._loop is not None and len(hosts._loop.loss_reasons()) == 2)
         with pytest.raises(WorkerLost) as failure:
             hosts.load("p", {0: (b"", []), 1: (b"", [])})
-    known = ("the process that it was started from has ended", "with its nursery")
+    known = ("the process that it was started from has ended", "with its fork server")
     assert any(each in failure.value.reason for each in known), failure.value.reason
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from graphflow.errors import OpError, StepTimeout, WorkerLost
 from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol.coordinator import GRACE
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import Compute, Done, Failed
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
 from tests.runtime.protocol.test_protocol import Desk, settled
 
 

@@ -17,7 +17,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayReader,
     is_whole,
 )
-from graphflow.runtime.wire.tensor_mailbox import Awaited, TensorMailbox
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 
 pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="no anonymous shared memory here")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import REGISTRY, Tensor
-from graphflow.ops.kernels.codegen.elementwise_emitter import Operand, Region, RegionOp
+from graphflow.ops.kernels.codegen.region import Operand, Region, RegionOp
 from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
 from graphflow.ops.kernels.fusion.region_kernels import kernel_of
 from graphflow.ops.kernels.jit.array_address import address

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY, Op, Tensor
-from graphflow.ops.kernels.codegen.elementwise_emitter import Operand, Region, RegionOp
+from graphflow.ops.kernels.codegen.region import Operand, Region, RegionOp
 from graphflow.ops.kernels.fusion import reductions
 from graphflow.ops.kernels.fusion.region_kernels import RegionKernel, kernel_of, run_op
 from graphflow.ops.kernels.fusion.row_ops import collapse_axes, orientation

@@ -12,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY, Op
-from graphflow.ops.kernels.codegen.elementwise_emitter import (
-    Operand,
-    Region,
-    RegionOp,
-    freeze_attributes,
-)
+from graphflow.ops.kernels.codegen.region import Operand, Region, RegionOp, freeze_attributes
 from graphflow.ops.kernels.fusion.region_kernels import KernelLaunch, kernel_of, trace_op
 from graphflow.ops.kernels.fusion.row_ops import collapse_axes
 from graphflow.ops.kernels.jit.array_address import address

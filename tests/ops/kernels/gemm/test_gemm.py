@@ -16,12 +16,8 @@ from hypothesis import strategies as st
 from graphflow.errors import ShapeError
 from graphflow.ops.kernels.gemm import gemm as module
 from graphflow.ops.kernels.gemm import tiling as gemm_cut
-from graphflow.ops.kernels.gemm.gemm import (
-    gemm,
-    is_supported,
-    plan_if_faster_than_blas,
-    plan_product,
-)
+from graphflow.ops.kernels.gemm.contiguous_products import plan_if_faster_than_blas
+from graphflow.ops.kernels.gemm.gemm import gemm, is_supported, plan_product
 from graphflow.ops.kernels.gemm.kernel_form import GemmSize
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
