@@ -147,7 +147,7 @@ class Graph:
             serial = node.serial
             for tensor in node.inputs:
                 source = tensor.node
-                if source.serial >= serial:  # nodes are in the order of these
+                if source.serial >= serial:  # nodes are sorted by serial
                     raise GraphError(f"{node} reads {tensor}, which does not come before it")
                 if tensor is not source.outputs[tensor.index]:
                     raise GraphError(f"{node} reads a tensor that its node does not know")

@@ -357,7 +357,7 @@ def _fixed_input(info: ValueInfoProto, value: Any, file: str) -> Known:
 def _input_value(info: ValueInfoProto, shape: Sequence[Any] | None, file: str) -> Value:
     kind: TypeProto = info.type
     if not kind.HasField("tensor_type"):
-        return OnHost(f"input {info.name!r} is no tensor")
+        return OnHost(f"input {info.name!r} is not a tensor")
     code = kind.tensor_type.elem_type
     dtype = dtype_of(code)
     if dtype is None or not is_native(dtype):

@@ -1,4 +1,9 @@
-"""UseSyrk: compute one triangle of a matrix times its own transpose, as BLAS's syrk does."""
+"""UseSyrk: compute one triangle of a matrix times its own transpose, as BLAS's syrk does.
+
+numpy chooses syrk by itself if both operands are one buffer, and its bits differ from those of a
+product. Whether two tensors share a buffer depends on the memory plan. So matmul never lets its
+operands share one, and this pass chooses syrk where the graph says that they are one tensor.
+"""
 
 from __future__ import annotations
 

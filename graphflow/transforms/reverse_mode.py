@@ -88,7 +88,7 @@ def pull_back(
                     results[tensor] = cotangents.total(tensor)
         flows = any(t.node in wanted for t in node.inputs)
         if node in groups:
-            if flows and groups[node][0] is node:  # the first: all that reads any of them is done
+            if flows and groups[node][0] is node:  # the first one: all consumers are done
                 _propagate_group(groups[node], cotangents, wanted)
         elif flows and any(cotangents.has(t) for t in node.outputs):
             _propagate(node, cotangents, wanted)
@@ -149,7 +149,7 @@ def input_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
     y, xs, wide = in_float32(node, g)
     parts: Sequence[Tensor | None] = op.vjp(wide, y, *xs, **node.attrs)
     if y is not node.outputs[0] and _reads_only_output(parts, y, xs, since):
-        y, xs, wide = in_float32(node, g, again=False)  # else both x and y were kept
+        y, xs, wide = in_float32(node, g, again=False)  # computing y again would keep x alive
         parts = op.vjp(wide, y, *xs, **node.attrs)
     if len(parts) != len(xs):
         raise DifferentiationError(
@@ -288,4 +288,4 @@ def _require_inexact(tensor: Any) -> None:
         )
 
 
-FUNCTIONS["gradients"] = gradients  # vjps of ops that hold bodies differentiate these
+FUNCTIONS["gradients"] = gradients  # vjps of control flow ops differentiate bodies

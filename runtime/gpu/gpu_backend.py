@@ -1,10 +1,9 @@
-"""A GPU by way of CuPy: its streams, its memory, and the ways in and out.
+"""A GPU through CuPy: its streams, its memory, and copies to and from the host.
 
-Kernels run on one stream that no other waits for; what comes in and what goes out have a stream
-each, and events say what waits for what. Feeds go through two pinned buffers by turns into a place
-that never changes, so that captured work finds them; fetches come through pinned memory. The arena
-and each variable are one plain allocation; ops that need memory of their own take it from pools of
-the device's, and are counted (`allocations`).
+Kernels run on one stream. Uploads and downloads have a stream each, and events order the three.
+Feeds go through two alternating pinned buffers to a fixed address, where captured work finds them.
+Fetches come through pinned memory. The arena and each variable are plain allocations. Ops that
+allocate memory take it from the device's pools, which count their allocations.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from graphflow.runtime.gpu.cudnn import Cudnn
 from graphflow.runtime.memory.backend import Array, ResultExporter, export_or_copy
 
 _KERNELS_PER_MODULE = 64
-"""Kernels in one translation unit."""
+"""Kernels that are compiled in one translation unit."""
 _VECTOR_BYTES = 16
-"""Bytes of a vector load, to whose multiples addresses must be aligned for it."""
+"""Bytes of a vector load; addresses must be multiples of it."""
 _DEBUG_HINT = (
     "its steps are started ahead, so to see which op it was, set CUDA_LAUNCH_BLOCKING=1 and "
     "GRAPHFLOW_CUDA_GRAPHS=off"
@@ -48,18 +47,18 @@ _DEBUG_HINT = (
 
 _lock = threading.Lock()
 _backends: weakref.WeakSet[GpuBackend] = weakref.WeakSet()
-"""Those of this process: where one lacks memory, all of its GPU let go of what they keep."""
+"""All backends of this process. If one lacks memory, the pools of all on its GPU are trimmed."""
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Bytes of a GPU's memory, and of the host's for it.
+    """Bytes of a GPU's memory, and of the host's memory for it.
 
     Attributes:
-        plain: arenas, variables, places of feeds: all plain allocations that are alive.
-        pool: what ops took for themselves, at its largest.
-        kept: constants, values on their way, and what libraries work in.
-        pinned: of the host, for feeds.
+        plain: live plain allocations: arenas, variables, buffers of feeds.
+        pool: the most that ops have allocated for themselves.
+        persistent: constants, tensors on their way, and workspaces of libraries.
+        pinned: the host's pinned memory for feeds.
     """
 
     plain: int
@@ -70,7 +69,7 @@ class GpuMemory:
 
 @dataclass(frozen=True)
 class DeviceCopy:
-    """A tensor on its way to another GPU of this process: a copy, and when it is there."""
+    """A copy of a tensor for another GPU of this process, and the event of its completion."""
 
     array: Any
     ready: Any
@@ -87,10 +86,15 @@ class DeviceCopy:
 
 
 class GpuBackend:
-    """One GPU.
+    """A GPU as a `Backend`.
+
+    Args:
+        index: the CUDA device.
 
     Attributes:
-        kernels: of libraries, by op, sizes and attributes.
+        kernels: kernels of libraries, by op, sizes and attributes.
+        allocations: number of allocations by ops so far.
+        pinned: bytes of pinned memory for feeds.
 
     Raises:
         DeviceError: CuPy or the GPU is missing.
@@ -123,7 +127,7 @@ class GpuBackend:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
         _refuse_uploads(cupy)
-        # CuPy's own class takes no weak references, by which what is freed is told.
+        # CuPy's own class does not support weak references, which report when memory is freed.
         self._plain_memory_class = type("Plain", (cupy.cuda.Memory,), {})
         self._plain_bytes = 0
         with _lock:
@@ -133,10 +137,10 @@ class GpuBackend:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Work that is started here goes to the device's stream, memory comes from its pool.
+        """Start work on the device's stream, with memory from its pool.
 
         Raises:
-            DeviceError: a call of CUDA's failed.
+            DeviceError: a CUDA call failed.
         """
         with (
             self.translate_errors(),
@@ -148,8 +152,10 @@ class GpuBackend:
 
     @contextmanager
     def side_stream(self, stream: Any) -> Iterator[None]:
-        """The same for another thread's work beside the program's, on a stream of its own, with
-        memory that does not count as what the program's steps took."""
+        """Start another thread's work on a stream of its own, in parallel with the program.
+
+        Its memory does not count as allocated by the program's steps.
+        """
         with self._device, stream, self.xp.cuda.using_allocator(self._persistent_pool.malloc):
             yield
 
@@ -157,27 +163,32 @@ class GpuBackend:
         """Wait for the device's work.
 
         Raises:
-            DeviceError: it failed.
+            DeviceError: the work failed.
         """
         with self.translate_errors(), self._device:
             self.stream.synchronize()
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
+        """Raise errors of CUDA calls as DeviceError or DeviceLost that names the device.
+
+        CUDA is asynchronous, so the failing call may report an earlier failure.
+        """
         try:
             yield
         except self._errors as error:
-            if self._is_capturing:  # which may be what does not allow it
+            if self._is_capturing:  # the capture itself may refuse the call
                 raise
             lost = self.lost_error()
             raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_DEBUG_HINT}") from error
 
     def lost_error(self) -> DeviceLost | None:
-        """Why this process cannot use the device any more; None where it can. After an illegal
-        address, or memory that fails, CUDA answers every call with that."""
+        """Return why this process cannot use the device any more; None if it can.
+
+        After an illegal address or a memory failure, CUDA fails every further call.
+        """
         if self._is_capturing:
-            return None  # a wait is refused, lost or not
+            return None  # a capture refuses to synchronise, lost or not
         try:
             self.stream.synchronize()
         except self._errors as error:
@@ -188,33 +199,35 @@ class GpuBackend:
         return None
 
     def begin_step(self) -> None:
-        """A step begins: what its feeds replace, earlier steps have read when they got here."""
+        """Begin a step: its uploads wait until earlier steps have read the buffers."""
         self._step_begun = self.record_event(self.stream)
 
     @cached_property
     def cublas(self) -> Cublas:
-        """Products of matrices.
+        """The GPU's cuBLAS handle.
 
         Raises:
-            Exception: of nvmath: cuBLAS is not there, or fails.
+            Exception: raised by nvmath if cuBLAS is missing or fails.
         """
         with self.active():
             return Cublas(self.xp, self.stream.ptr, self._persistent_pool.malloc)
 
     @cached_property
     def cudnn(self) -> Cudnn:
-        """What cuDNN works by.
+        """The GPU's cuDNN handle.
 
         Raises:
-            Exception: cuDNN is not there, or fails.
+            Exception: cuDNN is missing or fails.
         """
         with self.active():
             return Cudnn(self.stream.ptr)
 
     def close(self) -> None:
-        """Wait for what runs, and let go of memory, of libraries, and of what CuPy keeps for the
-        process: plans of Fourier transforms, which work in the pool's memory, and pinned memory. A
-        device that failed has failed already: that is not told again."""
+        """Wait for the device's work, and release memory and libraries.
+
+        Plans of Fourier transforms, which use the pool's memory, and pinned memory belong to CuPy.
+        They are released, too. Errors are suppressed: a device that failed has reported it before.
+        """
         xp = self.xp
         self.kernels.clear()
         for end in (
@@ -235,7 +248,7 @@ class GpuBackend:
                 end()
 
     def record_event(self, stream: Any) -> Any:
-        """When a stream has got to where it is now."""
+        """Return an event that a stream reaches after its work so far."""
         with self._device:
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
@@ -244,7 +257,7 @@ class GpuBackend:
     # Memory -------------------------------------------------------------------------------------
 
     def empty(self, nbytes: int) -> Any:
-        """Uninitialised bytes: a plain allocation, not one of a pool's."""
+        """Return uninitialised bytes: a plain allocation, not one from a pool."""
         size = max(nbytes, ALIGNMENT)
         with self.translate_errors(), self._device:
             memory = self._allocate_or_trim(size, self._plain_memory_class)
@@ -265,17 +278,19 @@ class GpuBackend:
         return self._graph_pool.malloc(nbytes)
 
     def _allocate_plain(self, nbytes: int) -> Any:
-        """Memory of the driver's for a pool that does not let go of what it keeps where there is
-        none, as CuPy's do: a graph may write there."""
+        """Allocate from the driver, for the pool of captured work.
+
+        If memory is short, CuPy's own allocator would free blocks of this pool. A graph may still
+        write to them.
+        """
         cuda = self.xp.cuda
         return self._allocate_or_trim(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
 
     def _allocate_or_trim(self, size: int, take: Callable[[int], Any]) -> Any:
-        """Memory of the device. Where there is not enough, all pools that this process has there
-        let go of what they keep, and it is tried once more.
+        """Allocate memory; if it is short, trim this process's pools on the GPU and try again.
 
         Raises:
-            DeviceOutOfMemory: there is not enough then, either.
+            DeviceOutOfMemory: memory is short even then.
         """
         cuda = self.xp.cuda
         errors = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
@@ -309,7 +324,7 @@ class GpuBackend:
     # In and out ---------------------------------------------------------------------------------
 
     def to_device(self, array: Any) -> Any:
-        """A contiguous array here: the given one, or a copy that is there when this returns."""
+        """Return a contiguous array of this device: the given one, or a finished copy."""
         if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
             return array
         host = np.asarray(array)
@@ -321,18 +336,20 @@ class GpuBackend:
             return there.view(host.dtype).reshape(host.shape)
 
     def write(self, memory: Any, value: Any) -> None:
-        """Fill an array of this device, before anything that is started from now on."""
+        """Copy `value` into an array of this device, before any work that is started later."""
         with self.active():
             self.xp.copyto(memory, self.to_device(value))
             self.stream.synchronize()
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        """A copy that the caller owns."""
+        """Return a copy that the caller owns."""
         return self.to_hosts((array,))[0]
 
-    def to_hosts(self, arrays: Sequence[Any], keep: ResultExporter | None = None) -> list[Array]:
-        """Copies that the caller owns, or that `keep` makes, through pinned memory, with one wait
-        for all."""
+    def to_hosts(self, arrays: Sequence[Any], export: ResultExporter | None = None) -> list[Array]:
+        """Return copies that the caller owns, or that `export` makes.
+
+        All go through pinned memory, with one wait.
+        """
         if not arrays:
             return []
         landed = []
@@ -349,25 +366,28 @@ class GpuBackend:
             self._download_stream.synchronize()
         return [
             export_or_copy(
-                _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
+                _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), export
             )
             for pinned, array in landed
         ]
 
     def hand_over(self, array: Any, kind: str) -> Any:
-        """What another device of this process, of that kind, is given."""
+        """Return a copy for another device of this process; `kind` is "cpu" or "gpu"."""
         if kind == "cpu":
             return self.to_host(array)
         with self.active():
             return DeviceCopy(self.xp.copy(array), self.record_event(self.stream))
 
     def input_buffer(self, spec: TensorSpec) -> InputBuffer:
-        """The way in of what is fed or received in each step."""
+        """Make the buffer of a feed or a received tensor."""
         return InputBuffer(self, spec)
 
     def upload(self, buffer: Any, pinned: Any, size: int) -> None:
-        """Copy pinned memory to a place whose readers of earlier steps are before `begin`; work
-        that is started from now on finds it there. `arrived` is when."""
+        """Copy pinned memory to a buffer, for all work that is started from now on.
+
+        The copy waits for the readers of earlier steps, up to `begin_step`. The event `uploaded`
+        is its completion.
+        """
         with self._device:
             self._upload_stream.wait_event(self._step_begun)
             buffer.data.copy_from_host_async(pinned.ptr, size, self._upload_stream)
@@ -377,10 +397,10 @@ class GpuBackend:
     # Kernels ------------------------------------------------------------------------------------
 
     def compile(self, kernels: Sequence[CudaKernel]) -> None:
-        """Compile those kernels that are missing, many in one translation unit.
+        """Compile the missing kernels, many in one translation unit.
 
         Raises:
-            CompileError: CUDA's compiler refuses one.
+            CompileError: CUDA's compiler refuses a kernel.
         """
         missing = {k.name: k for k in kernels if k.name not in self._functions}
         names = list(missing)
@@ -392,14 +412,14 @@ class GpuBackend:
                     module = compile_module(self.xp, text)
                     for name in some:
                         self._functions[name] = module.get_function(name)
-                except Exception as error:  # of CuPy's compiler, or of the driver
+                except Exception as error:  # from CuPy's compiler or the driver
                     refused = CompileError(f"CUDA kernels do not compile: {error}")
                     raise self.lost_error() or refused from error
 
     def make_launcher(
         self, region: Region, sizes: tuple[int, ...]
     ) -> Callable[[Sequence[Any]], None]:
-        """The kernel of a region for some sizes, as a function of operands and results."""
+        """Return a region's kernel for some sizes, as a function of operands and results."""
         kernel = cuda_kernel(region, is_wide(sizes))
         self.compile([kernel])
         function, processors = self._functions[kernel.name], self.processors
@@ -421,18 +441,17 @@ class GpuBackend:
 
     @contextmanager
     def graph_memory(self) -> Iterator[None]:
-        """Work in here is captured later, or now: the memory that it takes comes from a pool which
-        nothing else takes from.
+        """Take memory from the pool for work that is captured now or later.
 
-        A graph writes to the same places whenever it is replayed, so nobody else may have them, and
-        no memory can be taken from the driver while it is captured: by then the pool has what the
-        first run took. Graphs of one stream run one after the other, and share it.
+        A replay writes to the same addresses as the capture, so nothing else may use them. The
+        driver cannot allocate during a capture; by then the pool has the memory that the first run
+        took. Graphs of one stream run one after the other and share the pool.
         """
         with self.xp.cuda.using_allocator(self._allocate_for_graphs):
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
-        """A graph of the work that `run` starts on the stream."""
+        """Return a graph of the work that `run` starts on the stream."""
         self._is_capturing = _capturing.now = True
         try:
             with self.graph_memory():
@@ -446,14 +465,13 @@ class GpuBackend:
 
 
 class InputBuffer:
-    """A place on a GPU that each step fills from the host, or from another GPU.
+    """A buffer on a GPU that each step fills from the host or from another GPU.
 
-    Two pinned buffers take turns, so that one is filled while the other may still be on its way;
-    and what another GPU handed over is kept until this one has read it, or else its memory would be
-    the other's again.
+    Two pinned buffers alternate: one is filled while the other may still be uploading. A copy from
+    another GPU is kept alive until this GPU has read it.
 
     Attributes:
-        buffer: the array, always the same one.
+        array: the buffer; always the same array.
     """
 
     def __init__(self, backend: GpuBackend, spec: TensorSpec) -> None:
@@ -467,9 +485,13 @@ class InputBuffer:
         self._unread: deque[tuple[DeviceCopy, Any]] = deque()  # and when each has been read
 
     def __call__(self, array: Any) -> None:
-        """Fill it, for all work that is started from now on."""
+        """Fill the buffer, for all work that is started from now on.
+
+        Raises:
+            ShapeError: the array has another shape or dtype.
+        """
         if tuple(array.shape) != self._spec.shape or array.dtype != self._spec.dtype:
-            raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
+            raise ShapeError(f"expected {self._spec}, got {array.dtype}{tuple(array.shape)}")
         if not self._size:
             return
         with self._backend.translate_errors():
@@ -505,9 +527,9 @@ _capturing = threading.local()
 
 
 def _refuse_uploads(cupy: Any) -> None:
-    """Let no captured work copy from the host's memory: a replay would copy what is there then.
+    """Refuse copies from the host during a capture: a replay would copy what is there then.
 
-    CuPy takes pinned memory for such a copy, from an allocator that is one for all threads.
+    CuPy allocates pinned memory for such a copy, from one allocator for all threads.
     """
 
     def allocate(size: int) -> Any:
@@ -520,12 +542,12 @@ def _refuse_uploads(cupy: Any) -> None:
 
 
 def _pinned_bytes(size: int) -> int:
-    """What CuPy's pool takes for so many: the next power of two."""
+    """Return the bytes that CuPy's pinned pool takes for `size`: the next power of two."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether it is memory that lacks, and not, say, a capture that allows none to be taken."""
+    """Return True if memory is short, not if, for example, a capture forbids to allocate."""
     return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
 
 
@@ -534,5 +556,5 @@ def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
-    """Pinned memory as bytes."""
+    """Return pinned memory as an array of bytes."""
     return np.frombuffer(pinned, np.uint8, size)

@@ -14,7 +14,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import Node
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.collectives.exchanges import DeviceCollective, ProgramCollectives
+from graphflow.runtime.collectives.program_collectives import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.memory.backend import DeviceBackend

@@ -22,7 +22,8 @@ from graphflow.base.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.device_name import DeviceName
-from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionCollectives
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
@@ -300,7 +301,7 @@ class SessionState:
         The key has the sizes only: symbols have names of the user's.
         """
         told = ",".join(str(size) for _, size in sizes)
-        return self.exchanges.for_program(f"{program}({told})", device)
+        return ProgramCollectives(self.exchanges, f"{program}({told})", device)
 
     def _run(
         self,

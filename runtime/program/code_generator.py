@@ -1,10 +1,11 @@
-"""Code: writes a partition as straight-line Python over buffers at fixed places.
+"""Code generation for CPUs: a partition -> straight-line Python over buffers at fixed addresses.
 
-A line is one node, so a failure's line number names the node and the user's line; generated kernels
-that stand together are one line, a native call (`native_segments.py`), which cannot fail.
+    nodes ─CpuCode→ lines (`program_part.py`) over operands (`operand_table.py`)
+          ─ProgramSource→ Python functions
 
-    nodes ─Code→ lines (`program_part.py`) over operands (`operand_table.py`) ─Text→ Python
-    functions
+A line stands for one node, so the line number of a failure leads to the node and to the user's
+line. Consecutive generated kernels are one line, a native call (`native_segments.py`), which cannot
+fail.
 """
 
 from __future__ import annotations
@@ -62,16 +63,18 @@ _EDGES = ("send", "recv")
 
 
 class CpuCode:
-    """A program of a partition: its lines, over names bound to buffers and kernels.
+    """The lines of a partition's program, and the buffers and kernels that their names mean.
 
     Args:
-        memory: of the arena.
-        loops: of the program of which this is a body.
-        keys: of a body: what its parameters are fed by.
+        memory: the arena's bytes.
+        loops: the edge channel of the enclosing program's bodies, if this is a body.
+        keys: for a body, the key in `feeds` of each parameter.
 
     Attributes:
-        alone: nodes that their ops' own kernels compute.
-        codes: of the bodies that its nodes hold.
+        compute, commit: the two sections of the program.
+        scope: global names of the generated functions.
+        plain_kernel_nodes: nodes that are computed by their op's own kernel.
+        body_codes: the code of the bodies that its nodes hold.
     """
 
     def __init__(
@@ -106,8 +109,8 @@ class CpuCode:
         self.compute = ProgramSection(threads)
         self.commit = ProgramSection(threads)
         self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
-        self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
-        self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
+        self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
+        self._dtypes: set[np.dtype[Any]] = set()  # that the backend supports
         self.variables: dict[str, Any] = {}
         self.plain_kernel_nodes: list[Node] = []
         self.body_codes: list[CpuCode] = []
@@ -124,7 +127,7 @@ class CpuCode:
         watch = (
             NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
         )
-        # An update may write straight to a variable that is made after it: variables come first.
+        # Variables come first: a deferred update may write to a variable that comes after it.
         for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
             self._emit_node(node, variables)
             if watch is not None and watch.checked_outputs(node):
@@ -146,7 +149,7 @@ class CpuCode:
             if spec.dtype not in self._dtypes:
                 require_dtype(self.backend.xp, spec.dtype)
                 self._dtypes.add(spec.dtype)
-        if node in self.layout.regions:  # most are
+        if node in self.layout.regions:  # most nodes are
             self._emit_region(node, number)
             return
         match node.op.name:
@@ -173,7 +176,7 @@ class CpuCode:
             case "group":
                 pass
             case _ if node.op.alias:
-                pass  # an array where a line reads it
+                pass  # becomes an array only if a line reads it
             case _ if node in self.layout.body_layouts:
                 self._emit_bodies(node, number)
             case _:
@@ -207,10 +210,10 @@ class CpuCode:
         target = str(node.attrs["target"])
         value = self._operands.name(node.inputs[0])
         near = DeviceName.parse(target).worker == self.device.worker
-        if self.is_body:
-            value = f"copy({value})"  # the next iteration writes its buffer
-        elif near and self.layout.roots[node.inputs[0]] in self.assigned:
-            value = f"copy({value})"  # handed over by reference, and its reader may commit after us
+        # Within a worker a tensor is passed by reference. In a body the next iteration overwrites
+        # its buffer. A variable's new value may be read by the receiver's commit after our own.
+        if self.is_body or (near and self.layout.roots[node.inputs[0]] in self.assigned):
+            value = f"copy({value})"
         self.scope[f"t{number}"] = target
         self._emit_line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
 
@@ -219,7 +222,7 @@ class CpuCode:
     def _emit_finite_check(
         self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]
     ) -> None:
-        """A line that looks whether tensors are finite."""
+        """Emit a line that checks whether tensors are finite."""
         names = [self._operands.name(t) for t in tensors]
         self.scope[f"w{self.numbers[node]}"] = look
         self._emit_line(node, f"w{self.numbers[node]}({', '.join(names)})")
@@ -230,7 +233,7 @@ class CpuCode:
             self._emit_finite_check(look.tensors[-1].node, look, look.tensors)
 
     def _emit_collective(self, node: Node, number: int) -> None:
-        """Take part in an exchange, which goes on while other lines run."""
+        """Emit the start of a collective, which proceeds while later lines run."""
         what = Collective.from_attrs(bind_attrs(node.attrs, self.bindings))
         name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
         self.scope[f"m{number}"] = self.channel.join_collective(what, name)
@@ -249,8 +252,10 @@ class CpuCode:
     # Bodies -------------------------------------------------------------------------------------
 
     def _emit_bodies(self, node: Node, number: int) -> None:
-        """A node of bodies, each over its part of the node's memory: where they are generated
-        kernels throughout, as native calls; else as a line that runs routines."""
+        """Emit a node that holds bodies, each over its part of the node's memory.
+
+        Bodies that consist of generated kernels run as native calls, others as Python functions.
+        """
         inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
@@ -264,7 +269,7 @@ class CpuCode:
                 bodies(node), inner.parts, inner.offsets, strict=True
             )
         ]  # fmt: skip
-        self.body_codes += codes  # native calls have the addresses of their constants
+        self.body_codes += codes  # keeps constants alive, whose addresses native calls use
         natives = [
             code.as_native_body(body) for body, code in zip(bodies(node), codes, strict=True)
         ]
@@ -287,7 +292,7 @@ class CpuCode:
         self._emit_line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
 
     def as_native_body(self, body: Body) -> NativeBody | None:
-        """This code, of a body, as calls; None where it has lines of Python."""
+        """Return this body's code as native calls; None if it has lines of Python."""
         if not all(isinstance(line, NativeSegment) for line in self.compute.lines) or self.plain:
             return None
         if self.backend.xp is not np:
@@ -302,7 +307,7 @@ class CpuCode:
     # Kernels ------------------------------------------------------------------------------------
 
     def _emit_region(self, node: Node, number: int) -> None:
-        """A node of a region: the last one stands for all."""
+        """Emit a node of a fused region; the region's last node emits the kernel."""
         fused = self.layout.regions[node]
         if node.op.refuse is not None:
             self._emit_value_check(node, number)
@@ -334,8 +339,11 @@ class CpuCode:
         part.add_line(node, f"k{number}({', '.join(moving)})")
 
     def _emit_sweep(self) -> None:
-        """The updates of variables that are worth sharing, as one call a thread, together with
-        the small ones."""
+        """Emit large updates of variables, and small ones with them, as one call for each thread.
+
+        Each thread then updates its share of all variables, so threads meet once, not once for
+        each variable.
+        """
         if not self._sweep_updates:
             return
         small = [c for c in self.commit.calls if not c.task.scratch and _are_fixed(c.pointers)]
@@ -347,12 +355,13 @@ class CpuCode:
         self.commit.add_line(self._sweep_updates[-1][0], "sweep()")
 
     def _emit_value_check(self, node: Node, number: int) -> None:
-        """A line that looks for values that the op does not take: labels that are no class."""
+        """Emit a line that refuses values that the op does not accept, such as class labels
+        beyond the number of classes."""
         assert node.op.refuse is not None
         attrs = bind_attrs(node.attrs, self.bindings)
         arrays = []
         for i, tensor in enumerate(node.inputs):
-            if tensor.dtype.kind == "f":  # what counts is its shape
+            if tensor.dtype.kind == "f":  # only its shape matters
                 self.scope[f"c{number}_{i}"] = self.layout.specs[tensor]
                 arrays.append(f"c{number}_{i}")
             else:
@@ -361,7 +370,7 @@ class CpuCode:
         self._emit_line(node, f"c{number}({', '.join(arrays)})")
 
     def _is_split_over_threads(self, task: KernelTask) -> bool:
-        """Whether threads share the work of a task."""
+        """Return True if threads share the work of a task."""
         return task.nanoseconds > THREADING_NANOSECONDS and self.backend.threads > 1
 
     def _emit_call(
@@ -372,7 +381,7 @@ class CpuCode:
         tensors: Sequence[Tensor],
         results: int,
     ) -> None:
-        """A call of a task with operands and, last of them, so many results."""
+        """Add a native call of a task; the last `results` of the tensors are its results."""
         if not task.rows:
             return
         if task.order:
@@ -390,14 +399,14 @@ class CpuCode:
         )
 
     def _nbytes(self, spec: TensorSpec) -> int:
-        """Bytes of a tensor; most specs of a layout are those of many tensors."""
+        """Return the bytes of a tensor. Most specs of a layout belong to many tensors."""
         known = self._sizes.get(id(spec))
         if known is None:
             known = self._sizes[id(spec)] = nbytes(spec)
         return known
 
     def _emit_kernel(self, node: Node, number: int) -> None:
-        """A line that runs the node's kernel into its buffers."""
+        """Emit the node's kernel, which writes to its buffers."""
         deferred = self.layout.deferred.get(node)
         task = self.layout.tasks.get(node)
         if task is not None and deferred is None and not self._is_split_over_threads(task):
@@ -430,7 +439,7 @@ class CpuCode:
     # The commit part ------------------------------------------------------------------------------
 
     def _emit_staging_copy(self, node: Node) -> None:
-        """Copy a value that is another variable's memory, which this step's commits may change."""
+        """Emit a copy of an assigned value that shares memory with a variable of this commit."""
         if node in self.layout.staged and not self._emit_native_copy(
             self.compute, node, node.inputs[1], node.outputs[0]
         ):
@@ -448,7 +457,7 @@ class CpuCode:
     def _emit_native_copy(
         self, part: ProgramSection, node: Node, source: Tensor, target: Tensor
     ) -> bool:
-        """Whether a value is copied as generated kernels are run."""
+        """Add a native copy of a tensor; return False if native calls are off."""
         size = nbytes(self.layout.specs[target])
         if self.plain or self.backend.xp is not np:
             return False
@@ -458,15 +467,20 @@ class CpuCode:
         return True
 
     def _keep_for_commit(self, node: Node, name: str) -> str:
-        """A name that the commit part can use: feeds, recvs and their aliases are local to the
-        compute part."""
+        """Return an expression that the commit section can use for a name.
+
+        Feeds, received tensors and their aliases are local to the compute section.
+        """
         if name in self.scope:
             return name
         self._emit_line(node, f"kept[{name!r}] = {name}")
         return f"kept[{name!r}]"
 
     def _bind_runtime_pointers(self) -> None:
-        """Let pointers lead to what comes; what the commit part reads is kept until then."""
+        """Bind the pointers of native calls to feeds and received tensors.
+
+        Those that the commit section reads are kept until then.
+        """
         for part in (self.compute, self.commit):
             for segment in part.segments:
                 for slot, which in segment.runtime_pointers.items():
@@ -484,13 +498,13 @@ class CpuCode:
     @cached_property
     def _source(self) -> ProgramSource:
         names = [self._operands.name(t) for t in self.partition.fetches.values()]
-        result = "(" + "".join(f"{name}, " for name in names) + ")"  # may take lines for aliases
+        result = "(" + "".join(f"{name}, " for name in names) + ")"  # may emit lines for aliases
         lines = [*self._feeds, *self.compute.lines]
         return ProgramSource(self.scope, lines, self.commit.lines, result)
 
     @property
     def is_native(self) -> bool:
-        """Whether it is generated kernels throughout, and edges."""
+        """Whether it consists of native calls, sends and receives only."""
         lines = (*self._source.lines[len(self._feeds) :], *self.commit.lines)
         return self.backend.xp is np and all(
             isinstance(line, NativeSegment)
@@ -499,39 +513,38 @@ class CpuCode:
         )
 
     def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
-        """The compute part as a function (feeds, step, draws) -> fetched values."""
+        """Compile the compute section to a function (feeds, step, draws) -> fetched values."""
         return self._source.compile_compute(name)
 
     def compile_commit(self) -> Callable[[], None]:
-        """The commit part as a function."""
+        """Compile the commit section to a function."""
         return self._source.compile_commit()
 
     def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
-        """The compute part with a fourth argument, which is told after each node by the number of
-        its line; and the node of each line."""
+        """Compile the compute section for traced steps; see `ProgramSource.compile_traced`."""
         return self._source.compile_traced()
 
     def annotate_error(self, error: BaseException) -> Exception:
-        """An error with the node of the failing line, unless it says already what went wrong."""
+        """Return an error that names the node of the failing line; see `annotate_error`."""
         return annotate_error(error, self._source.failing_node(error), self.layout, self.partition)
 
     @property
     def commits(self) -> bool:
-        """Whether there is anything to assign."""
+        """Whether the program has assignments."""
         return bool(self.commit.lines)
 
     @property
     def workspace(self) -> int:
-        """Bytes that ops took for themselves: on a cpu nobody counts them."""
+        """Measured workspace in bytes; 0, because a CPU does not measure it."""
         return 0
 
     def release(self) -> None:
-        """Let go of the buffers: the program does not run again."""
+        """Release the buffers. The program cannot run again."""
         if not self.is_body:
             self.channel.close()
-        self.scope.clear()  # its functions and itself refer to each other
+        self.scope.clear()  # breaks the reference cycle with its functions
 
 
 def _are_fixed(places: Sequence[PointerSource]) -> bool:
-    """Whether addresses are known before a program runs."""
+    """Return True if all addresses are known before the program runs."""
     return all(isinstance(place, int) for place in places)

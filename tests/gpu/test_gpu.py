@@ -358,7 +358,9 @@ def test_a_program_whose_memory_is_not_there_names_its_largest_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_cupy.install(monkeypatch, memory=10_000)
-    with pytest.raises(DeviceOutOfMemory, match=r"gpu:0 cannot begin.*'large' of 40,000 bytes"):
+    with pytest.raises(
+        DeviceOutOfMemory, match=r"gpu:0 does not fit in its memory.*'large' of 40,000 bytes"
+    ):
         OnGpu(gf.cumsum(gf.placeholder("float32", (10_000,), name="x"), axis=0, name="large"))
 
 

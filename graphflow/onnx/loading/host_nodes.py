@@ -25,8 +25,8 @@ from graphflow.onnx.loading.segments import OnnxBody, Scope
 from graphflow.onnx.loading.value_kinds import classify
 
 SHAPE = "the shape of its output depends on data"
-SEQUENCE = "sequences and optionals are no tensors"
-STRINGS = "strings are no tensors"
+SEQUENCE = "sequences and optionals are not tensors"
+STRINGS = "strings are not tensors"
 RANDOM = "the numbers it draws are those of numpy"
 
 # Operators that always run on the host, and why.

@@ -191,7 +191,7 @@ class Importer:
             body = expansion.schema_body(call, plain)
         try:
             if not plain and body is None:
-                raise RunOnHost(f"{call.op_type} reads a value that is no tensor")
+                raise RunOnHost(f"{call.op_type} reads a value that is not a tensor")
             if handler is not None:
                 outputs = handler(call)
             elif body is not None:

@@ -118,7 +118,7 @@ class NodeCall:
         if isinstance(value, Known):
             return self._importer.as_tensor(value)
         if isinstance(value, OnHost | Fixed):
-            raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
+            raise RunOnHost(f"{self.op_type} reads a value that is not a tensor")
         return value
 
     def as_tensor(self, value: Known) -> Tensor:
@@ -169,7 +169,7 @@ class NodeCall:
             if constant is not None:
                 return constant
         if isinstance(value, Fixed | OnHost):
-            raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
+            raise RunOnHost(f"{self.op_type} reads a value that is not a tensor")
         raise NeedsValue(value, f"{self.label}: its input {i} decides the shape of its output")
 
     def sizes(self, i: int) -> list[Size]:

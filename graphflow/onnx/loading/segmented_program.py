@@ -285,7 +285,7 @@ def _value_kind(value: Any) -> Any:
 def _placeholder_for(name: str, value: Any, before: Value | None = None) -> Value:
     """Make the placeholder for a run-time value in the next segment, or an OnHost value."""
     if _value_kind(value) == "host":
-        return OnHost("it is no tensor that a graph can hold")
+        return OnHost("it is not a tensor that a graph can hold")
     shape: list[Any] = [1 if size == 1 else None for size in np.shape(value)]  # 1 may broadcast
     if isinstance(before, Tensor):
         known = [size if isinstance(size, int) else None for size in before.shape]

@@ -1,4 +1,4 @@
-"""Checks of a mesh that a user gives, and the devices for it."""
+"""Checks of the mesh that a user gives, and the choice of its devices."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from graphflow.parallel.mesh.count_arguments import as_count
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_NODES = 4_000_000
-"""The nodes that a graph of shards may have, about."""
+"""The most nodes, about, that a graph of shards may have."""
 
 
 def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
-    """The sizes of a mesh; refuse what is none.
+    """Return the sizes of a mesh as ints.
 
     Raises:
-        ShardingError: no axes, names that are no names, sizes that are no counts.
+        ShardingError: the mesh is no dict, is empty, has an axis without a name, or a size below 1.
     """
     where = f"{what} at {user_location()}"
     if not isinstance(mesh, Mapping) or not mesh:
@@ -38,10 +38,10 @@ def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
 
 
 def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
-    """Refuse a mesh that is larger than a graph can be written for.
+    """Refuse a mesh whose graph of shards would have too many nodes.
 
     Raises:
-        ShardingError: see above.
+        ShardingError: the graph would have more than `MAX_NODES` nodes.
     """
     count, nodes = prod(mesh.values()), len(graph.nodes)
     if count * nodes > MAX_NODES:
@@ -57,10 +57,13 @@ def mesh_devices(
     cluster: Cluster,
     wanted: Any = None,
 ) -> list[DeviceName]:
-    """A device for each place of a mesh.
+    """Return a device for each place of a mesh.
+
+    Without `wanted`, the first devices of one kind are taken, GPUs first. A cluster of one device
+    has all places.
 
     Raises:
-        ShardingError: there are too few.
+        ShardingError: there are too few devices, or `wanted` does not name one for each place.
     """
     count = prod(mesh.values())
     told = " × ".join(f"{name} {size}" for name, size in mesh.items())

@@ -1,7 +1,7 @@
 """Collectives for users: what several replicas compute of each other's tensors.
 
-Each function builds a node for each replica (`ops/communication/collectives.py`); placed on several
-devices, they become one exchange between these.
+Each function builds a node for each replica (`ops/communication/collectives.py`). If these nodes
+are placed on several devices, they become one exchange between them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from graphflow.parallel.mesh.count_arguments import as_count
 F = TypeVar("F", bound=Callable[..., Any])
 
 REPLICAS = 100_000
-"""Of one exchange: each is a node."""
+"""The most replicas of one exchange: each is a node."""
 
 
 def _public(f: F) -> F:
-    """A function whose errors name it and the user's line."""
+    """Return a function whose errors name it and the user's line."""
     return cast(F, validate_arguments(f, f"parallel.{f.__name__}"))
 
 
@@ -154,6 +154,7 @@ def all_to_all(tensors: Sequence[Any], split_axis: int = 0, concat_axis: int = 0
 
 
 def _tensors(given: Any) -> list[Tensor]:
+    """Return a list of tensors, one for each replica."""
     if not isinstance(given, list | tuple):
         raise ArgumentError(f"tensors are a list, one a replica, not {given!r}")
     if not given:
@@ -162,6 +163,7 @@ def _tensors(given: Any) -> list[Tensor]:
 
 
 def _reduction(op: str, algorithm: str, hosts: Any, count: int) -> dict[str, Any]:
+    """Check the arguments of a reduction, and return them as attributes."""
     if op not in REDUCTIONS:
         raise ArgumentError(f"op is one of {', '.join(REDUCTIONS)}, not {op!r}")
     if algorithm not in ALGORITHMS:
@@ -181,6 +183,7 @@ def _reduction(op: str, algorithm: str, hosts: Any, count: int) -> dict[str, Any
 
 
 def _parts(x: Tensor, axis: int, count: int, sizes: Sequence[Size] | None) -> tuple[Size, ...]:
+    """Return the sizes of the parts along an axis; by default as equal as possible."""
     if sizes is not None:
         if not all(isinstance(each, Dim) or (type(each) is int and each >= 0) for each in sizes):
             raise ArgumentError(f"sizes are ints from 0 on, not {tuple(sizes)!r}")

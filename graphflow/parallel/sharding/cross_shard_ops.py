@@ -1,4 +1,5 @@
-"""Meetings: ops whose shards begin with their own pieces, tell each other a little, and finish."""
+"""Ops that shards finish together: each computes on its shard, tells the others a little, and
+finishes."""
 
 from __future__ import annotations
 
@@ -14,18 +15,25 @@ from graphflow.parallel.resharding.resharder import Resharder
 from graphflow.parallel.sharding.rules import ShardingRule
 
 
-def emit_meeting(
+def emit_exchange(
     resharder: Resharder,
     node: Node,
     rule: ShardingRule,
     split: AxisSplit,
     inputs: Sequence[tuple[Tensor, ...]],
 ) -> list[tuple[Tensor, ...]]:
-    """The outputs of a node at each place, made in a meeting along its letter.
+    """Write a node whose shards exchange intermediate results along one letter
+    (`Sharding.exchange`).
 
     Args:
-        split: of that letter.
-        inputs: their parts.
+        resharder: records the exchange.
+        node: the node.
+        rule: its rule.
+        split: the split of the letter.
+        inputs: for each input, its shards by place.
+
+    Returns:
+        For each place, the outputs.
     """
     exchange, mesh = rule.sharding.exchange, resharder.mesh
     assert exchange is not None
@@ -63,4 +71,4 @@ def emit_meeting(
     return outputs
 
 
-__all__ = ["emit_meeting"]
+__all__ = ["emit_exchange"]

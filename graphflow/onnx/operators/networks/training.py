@@ -43,7 +43,7 @@ def _find_tensor(call: NodeCall, name: str) -> Tensor:
     if isinstance(value, Known):
         return call.as_tensor(value)
     if not isinstance(value, Tensor):
-        raise call.unsupported_error(f"{name!r} is no tensor of this graph")
+        raise call.unsupported_error(f"{name!r} is not a tensor of this graph")
     return value
 
 
