@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from graphflow.placement.plans.sweep_data import Curve, SweepData, number
+from graphflow.placement.plans.reports.sweep_data import Curve, SweepData, number
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable, shorten
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.plans.report import DeviceUse, device_uses
+from graphflow.placement.plans.reports.report import DeviceUse, device_uses
 from graphflow.placement.view import colours
 from graphflow.placement.view.fold import fold_large
 from graphflow.placement.view.layout import NODE_WIDTH, EdgeRoute, GraphLayout, arrange

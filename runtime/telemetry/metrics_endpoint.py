@@ -29,7 +29,7 @@ from typing import Any
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.tables import TextTable
 from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import (

@@ -11,7 +11,7 @@ from statistics import median
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.tables import TextTable
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 

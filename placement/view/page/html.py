@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds, time_unit
 from graphflow.errors import PlanError
-from graphflow.placement.plans.plan_notices import constraints, ports
-from graphflow.placement.plans.report import DeviceUse, device_uses, shown_devices
-from graphflow.placement.plans.tables import busy_share, off_by
+from graphflow.placement.plans.reports.plan_notices import constraints, ports
+from graphflow.placement.plans.reports.report import DeviceUse, device_uses, shown_devices
+from graphflow.placement.plans.reports.tables import busy_share, off_by
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page.payload import LINKS, pack, payload
 from graphflow.placement.view.page.template import fill

@@ -23,8 +23,8 @@ from graphflow.parallel.pipelining.staleness import staleness
 from graphflow.parallel.pipelining.timeline import run
 from graphflow.parallel.sharding.sharded_graph import FeedSlice
 from graphflow.passes import optimize
-from graphflow.placement.plans.plan_notices import constraints
 from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
+from graphflow.placement.plans.reports.plan_notices import constraints
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.critical_path import PathSegment, critical_path
-from graphflow.placement.plans.plan_notices import Constraint, PortUse, constraints, ports
-from graphflow.placement.plans.tables import (
+from graphflow.placement.plans.reports.critical_path import PathSegment, critical_path
+from graphflow.placement.plans.reports.plan_notices import Constraint, PortUse, constraints, ports
+from graphflow.placement.plans.reports.tables import (
     SHOWN,
     Printed,
     TextTable,

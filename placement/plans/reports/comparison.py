@@ -9,8 +9,8 @@ from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_data import PlanData
-from graphflow.placement.plans.report import Report, report
-from graphflow.placement.plans.tables import TextTable, seconds_cell
+from graphflow.placement.plans.reports.report import Report, report
+from graphflow.placement.plans.reports.tables import TextTable, seconds_cell
 
 
 @dataclass(frozen=True)

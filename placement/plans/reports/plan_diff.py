@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.tables import SHOWN, Printed, TextTable, more, seconds_cell
+from graphflow.placement.plans.reports.tables import SHOWN, Printed, TextTable, more, seconds_cell
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData

@@ -11,10 +11,10 @@ from functools import cached_property
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.comparison import summary
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.report import report
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.comparison import summary
+from graphflow.placement.plans.reports.report import report
+from graphflow.placement.plans.reports.tables import TextTable
 
 
 @dataclass(frozen=True)
