@@ -174,7 +174,7 @@ class WorkerMembership:
             self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))
         except (RendezvousTimeout, SessionError, ClusterError) as error:
             if self._loop is not None:  # a frozen worker may not be lost yet
-                self._suspects |= {*self._loop.strangers()}
+                self._suspects |= {*self._loop.unwelcomed_workers()}
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
