@@ -24,7 +24,7 @@ Links = Mapping[tuple[str, str], calibrate.LinkSpeed]
 
 
 def is_described(cluster: Cluster) -> bool:
-    """Return True if every device's speeds are given, so that nothing must be measured."""
+    """Return True if every device's speeds are given, so that nothing needs to be measured."""
     return all(device.is_described for worker in cluster.workers for device in worker.devices)
 
 
@@ -112,7 +112,7 @@ def _this_machine(cluster: Cluster) -> Mapping[str, Any]:
 
 
 def _host(cluster: Cluster, worker: int) -> str:
-    """Return what tells the machines of workers apart; "" for this one."""
+    """Return a name that tells the machines of workers apart."""
     address = cluster.workers[worker].address
     if cluster.kind in ("here", "local"):
         return ""
@@ -132,9 +132,8 @@ def _busy_threads(cluster: Cluster) -> dict[str, int]:
 
 
 def device_classes(cluster: Cluster) -> dict[str, str]:
-    """Return a name of each device's speed, by device.
-
-    It consists of its machine, its kind and threads, and its given numbers.
+    """Return for each device a name for its speed: its machine, kind and threads, and what is
+    given of it.
     """
     return {
         device.name: "|".join(
@@ -151,7 +150,9 @@ def device_classes(cluster: Cluster) -> dict[str, str]:
 
 
 def link_classes(cluster: Cluster) -> dict[tuple[int, int], str]:
-    """Return a name of the kind of link between two devices; described links have none."""
+    """Return by device indices a name for the kind of link between them; described links have
+    none.
+    """
     names, found = cluster.devices, {}
     for i, source in enumerate(names):
         for j, target in enumerate(names):

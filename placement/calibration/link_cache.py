@@ -78,7 +78,7 @@ def load_or_measure_links(
 
 
 def network_path(folder: Path | None = None) -> Path:
-    """Return where links are kept."""
+    """Return the path of the file that keeps measured links."""
     return (folder or cache_folder()) / "network.json"
 
 
@@ -88,7 +88,7 @@ def _pair(one: str, other: str) -> Pair:
 
 
 def _is_unchanged(probe: Probe, source: int, target: int, kept: _LinkRecord) -> bool:
-    """Return True if a link is as before, by all but the largest of the messages."""
+    """Return True if a link is as it was, by all but the largest of the messages."""
     if not 0 <= time.time() - kept.at <= TRUSTED_SECONDS:
         return False
     return all(
@@ -102,7 +102,7 @@ def _is_alike(now: float, before: float) -> bool:
 
 
 def _load(path: Path) -> dict[Pair, _LinkRecord]:
-    """Return the kept links; none of a damaged file."""
+    """Read the kept links; a damaged file counts as empty."""
     try:
         data: Any = json.loads(path.read_text())
         if data["format"] != FORMAT:
@@ -124,7 +124,7 @@ def _check_seconds(times: Any) -> list[float]:
 
 
 def _save(path: Path, new: Mapping[Pair, _LinkRecord]) -> None:
-    """Add links to the file, if it can be written."""
+    """Keep the links for later sessions if the folder can be written."""
     latest = sorted({**_load(path), **new}.items(), key=lambda item: item[1].at)[-LINKS:]
     rows = [[*pair, list(kept.times), kept.at] for pair, kept in latest]
     write_json(path, {"format": FORMAT, "links": rows})

@@ -153,7 +153,7 @@ class KernelTimer:
         return entry
 
     def call(self, op: Op, case: ScaledSample | None) -> Callable[[], object] | None:
-        """Return a function that runs a sample as a program does; None if the op cannot."""
+        """Return a function that runs a case as a program does, or None if the op cannot."""
         if case is None:
             return None
         try:
@@ -199,7 +199,9 @@ class KernelTimer:
         return make_monotonic(points, max(flops / taken for flops, taken in points[-2:]))
 
     def _product(self, dtype: str, n: int) -> Callable[[], None]:
-        """Return a function that multiplies matrices, with the next operands each time."""
+        """Return a function that multiplies square matrices, with the next set of operands each
+        time.
+        """
         into = REGISTRY["matmul"].into
         assert into is not None
         a = self._xp.asarray(self.array(TensorSpec((n, n), np.dtype(dtype)), _UNIT))
@@ -235,7 +237,9 @@ def lower_quartile(seconds: Sequence[float]) -> float:
 
 
 def make_scaler(side: int) -> Callable[[Size], Size]:
-    """Return a function that sets sizes above 2 to `side`; smaller ones count examples or channels."""
+    """Return a function that enlarges the sizes of a sample, except numbers of examples or
+    channels.
+    """
     return lambda size: side if isinstance(size, int) and size > 2 else size
 
 
@@ -323,7 +327,8 @@ def measure_handoff(rounds: int = 200) -> float:
 
 
 def _contention() -> dict[str, list[float]]:
-    """Return how much slower each of several busy threads is than one.
+    """Measure how much slower each of several busy threads is than one: two, and all cores (eight
+    at most).
 
     Measured for two threads and for all cores (eight at most). Threads of one process stand for
     processes, because the kernels hold no interpreter lock.

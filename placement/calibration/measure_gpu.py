@@ -143,10 +143,8 @@ def _time_crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
 
 
 def gpu_product() -> str | None:
-    """Return the name of the first GPU and of the libraries that compute on it; None without one.
-
-    Speeds belong to both.
-    """
+    """Return what the speeds of a GPU depend on: its name, and the libraries that compute on it;
+    None where there is none."""
     try:
         cupy = import_cupy()
         name = gpu_name(cupy.cuda.runtime.getDeviceProperties(0))
@@ -156,7 +154,7 @@ def gpu_product() -> str | None:
 
 
 def _has_nvmath() -> bool:
-    """Return True if programs multiply by nvmath-python, which CUDA graphs can capture."""
+    """Return True if programs multiply by nvmath-python, which graphs take."""
     return find_spec("nvmath") is not None
 
 
@@ -300,9 +298,8 @@ class GpuKernelTimer(KernelTimer):
         return entry
 
     def _is_captured(self, call: Callable[[], object]) -> bool:
-        """Return True if CUDA graphs can capture an op.
-
-        They cannot capture CuPy's products, but those of nvmath-python.
+        """Return True if graphs take an op. They take no products of CuPy's, but
+        nvmath-python's.
         """
         try:
             capture_graph(self._xp, self._stream, call)
@@ -336,7 +333,7 @@ class GpuKernelTimer(KernelTimer):
         return fit[0], run
 
     def _fits(self, case: ScaledSample) -> bool:
-        """Return True if a sample fits, and its work grows with its memory."""
+        """Return True if there is room for a case, and what it does grows with what it takes."""
         most = SAMPLE if case.sample.make is None else FROM_HOST
         return case.bytes <= min(most, self.room, SPARSE * case.amount)
 

@@ -147,7 +147,7 @@ class Rates:
         )
 
     def _control_flow_seconds(self, op: Op, attrs: Mapping[str, Any]) -> float:
-        """Return the seconds of a node's bodies as often as they run; of a cond, the longer one."""
+        """Return the seconds of all runs of a node's bodies; for a cond, of its longer branch."""
         held = [value for value in attrs.values() if isinstance(value, Body)]
         each = [self._body_seconds(body) for body in held]
         once = max(each) if op is cond else math.fsum(each)
@@ -221,7 +221,7 @@ def interpolate_seconds(points: Sequence[Sequence[float]], amount: float) -> flo
 
 
 def contention_factor(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
-    """Return how many times longer each of `threads` busy threads takes ("compute" or "memory").
+    """Return how many times longer each of so many busy threads takes ("compute" or "memory").
 
     Beyond what was measured (all cores), threads take turns.
     """
@@ -231,7 +231,7 @@ def contention_factor(contention: Mapping[str, Sequence[float]], what: str, thre
 
 
 def is_generated(op: Op) -> bool:
-    """Return True if programs compute an op by a generated kernel, with its neighbours."""
+    """Return True if programs compute an op by a kernel of ours, with its neighbours."""
     return op.elementwise or op.rows is not None
 
 

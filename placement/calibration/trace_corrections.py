@@ -152,11 +152,13 @@ class TraceCorrections:
         return median(ratios) * predicted / (1.0 + distance / _REACH)
 
     def has_observed(self, bucket: Bucket) -> bool:
-        """Return True if such a node was observed, with neighbours as busy as it says."""
+        """Return True if such a node was observed, its neighbours idle or busy as it says."""
         return bucket in self._nodes
 
     def knows(self, bucket: Bucket) -> bool:
-        """Return True if such a node was observed, with neighbours idle or busy."""
+        """Return True if such a node was observed on a device whose neighbours were idle, or
+        busy.
+        """
         return any(replace(bucket, busy=busy) in self._nodes for busy in (False, True))
 
     def factor(self, bucket: Bucket) -> float:
@@ -229,9 +231,8 @@ class TraceCorrections:
 
     @staticmethod
     def from_dict(data: Any, basis: str) -> TraceCorrections:
-        """Return what `to_dict` made.
-
-        It is empty if the data is damaged, or of another machine or calibration.
+        """Read what `to_dict` made; empty if it is damaged, or of another machine or
+        calibration.
         """
         made = TraceCorrections(basis)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -267,12 +268,12 @@ def robust_ratio(ratios: Sequence[float]) -> float:
 
 
 def _bottleneck(bucket: Bucket) -> str:
-    """Return what takes the time of such nodes."""
+    """Return what limits such nodes: products, random numbers, aliases, or else memory."""
     return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
 
 
 def _op_name(bucket: Bucket) -> str:
-    """Return the op without the mark of transposed operands."""
+    """Return the op's name without the flags that say how it reads its operands."""
     return bucket.op.partition(TRANSPOSED_MARK)[0]
 
 
@@ -311,19 +312,21 @@ def _check_samples(values: Any, least: float, most: float) -> list[float]:
 
 
 def basis_of(profile: Mapping[str, Any]) -> str:
-    """Return what tells one calibration from another."""
+    """Return a key that tells one calibration from another."""
     text = json.dumps(profile.get("devices"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def corrections_path(folder: Path | None = None) -> Path:
-    """Return where the corrections of this machine are kept: beside its profile."""
+    """Return the path of this machine's corrections, beside its profile."""
     path = profile_path(folder)
     return path.with_name(path.name.replace("machine-", "learned-"))
 
 
 def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
-    """Return the kept corrections of this calibration; empty if there are none."""
+    """Read what earlier sessions learned under this calibration; empty if nothing usable is
+    kept.
+    """
     basis = basis_of(profile)
     try:
         data = json.loads(corrections_path(folder).read_text())
@@ -333,5 +336,5 @@ def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> 
 
 
 def write_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
-    """Keep corrections for later sessions, if the folder can be written."""
+    """Keep the corrections for later sessions if the folder can be written."""
     write_json(corrections_path(folder), learned.to_dict())

@@ -347,7 +347,9 @@ class Cluster:
         return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
 
     def pinned(self, pin: DeviceName) -> DeviceName:
-        """Return the meaning of a pin here, after its worker was lost or got another number."""
+        """Return a pin with the present number of its worker, or that of the lost worker's
+        stand-in.
+        """
         if pin.worker is None or pin.worker >= len(self.stand_ins):
             return pin
         return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)

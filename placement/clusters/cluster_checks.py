@@ -1,4 +1,4 @@
-"""Checks of a cluster's description when it is made; errors say the remedy."""
+"""Checks of a cluster's description when it is created, with errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("here", "local", "remote", "hypothetical")
 
 
 class ClusterFields(Protocol):
-    """The attributes of a `Cluster` that the checks read."""
+    """The fields of a `Cluster` that the checks read."""
 
     @property
     def workers(self) -> tuple[Worker, ...]: ...
@@ -93,7 +93,7 @@ def describe_shared_address(one: int, other: int, addresses: Sequence[str | None
 
 
 def _ends(cluster: ClusterFields) -> list[str]:
-    """Return the names that links and ports may have as ends: devices, and workers."""
+    """Return the names that links and ports may use: devices, and workers as a whole."""
     return [*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)]
 
 
@@ -123,7 +123,7 @@ def _check_ports(cluster: ClusterFields) -> None:
 
 
 def _check_described(cluster: ClusterFields) -> None:
-    """Check that all numbers of hypothetical hardware are given: it cannot be measured."""
+    """Refuse hypothetical hardware without numbers, since it cannot be measured."""
     for device in (device for worker in cluster.workers for device in worker.devices):
         for key in ("flops", "bandwidth", "launch"):
             if not device.is_described and getattr(device, key) is None:

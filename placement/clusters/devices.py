@@ -1,4 +1,4 @@
-"""The parts of a cluster: devices, the workers that they belong to, and links.
+"""The parts of a cluster: devices, the workers that they belong to, links.
 
 They are plain data, checked when made. Calibration fills in numbers that are None.
 """

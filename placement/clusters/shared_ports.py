@@ -10,7 +10,7 @@ from graphflow.errors import ClusterError
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Port:
-    """A place where some devices leave for others, together no faster than its bandwidth.
+    """A port through which some devices reach others, together no faster than its bandwidth.
 
     A network card, the uplink of a PCIe switch, or a device's port on the NVLink switch.
 

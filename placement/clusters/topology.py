@@ -22,7 +22,8 @@ from graphflow.placement.clusters.shared_ports import Port
 
 @dataclass(frozen=True)
 class Cable:
-    """A kind of connection between two ends.
+    """A cable between two ends: latency in seconds, bytes/s in one direction, and the number of
+    cables.
 
     Attributes:
         latency: Seconds.
@@ -214,7 +215,7 @@ def _ports(hosts: Sequence[Host], network: Cable | None, backbone: float | None)
 
 
 def _is_direct(host: Host) -> bool:
-    """Return True if a host's devices reach each other without its slots and switches."""
+    """Return True if its devices reach each other around its slots and switches."""
     if host.link is not None:
         return host.link.direct
     known = [_product(device) for worker in host.workers for device in worker.devices]

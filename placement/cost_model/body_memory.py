@@ -1,4 +1,4 @@
-"""Memory of the bodies of a node (`call`, `scan`, `while_loop`, …) while it runs."""
+"""Memory that the bodies of a node (`call`, `scan`, `while_loop`, …) take while it runs."""
 
 from __future__ import annotations
 

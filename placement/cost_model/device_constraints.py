@@ -24,7 +24,7 @@ def colocation_groups(graph: Graph) -> dict[Node, Node]:
 
 
 class DeviceConstraints:
-    """The devices that nodes may use, by pins, kernels, and variables' homes."""
+    """The devices that a node may use, by its pin, its op's kernels and its variable's home."""
 
     def __init__(self, graph: Graph, cluster: Cluster, homes: Mapping[Node, str]) -> None:
         self._graph = graph
@@ -62,7 +62,7 @@ class DeviceConstraints:
         return known
 
     def explain(self, node: Node) -> str | None:
-        """Return why a node has fewer devices than there are, or None if it has all."""
+        """Explain what took choices away from a node; None if nothing did."""
         everywhere = len(self._kinds)
         if node.op.name == "variable" and node in self._homes:
             return "lives here already"
@@ -151,7 +151,7 @@ class DeviceConstraints:
         return [self._constraint(node, leader) for node in chain]
 
     def _constraint(self, node: Node, leader: Node) -> str:
-        """Return what a node of a group requires, and why it is in the group."""
+        """Describe the constraint of a node in a colocated group, and how it joined the group."""
         where = ", ".join(sorted(self.allowed_devices(node)))
         told = f"{self._title(node)} may be on {where} only ({self.explain(node)})"
         if node is leader:

@@ -19,12 +19,8 @@ from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 
 @dataclass(frozen=True)
 class TraceObservation:
-    """What a trace can teach about a placed node.
-
-    Attributes:
-        bucket: Where its ratio of measured to predicted seconds belongs.
-        predicted: Seconds by calibration alone.
-    """
+    """What a trace can teach about a placed node: the bucket of its ratio, what calibration alone
+    predicts (seconds)."""
 
     bucket: Bucket
     predicted: float
@@ -38,7 +34,7 @@ def trace_observations(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     busy: bool = False,
 ) -> dict[str, TraceObservation]:
-    """Return, by name, the nodes whose spans in a trace teach something.
+    """Return by name the nodes whose spans in a trace teach something.
 
     Args:
         devices: Where each node runs; others run where they may.

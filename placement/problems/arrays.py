@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 
 
 class ProblemArrays(Protocol):
-    """The attributes of a `Problem` that checks and assignments read; `Problem` documents them."""
+    """The arrays of a `Problem` that checks and assignments read; `Problem` documents each."""
 
     @property
     def nodes(self) -> int: ...
@@ -69,7 +69,7 @@ def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any
 
 
 def is_empty(value: ArrayLike) -> bool:
-    """Return True if `value` is an array, or becomes one, without elements."""
+    """Return True if a value has no element; a value that becomes no array counts as not empty."""
     try:
         return np.size(value) == 0
     except ValueError:  # rows of several lengths: `array_of` refuses them

@@ -48,7 +48,8 @@ class Adjacency:
 @checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be placed, for n nodes, e edges and d devices. Arrays are copied and read-only.
+    """A placement problem of n nodes, e edges and d devices. Arrays are copied and made
+    read-only.
 
     Args:
         compute: (n, d) seconds; inf where a device cannot run the node (no kernel, or a pin).

@@ -1,4 +1,4 @@
-"""Checks of a problem when it is made: every error names the place and the numbers.
+"""Checks of a problem when it is created; every error names the place and the numbers.
 
 Whole arrays are checked at once. Only if a check fails, the wrong element is searched for.
 """
