@@ -327,8 +327,7 @@ def measure_handoff(rounds: int = 200) -> float:
 
 
 def _contention() -> dict[str, list[float]]:
-    """Measure how much slower each of several busy threads is than one: two, and all cores (eight
-    at most).
+    """Measure how many times longer each of several busy threads takes than one alone.
 
     Measured for two threads and for all cores (eight at most). Threads of one process stand for
     processes, because the kernels hold no interpreter lock.

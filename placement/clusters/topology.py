@@ -22,8 +22,7 @@ from graphflow.placement.clusters.shared_ports import Port
 
 @dataclass(frozen=True)
 class Cable:
-    """A cable between two ends: latency in seconds, bytes/s in one direction, and the number of
-    cables.
+    """A cable between two ends, or several side by side.
 
     Attributes:
         latency: Seconds.

@@ -109,10 +109,10 @@ class NodeTimes:
     def _fuse(
         self, compute: np.ndarray[Any, Any], limits: DeviceConstraints, speeds: Mapping[str, Rates]
     ) -> None:
-        """Replace the seconds of nodes that run as one kernel by shares of it, by flops as in
-        traces.
+        """Replace the seconds of nodes that run as one kernel by their shares of it, in place.
 
-        Devices of one kind and rate are predicted once, and so are equal regions.
+        Shares are by flops, as in traces. Devices of one kind and rate are predicted once, and so
+        are equal regions.
         """
         columns: dict[int, list[int]] = {}
         for at, name in enumerate(self.cluster.devices):

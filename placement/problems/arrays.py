@@ -1,4 +1,4 @@
-"""Arrays of problems and assignments: converted, read-only; errors name the place of what is wrong."""
+"""Arrays of problems and assignments, converted and read-only; errors name the wrong place."""
 
 from __future__ import annotations
 

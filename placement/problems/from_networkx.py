@@ -268,7 +268,7 @@ class NetworkxReader:
 
 
 def _check_keys(data: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Refuse an attribute that is nearly a known one that is missing: a typo. Others may be there."""
+    """Refuse an attribute that is nearly a known, missing one: a typo. Others are allowed."""
     others = tuple(str(other) for other in data if other not in known)
     given = {*data, "compute"} if "candidates" in data else data
     typo = _typo(others, tuple(key for key in known if key not in given))

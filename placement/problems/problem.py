@@ -48,8 +48,7 @@ class Adjacency:
 @checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A placement problem of n nodes, e edges and d devices. Arrays are copied and made
-    read-only.
+    """A placement problem of n nodes, e edges and d devices; its arrays are read-only copies.
 
     Args:
         compute: (n, d) seconds; inf where a device cannot run the node (no kernel, or a pin).
