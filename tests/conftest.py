@@ -32,7 +32,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Measurements on a machine that is busy with tests must not reach the user's own cache: after such
-# a run, the demo was predicted to take three times as long as it does. Kernels stay for the next run.
+# a run, the demo was predicted to take three times as long as it does. Kernels stay for the next.
 os.environ.setdefault(
     "GRAPHFLOW_CACHE", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "graphflow")
 )
