@@ -1,5 +1,7 @@
-"""Ops at the ends of a cut edge, and of an exchange between several devices. They move tensors
-between partitions; the executor runs them."""
+"""Ops at the ends of a cut edge, and of an exchange between several devices.
+
+They move tensors between partitions; the executor runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from graphflow.ir.spec import Shape, TensorSpec, as_dtype
 
 
 def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
+    """Return no cost: edges and exchanges are priced as transfers."""
     return Cost(flops=0, bytes=0)
 
 
@@ -43,6 +46,12 @@ def _infer_start(
     *xs: TensorSpec, kind: str, group: int, rank: int, devices: Sequence[str],
     shapes: Sequence[Shape], dtype: str, **attrs: Any,
 ) -> TensorSpec:  # fmt: skip
+    """Infer the result of a rank's part in an exchange.
+
+    Raises:
+        ArgumentError, ShapeError: the op is no collective, or ranks, devices and tensors do not
+            fit.
+    """
     op = REGISTRY.get(kind)
     if op is None or op.joint is None:
         raise ArgumentError(f"{kind!r} is no collective")

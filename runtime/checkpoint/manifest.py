@@ -63,8 +63,7 @@ class Manifest:
         epoch: of the session that wrote it.
         pieces: the pieces of each variable that is stored in pieces.
         unnamed: groups of variables without names of their own, which a session numbered. Each
-            group
-            lists their names in the order in which the variables were created.
+            group lists their names in the order in which the variables were created.
     """
 
     step: int

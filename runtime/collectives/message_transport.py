@@ -118,7 +118,7 @@ class MessageExchange:
         else:
             self._exchange_directly(step, rank, x, y)
 
-    # Straight to who needs it ---------------------------------------------------------------------
+    # Each piece straight to its receiver ----------------------------------------------------------
 
     def _exchange_directly(self, step: int, rank: int, x: Array | None, y: Array) -> None:
         collective, count = self.collective, self.collective.count

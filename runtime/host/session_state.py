@@ -67,8 +67,7 @@ class _LoadedProgram:
     Attributes:
         agreeing_devices: devices that agree with devices of other workers on how tensors travel.
         agreed: for each of these, the forms with such agreements. All these devices have used the
-            same
-            forms since the last failed step, so they drop the same ones.
+            same forms since the last failed step, so they drop the same ones.
     """
 
     name: str

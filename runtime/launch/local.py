@@ -59,26 +59,11 @@ class LocalWorker:
             RendezvousTimeout: the process could not be started in time.
         """
         self.index = index
-        command = [
-            "--listen",
-            listen,
-            "--parent",
-            str(fork_server.pid if fork_server else os.getpid()),
-        ]
-        for device in devices:
-            command += ["--device", device]
-        if threads is not None:
-            command += ["--threads", str(threads)]
-        if host is not None:
-            command += ["--host", host]
-        for name in ops:
-            command += ["--allow-ops", name]
-        for folder in module_folders(ops):
-            command += ["--ops-path", folder]
-        if checkpoints is not None:
-            command += ["--checkpoints", checkpoints]
-        for core in cores[index] if cores else ():
-            command += ["--core", str(core)]
+        parent = fork_server.pid if fork_server else os.getpid()
+        command = ["--listen", listen, "--parent", str(parent)]
+        command += _worker_arguments(
+            devices, threads, host, ops, checkpoints, cores[index] if cores else ()
+        )
         self._recorder = CrashRecorder()
         kept = self._recorder.descriptors
         self._process: ForkedProcess | subprocess.Popen[bytes]
@@ -324,6 +309,33 @@ def _end_all(workers: list[LocalWorker], fork_servers: list[ForkServer], owner: 
             worker.finish(until)
         for each in fork_servers:
             each.close()
+
+
+def _worker_arguments(
+    devices: Sequence[str],
+    threads: int | None,
+    host: str | None,
+    ops: Sequence[str],
+    checkpoints: str | None,
+    cores: Sequence[int],
+) -> list[str]:
+    """Return the options of `python -m graphflow.runtime.worker` for a worker."""
+    arguments: list[str] = []
+    for device in devices:
+        arguments += ["--device", device]
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    if host is not None:
+        arguments += ["--host", host]
+    for name in ops:
+        arguments += ["--allow-ops", name]
+    for folder in module_folders(ops):
+        arguments += ["--ops-path", folder]
+    if checkpoints is not None:
+        arguments += ["--checkpoints", checkpoints]
+    for core in cores:
+        arguments += ["--core", str(core)]
+    return arguments
 
 
 def _spawn(

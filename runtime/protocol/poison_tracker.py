@@ -28,8 +28,7 @@ class PoisonTaskTracker:
 
         Args:
             committed: steps committed before the step in which the worker was lost. A repeated step
-                has
-                the same count.
+                has the same count.
         """
         if not error.ended or not (error.op or error.program):
             return None

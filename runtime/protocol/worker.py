@@ -135,11 +135,9 @@ class WorkerMachine:
         home: identity of the clock of its times, see `clock_sync.clock_identity`.
         memory: bytes that arrays in transit may take, for all sessions together.
         exit_report: how the earlier process at this address ended. With it, the machine does
-            nothing
-            but report that to coordinators.
+            nothing but report that to coordinators.
         process: a random number that identifies this process. An `Open` names it, so that one that
-            was
-            sent to an earlier process at this address opens nothing here.
+            was sent to an earlier process at this address opens nothing here.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,10 +42,8 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayReader,
     is_whole,
 )
-from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.frame_codec import BorrowedBuffer
-from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,
@@ -70,57 +68,12 @@ from graphflow.runtime.wire.messages import (
     Write,
     step_of,
 )
+from graphflow.runtime.worker.host_protocol import HostFactory, HostProtocol
 from graphflow.runtime.worker.link_probe import DriveUntil, LinkProber
 from graphflow.runtime.worker.peer_link import PeerLink
 from graphflow.runtime.worker.worker_activity import WorkerActivity
 
 _UNREPORTED = frozenset((Commit, Abort, Save))
-
-
-class HostProtocol(Protocol):
-    """The interface of `DeviceHost` that a session needs. Tests put other hosts in its place.
-
-    `cancel` and `deliver` come from other threads, and may come before the step's `compute`. They
-    also come from a thread of the host, if that thread waits in the callback of `connect_mail`.
-    """
-
-    def open(self, session: str) -> None: ...
-    def close(self, session: str) -> None: ...
-    def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None: ...
-    def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None: ...
-    def compute(
-        self,
-        session: str,
-        program: str,
-        step: int,
-        bindings: dict[str, int],
-        feeds: dict[str, Array],
-        trace: bool,
-        deadline: float,
-    ) -> Computed: ...
-    def commit(self, session: str, step: int) -> None: ...
-    def abort(self, session: str, step: int) -> None: ...
-    def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
-    def connect_mail(
-        self,
-        session: str,
-        attend: DriveUntil,
-        wake: Callable[[], None],
-        carried: TransferObserver,
-        keep: Callable[[Array], Array | None],
-    ) -> None: ...
-    def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
-    def read(self, session: str, variable: str) -> Array: ...
-    def snapshot(self, session: str) -> dict[str, Array]: ...
-    def write(self, session: str, variable: str, value: Array) -> None: ...
-    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
-    def usage(self, session: str) -> HostUsage: ...
-    def measure(self) -> dict[str, Any]: ...
-
-
-HostFactory = Callable[
-    [int, Sequence[str], int | None, Callable[[TensorParcel], None]], HostProtocol
-]
 
 
 class HostedSession:
@@ -190,21 +143,24 @@ class HostedSession:
         )  # to the coordinator
         self._borrowed_memory: dict[int, SharedArrayReader] = {}
         self._idle = False  # the session's thread has no job, and drives the sockets
-        self._jobs_given, self._jobs_done = (
-            1,
-            0,
-        )  # while they are equal, the session's thread sends nothing
+        # While these two are equal, the session's thread has no job, and sends nothing.
+        self._jobs_given, self._jobs_done = 1, 0
         self._uncounted_commit: int | None = None  # a committed step to count when there is time
         self._cancelled_up_to = -1  # the last cancelled step; earlier ones are cancelled, too
         self._deadline = 0.0  # of the present step
         self._arrays_last = True  # sent arrays are not overwritten before the step is decided
+        self._start(opening)
+
+    def _start(self, opening: RunJob) -> None:
+        """Start the session's thread, with the job that opens the session."""
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[RunJob] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
         self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._prober = LinkProber(
-            self._index, self._addresses, self._links, drive_until, self._closing, f"{name}-echo"
-        )
+            self._index, self._addresses, self._links, self._drive_until, self._closing,
+            f"{name}-echo",
+        )  # fmt: skip
         self._thread.start()
         self._jobs.put(opening)
 
@@ -496,18 +452,3 @@ class HostedSession:
                 worker=target,
             )
         return parcel.step > self._cancelled_up_to and not self._closing.is_set()
-
-
-def default_factory(
-    worker: int,
-    devices: Sequence[str],
-    threads: int | None,
-    outbox: Callable[[TensorParcel], None],
-    *,
-    limits: GraphLimits | None = None,
-) -> HostProtocol:
-    """Return a `DeviceHost`, whose libraries load with the first session."""
-    from graphflow.runtime.host.host import DeviceHost
-
-    host: HostProtocol = DeviceHost(worker, devices, threads, outbox, limits, alone=True)
-    return host

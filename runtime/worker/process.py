@@ -69,7 +69,8 @@ from graphflow.runtime.wire.messages import (
     Status,
     StatusReport,
 )
-from graphflow.runtime.worker.hosted_session import HostedSession, HostFactory
+from graphflow.runtime.worker.host_protocol import HostFactory
+from graphflow.runtime.worker.hosted_session import HostedSession
 from graphflow.runtime.worker.worker_gauges import register_worker_gauges
 from graphflow.runtime.worker.worker_status import make_report
 
@@ -144,6 +145,20 @@ class WorkerProcess:
         self._closing_sessions: dict[str, HostedSession] = {}  # closed, but still running a job
         self._reported: deque[JobFinished | OfferMemoryToCoordinator | PeerUnreached] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
+        self._open_channels()
+        self._tick_at = time.monotonic() + _TICK
+        self._stopping = False
+        self._drain_seconds = 0.0  # for sessions to leave; 0 until the process is asked to end
+        self._drain_deadline = math.inf  # the end of that time
+        self._failure: BaseException | None = None
+        self._end_reason = "it was asked to end"
+        self._started = time.monotonic()
+        register_worker_gauges(
+            self.meters, self.address, self._sessions, self._unsent, self._listener
+        )
+
+    def _open_channels(self) -> None:
+        """Open the waiter for the listener, for fast channels and for bulk connections."""
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = EpollWaiter()
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
@@ -157,16 +172,6 @@ class WorkerProcess:
         self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
         if self._lanes.fileno() >= 0:
             self._waiter.add(self._lanes.fileno(), _FAST_LISTENER)
-        self._tick_at = time.monotonic() + _TICK
-        self._stopping = False
-        self._drain_seconds = 0.0  # for sessions to leave; 0 until the process is asked to end
-        self._drain_deadline = math.inf  # the end of that time
-        self._failure: BaseException | None = None
-        self._end_reason = "it was asked to end"
-        self._started = time.monotonic()
-        register_worker_gauges(
-            self.meters, self.address, self._sessions, self._unsent, self._listener
-        )
 
     def stop(self) -> None:
         """End `run` soon. For signal handlers and other threads."""

@@ -20,7 +20,7 @@ EXEMPT = {
     "graphflow/parallel/pipelining/schedules.py:interleaved": "the schedule's name, public",
     "graphflow/parallel/report.py:StrategyReport.between": "public",
     "ops/base/batching_rules.py:along": "public: ops of users name it",
-    "ops/pointwise/arithmetic.py:elementwise.into": "it stands in for the parameter of that name",
+    "ops/pointwise/elementwise.py:elementwise.into": "it stands in for the parameter of that name",
     "placement/clusters/cluster.py:Cluster.pinned": "public",
     "placement/simulation/simulator.py:Timeline.on": "public",
     "placement/solvers/python_to_llvm.py:_Body._for": "named after the statement it translates",
