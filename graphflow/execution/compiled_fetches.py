@@ -256,9 +256,8 @@ class CompiledFetches:
             named = cached.match_feeds(feeds) if cached is not self.cached_step else None
             if named is not None:
                 self.cached_step = cached
-                hosts.direct_step(
-                    self.program, cached.bindings
-                )  # marks the program as recently used
+                # Marks the compiled form as used last, so that it is not the next one dropped.
+                hosts.direct_step(self.program, cached.bindings)
                 return cached, named
         return None
 
