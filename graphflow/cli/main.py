@@ -210,7 +210,7 @@ def plan_command(
     if target is None:
         raise ArgumentError("Missing argument 'TARGET': script.py:name, or --diff a.json b.json")
     if output is not None and output.suffix not in SUFFIXES:
-        raise ArgumentError(f"--output {output}: a plan is saved as {', '.join(SUFFIXES)}")
+        raise ArgumentError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}")
     if hardware is not None and (workers is not None or cluster is not None):
         raise ArgumentError("give --hardware, --workers or --cluster, not two of them")
     chosen = (

@@ -7,6 +7,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -111,16 +112,23 @@ class Function(NamedTuple):
 
 def functions(files: Iterable[Source]) -> Iterator[Function]:
     for source in files:
-        for qualname, node in _definitions(source.tree):
+        for qualname, node in definitions(source):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found = Function(_place(source, node), qualname, node)
                 if found.is_named_by_us and f"{_path(source)}:{qualname}" not in EXEMPT:
                     yield found
 
 
+@cache
+def definitions(source: Source) -> tuple[tuple[str, Definition], ...]:
+    """Return every function and class of a file with its qualified name."""
+    return tuple(_definitions(source.tree))
+
+
 def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
-    """Every function and class below a node with its qualified name."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # holds no definitions, but most of a file's nodes
         if isinstance(child, Definition):
             yield prefix + child.name, child
             yield from _definitions(child, f"{prefix}{child.name}.")
@@ -184,7 +192,7 @@ def _reads_as_predicate(word: str) -> bool:
 def shared_class_names(files: Iterable[Source]) -> list[str]:
     places: dict[str, list[str]] = defaultdict(list)
     for source in files:
-        for _, node in _definitions(source.tree):
+        for _, node in definitions(source):
             exempt = f"{_path(source)}:{getattr(node, 'name', '')}" in EXEMPT_CLASSES
             if isinstance(node, ast.ClassDef) and not exempt:
                 places[node.name].append(_place(source, node))
@@ -215,7 +223,7 @@ def test_every_exemption_is_still_needed() -> None:
     files = {_path(source): source for source in sources()}
     for exempt in (*EXEMPT, *EXEMPT_CLASSES):
         path, _, qualname = exempt.partition(":")
-        assert qualname in dict(_definitions(files[path].tree)), exempt
+        assert qualname in dict(definitions(files[path])), exempt
 
 
 @pytest.mark.parametrize(
