@@ -14,9 +14,6 @@ import pytest
 
 from tests.house.sources import LINKED_PACKAGES, ROOT, Source, sources
 
-NOT_YET: tuple[str, ...] = ()
-"""Folders that still have names of the old kind; the list only gets shorter."""
-
 EXEMPT = {
     "graphflow/parallel/pipelining/schedules.py:interleaved": "the schedule's name, public",
     "graphflow/parallel/report.py:StrategyReport.between": "public",
@@ -146,11 +143,6 @@ def _place(source: Source, node: Definition) -> str:
     return f"{_path(source)}:{node.lineno}"
 
 
-def named_sources() -> list[Source]:
-    """The files whose names keep to the rules by now."""
-    return [source for source in sources() if not _path(source).startswith(NOT_YET)]
-
-
 def participles(files: Iterable[Source]) -> list[str]:
     return [
         f"{each.at}: {each.qualname} is a bare participle; name the action, as in `send_feeds`"
@@ -204,19 +196,19 @@ def shared_class_names(files: Iterable[Source]) -> list[str]:
 
 
 def test_no_function_is_one_bare_participle() -> None:
-    assert participles(named_sources()) == []
+    assert participles(sources()) == []
 
 
 def test_no_function_is_one_preposition() -> None:
-    assert prepositions(named_sources()) == []
+    assert prepositions(sources()) == []
 
 
 def test_a_function_that_returns_a_bool_reads_as_a_predicate_or_an_action() -> None:
-    assert unasked_predicates(named_sources()) == []
+    assert unasked_predicates(sources()) == []
 
 
 def test_every_class_name_is_unique() -> None:
-    assert shared_class_names(named_sources()) == []
+    assert shared_class_names(sources()) == []
 
 
 def test_every_exemption_is_still_needed() -> None:
