@@ -176,8 +176,8 @@ class Pipeline:
         if isinstance(self.stages, int) and not self._stages:
             check_stage_count(losses_of(graph), self.stages)
         beside = self.beside
-        told = self.batch is None and beside is not None
-        batch = batch_placeholders(graph, beside.examples if told else self.batch)
+        from_product = self.batch is None and beside is not None
+        batch = batch_placeholders(graph, beside.examples if from_product else self.batch)
         if is_training(graph):
             check_batch(batch, self._microbatch_count(), fed or {}, self._accumulate)
         check_microbatch_count(graph, batch, self._microbatch_count())

@@ -168,7 +168,7 @@ class _StrategySearch:
     ) -> None:
         self._loss, self._cluster, self._memory, self._trial = loss, cluster, memory, trial
         self._optimizer = optimizer
-        train = optimizer.minimize(loss, strategy=Data(1))  # as strategies find it
+        train = optimizer.minimize(loss, strategy=Data(1))  # strategies partition such a graph
         self._fetches = (loss, train)
         self._source = Graph(self._fetches).verify()
         self._sizes = sizes_of(self._source, shapes)
@@ -375,7 +375,7 @@ def _measure_workers(cluster: Cluster) -> None:
         return
     if known_of(cluster)[1] is None:
         x = placeholder("float32", ())
-        with Session(cluster, trial=False) as session:  # which surveys what it places for
+        with Session(cluster, trial=False) as session:  # the session measures its cluster
             session.run(x + 1.0, {x: 0.0})
 
 

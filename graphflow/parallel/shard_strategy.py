@@ -136,8 +136,8 @@ class Shard:
             return NotImplemented
         if isinstance(other, Shard):
             both = {**self.mesh, **other.mesh}
-            told = "a Shard's mesh may have several axes: write one Shard, mesh="
-            raise ShardingError(f"at {user_location()}: {told}{both!r}, with the rules of both")
+            hint = "a Shard's mesh may have several axes: write one Shard, mesh="
+            raise ShardingError(f"at {user_location()}: {hint}{both!r}, with the rules of both")
         raise no_product_error(self, other)
 
     __rmul__ = __mul__

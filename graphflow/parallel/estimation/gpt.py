@@ -133,8 +133,8 @@ def block_cost(
     heads, s = model.heads // tensor, model.sequence
     x = placeholder("float16", (micro, ceil(s / tensor) if sequence else s, h), name="x")
     weights: list[Tensor] = []
-    made: list[Tensor] = []  # what goes to other devices
-    got: list[Tensor] = []  # what comes from them
+    made: list[Tensor] = []  # sent to other devices
+    got: list[Tensor] = []  # received from them
 
     def weight(*shape: int) -> Tensor:
         weights.append(variable(init.zeros(shape, "float16")))
@@ -181,7 +181,7 @@ def _attention(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         fused: Tensor = FUNCTIONS["attention"](q, k, v, causal=True)
         return fused
     scaled = q * int(q.shape[-1]) ** -0.5
-    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # a mask is the softmax kernel's
+    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # the softmax kernel masks
     seen: Tensor = FUNCTIONS["softmax"](scores) @ v
     return seen
 

@@ -112,7 +112,7 @@ def what_if(
         },
         {"recompute": recompute, "sequence": sequence, "shard_state": shard_state},
     )
-    devices, batch, hosts_of = int(devices), int(batch), int(hosts_of)  # numpy's would overflow
+    devices, batch, hosts_of = int(devices), int(batch), int(hosts_of)  # numpy ints would overflow
     wire(network)  # refuses an unknown link, also if one host has all devices
     site = HardwareSite(hardware, hosts_of, network)
     asked = [
@@ -173,7 +173,7 @@ def _fastest(
     return [estimate(model, site, batch, each) for each in close]
 
 
-# Layouts --------------------------------------------------------------------------------------
+# Configurations -------------------------------------------------------------------------------
 
 
 def _parallel_configs(

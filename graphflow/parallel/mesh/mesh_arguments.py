@@ -45,10 +45,10 @@ def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
     """
     count, nodes = prod(mesh.values()), len(graph.nodes)
     if count * nodes > MAX_NODES:
-        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
+        shape = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
         raise ShardingError(
-            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
-            f"step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
+            f"the mesh ({shape}) has {count:,} places, for each of which the {nodes:,} nodes of "
+            f"the step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
         )
 
 
@@ -66,7 +66,7 @@ def mesh_devices(
         ShardingError: there are too few devices, or `wanted` does not name one for each place.
     """
     count = prod(mesh.values())
-    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
+    shape = " × ".join(f"{name} {size}" for name, size in mesh.items())
     if wanted is not None:
         if (
             isinstance(wanted, str)
@@ -75,11 +75,11 @@ def mesh_devices(
         ):
             raise ShardingError(
                 f"devices is a list with a name for each of the {count} places of the mesh "
-                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
+                f"({shape}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
             )
         if len(wanted) != count:
             raise ShardingError(
-                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
+                f"the mesh ({shape}) has {count} places, but devices names {len(wanted)}: "
                 f"{', '.join(wanted)}; name one for each"
             )
         return [DeviceName.parse(cluster.device(name).name) for name in wanted]
@@ -94,7 +94,7 @@ def mesh_devices(
     if len(names) >= count:
         return [DeviceName.parse(name) for name in names[:count]]
     raise ShardingError(
-        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
+        f"the mesh ({shape}) takes {count} devices, and the cluster has {len(names)}: "
         f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
         f"gf.Cluster.local({count})"
     )

@@ -251,8 +251,8 @@ def _check_parts(schedule: Schedule) -> None:
             raise schedule_error(what, f"{name} is a number from 1 up, not {given!r}")
         set_frozen_fields(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
-        told = ", ".join(map(repr, get_args(Updates)))
-        raise schedule_error(what, f"updates is one of {told}, not {schedule.updates!r}")
+        choices = ", ".join(map(repr, get_args(Updates)))
+        raise schedule_error(what, f"updates is one of {choices}, not {schedule.updates!r}")
     if schedule.group != 1 and schedule.updates != "double-buffered":
         raise schedule_error(
             what,
@@ -310,7 +310,7 @@ def _check_complete(schedule: Schedule) -> None:
     )
     fitting = {t for t in counts if t.stage < stages and t.microbatch < microbatches}
     strange = counts.keys() - fitting
-    missing = (  # one after the other: there may be too many to list
+    missing = (  # a generator: there may be too many to list
         task
         for phase in phases
         for stage in range(stages)
@@ -380,9 +380,3 @@ def _check_updates(schedule: Schedule) -> None:
                 f"it would deadlock: {Task('F', stage, microbatch)} uses weights that {maker} "
                 f"updates, which comes behind it; put that before it{larger}",
             )
-
-
-# Time ----------------------------------------------------------------------------------------
-
-
-# Drawing --------------------------------------------------------------------------------------

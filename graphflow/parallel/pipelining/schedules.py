@@ -122,9 +122,9 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     for device in range(p):
         forward = [_chunk_task("F", k, device, p, chunks) for k in range(m * chunks)]
         backward = [_chunk_task("B", k, device, p, chunks) for k in range(m * chunks)]
-        # The first backward pass comes when one micro-batch of each of the first p has gone all the
-        # way, and then a task of each sort by turns.
-        after = (p - device - 1) * (1 if chunks == 1 else 2)  # of one stage a device: 1F1B
+        # The first backward pass of a device comes when a micro-batch has passed all stages; then
+        # forward and backward passes alternate.
+        after = (p - device - 1) * (1 if chunks == 1 else 2)  # with one chunk this is 1F1B
         ahead = min(after + (chunks - 1) * p, m * chunks)
         orders.append(_merge(forward, backward, ahead + 1 if ahead < m * chunks else ahead))
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _to_tuples(orders))
