@@ -253,7 +253,7 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Stra
     """
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(
-            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
+            f"report at {user_location()}: the cluster must be a gf.Cluster, not {cluster!r}"
         )
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster

@@ -81,8 +81,8 @@ collective_start = register(
     )
 )
 
-# The result of an exchange. Its first input is the `collective_start`. The second one, the tensor of
-# the rank, is free from now on.
+# The result of an exchange. Its first input is the `collective_start`. The second one, the rank's
+# tensor, is free from now on.
 collective_finish = register(
     Op(
         "collective_finish",

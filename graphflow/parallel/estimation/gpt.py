@@ -56,7 +56,7 @@ class GPT:
                 self, **{each.name: check_count(where, each.name, getattr(self, each.name))}
             )
         if not isinstance(self.fused, bool):
-            raise ScheduleError(f"{where}: fused is True or False, not {self.fused!r}")
+            raise ScheduleError(f"{where}: fused must be True or False, not {self.fused!r}")
         if self.width % self.heads:
             raise ScheduleError(
                 f"{where}: a width of {self.width} does not divide into {self.heads} heads"
@@ -94,7 +94,7 @@ def check_count(where: str, what: str, number: object) -> int:
     """
     count = as_count(number)
     if count is None:
-        raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
+        raise ScheduleError(f"{where}: {what} must be an int of at least 1, not {number!r}")
     return count
 
 

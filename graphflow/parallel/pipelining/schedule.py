@@ -248,11 +248,11 @@ def _check_parts(schedule: Schedule) -> None:
         given = getattr(schedule, name)
         count = as_count(given)
         if count is None:
-            raise schedule_error(what, f"{name} is a number from 1 up, not {given!r}")
+            raise schedule_error(what, f"{name} must be an int of at least 1, not {given!r}")
         set_frozen_fields(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
         choices = ", ".join(map(repr, get_args(Updates)))
-        raise schedule_error(what, f"updates is one of {choices}, not {schedule.updates!r}")
+        raise schedule_error(what, f"updates must be one of {choices}, not {schedule.updates!r}")
     if schedule.group != 1 and schedule.updates != "double-buffered":
         raise schedule_error(
             what,
@@ -261,10 +261,12 @@ def _check_parts(schedule: Schedule) -> None:
         )
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
-        raise schedule_error(what, f"orders is a tuple of tasks for each device, not {orders!r}")
+        raise schedule_error(
+            what, f"orders must be a tuple of tasks for each device, not {orders!r}"
+        )
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
-            raise schedule_error(what, f"device {device} has a tuple of tasks, not {order!r}")
+            raise schedule_error(what, f"device {device} must have a tuple of tasks, not {order!r}")
         wrong = next((task for task in order if not _is_task(task)), None)
         if wrong is not None:
             raise schedule_error(

@@ -71,7 +71,8 @@ def pipedream(
     p, m = _check_sizes("pipedream", stages, microbatches)
     if updates not in ("stash", "vertical", "double-buffered"):
         raise schedule_error(
-            "pipedream", f"updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
+            "pipedream",
+            f"updates must be 'stash', 'vertical' or 'double-buffered', not {updates!r}",
         )
     if group is None:
         group = p if updates == "double-buffered" else 1
@@ -335,7 +336,7 @@ def _check_sizes(name: str, stages: int, microbatches: int, **others: int) -> tu
     """
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
         if as_count(given) is None:
-            raise schedule_error(name, f"{what} is a number from 1 up, not {given!r}")
+            raise schedule_error(name, f"{what} must be an int of at least 1, not {given!r}")
     stages, microbatches = int(stages), int(microbatches)
     if stages * microbatches > MAX_TASKS:
         raise schedule_error(

@@ -120,7 +120,8 @@ def _stages_of_list(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) 
         listed = ", ".join(f"{graph.names[n]!r} ({n.location})" for n in missing[:5])
         raise ScheduleError(
             f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: "
-            f"{listed}{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or list them"
+            f"{listed}{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or "
+            "list them"
         )
     return found
 

@@ -88,7 +88,7 @@ def reduce_scatter(
     xs = _tensors(tensors)
     axis = normalize_axis(axis, xs[0].ndim)
     if op not in ("sum", "mean"):
-        raise ArgumentError(f'op is "sum" or "mean", not {op!r}')
+        raise ArgumentError(f'op must be "sum" or "mean", not {op!r}')
     attrs = _reduction(op, algorithm, hosts, len(xs))
     parts = _parts(xs[0], axis, len(xs), sizes)
     return group(collectives.reduce_scatter, xs, xs, {"axis": axis, "sizes": parts, **attrs})
@@ -126,7 +126,7 @@ def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> 
     """
     x = as_tensor(tensor)
     if (number := as_count(count)) is None:
-        raise ArgumentError(f"count is a positive int, not {count!r}")
+        raise ArgumentError(f"count must be a positive int, not {count!r}")
     count = number
     if count > REPLICAS:
         raise ArgumentError(f"{count:,} replicas are more than a graph holds: {REPLICAS:,}")
@@ -164,7 +164,7 @@ def all_to_all(tensors: Sequence[Any], split_axis: int = 0, concat_axis: int = 0
 def _tensors(given: Any) -> list[Tensor]:
     """Return a list of tensors, one for each replica."""
     if not isinstance(given, list | tuple):
-        raise ArgumentError(f"tensors are a list, one a replica, not {given!r}")
+        raise ArgumentError(f"tensors must be a list, one for each replica, not {given!r}")
     if not given:
         raise ArgumentError("there are no tensors; give one for each replica")
     return [as_tensor(x) for x in given]
@@ -173,14 +173,14 @@ def _tensors(given: Any) -> list[Tensor]:
 def _reduction(op: str, algorithm: str, hosts: Any, count: int) -> dict[str, Any]:
     """Check the arguments of a reduction, and return them as attributes."""
     if op not in REDUCTIONS:
-        raise ArgumentError(f"op is one of {', '.join(REDUCTIONS)}, not {op!r}")
+        raise ArgumentError(f"op must be one of {', '.join(REDUCTIONS)}, not {op!r}")
     if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+        raise ArgumentError(f"algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
     if hosts is not None:
         hosts = tuple(hosts)
         if len(hosts) != count or not all(type(h) is int for h in hosts):
             raise ArgumentError(
-                f"hosts are {count} ints, the number of each replica's host, not {hosts!r}"
+                f"hosts must be {count} ints, the number of each replica's host, not {hosts!r}"
             )
     elif algorithm == "two_level":
         raise ArgumentError(
@@ -194,7 +194,7 @@ def _parts(x: Tensor, axis: int, count: int, sizes: Sequence[Size] | None) -> tu
     """Return the sizes of the parts along an axis; by default as equal as possible."""
     if sizes is not None:
         if not all(isinstance(each, Dim) or (type(each) is int and each >= 0) for each in sizes):
-            raise ArgumentError(f"sizes are ints from 0 on, not {tuple(sizes)!r}")
+            raise ArgumentError(f"sizes must be ints of at least 0, not {tuple(sizes)!r}")
         return tuple(sizes)
     whole = x.shape[axis]
     if not isinstance(whole, int):

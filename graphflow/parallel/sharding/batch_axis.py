@@ -65,7 +65,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
         or not all(isinstance(each, Tensor | str) for each in wanted)
     ):
         raise ShardingError(
-            f"batch is a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
+            f"batch must be a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
         )
     for each in wanted:
         if isinstance(each, Tensor) and (each.node.op.name != "placeholder" or not each.ndim):

@@ -62,7 +62,7 @@ def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[
     if isinstance(key, Tensor):
         return {graph.names[key.node]: key} if key.node in graph.names else {}
     if not isinstance(key, str):
-        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
+        raise ShardingError(f"the key of a rule must be a tensor or a name, not {key!r}")
     if key in named:
         return {key: named[key]}
     return {
