@@ -152,7 +152,7 @@ EVENTS: Mapping[str, LogEvent] = {
     "keys.unreadable": _event(
         _W, "the key files are unreadable: no new connection is accepted", "reason", limit=5
     ),
-    # Looking in
+    # Metrics endpoint
     "metrics.listening": _event(_I, "the metrics endpoint listens", "address"),
     "metrics.refused": _event(_W, "a request for metrics was refused", "peer reason", limit=5),
     # GPUs

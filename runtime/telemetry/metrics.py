@@ -47,7 +47,7 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
-    # Of a worker, and of a session over workers alike
+    # Of workers and of distributed sessions
     "graphflow_info": Metric(GAUGE, "always 1", ("role", "address", "version", "python")),
     "graphflow_uptime_seconds": Metric(GAUGE, "time since the process or session began"),
     "graphflow_resident_bytes": Metric(GAUGE, "resident memory of the process"),
