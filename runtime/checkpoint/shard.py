@@ -120,7 +120,7 @@ def read_metadata(data: bytes) -> dict[str, str]:
     """Return a shard's metadata; empty if it cannot be read."""
     try:
         size = int.from_bytes(data[:8], "little")
-        told = json.loads(data[8 : 8 + size]).get(RESERVED, {})
-        return {str(key): str(value) for key, value in told.items()}
+        metadata = json.loads(data[8 : 8 + size]).get(RESERVED, {})
+        return {str(key): str(value) for key, value in metadata.items()}
     except (ValueError, AttributeError, RecursionError):
         return {}

@@ -163,9 +163,9 @@ class Rendezvous:
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
     def _unreachable_text(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
-        told = ", ".join(f"{self._worker_name(b)} did not answer worker {a}" for a, b in pairs)
+        failures = ", ".join(f"{self._worker_name(b)} did not answer worker {a}" for a, b in pairs)
         return (
-            f"the workers do not reach each other: {told} within {seconds:g} s; can these "
+            f"the workers do not reach each other: {failures} within {seconds:g} s; can these "
             "addresses be reached from there?"
         )
 
@@ -248,7 +248,7 @@ def find_answering(
     if not there:
         raise WorkerLost(
             f"none of the workers at {', '.join(addresses)} answered within {most:g} s, as the "
-            f"cluster has them{''.join(f'; {told}' for told in unfit)}; the session goes on from "
+            f"cluster has them{''.join(f'; {each}' for each in unfit)}; the session goes on from "
             "its last checkpoint when it is opened again, or asked again, and they are there",
             reason=NO_WORKER_LEFT,
         )

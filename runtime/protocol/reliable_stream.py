@@ -71,12 +71,12 @@ class OutgoingMessage(NamedTuple):
     data: memoryview | None = None
 
 
-def with_checksum(letter: OutgoingMessage) -> OutgoingMessage:
+def with_checksum(outgoing: OutgoingMessage) -> OutgoingMessage:
     """Return a message whose piece of an array carries the checksum of its present bytes."""
-    message, data = letter.message, letter.data
+    message, data = outgoing.message, outgoing.data
     if not isinstance(message, Chunk) or data is None:
-        return letter
-    return letter._replace(message=replace_fields(message, checksum=checksum(data)))
+        return outgoing
+    return outgoing._replace(message=replace_fields(message, checksum=checksum(data)))
 
 
 class Outbound:
@@ -336,25 +336,25 @@ class ReliableStream:
         """Classify a message of this session and epoch, and return the messages to send in
         response."""
         inbound, outbound = self.inbound, self.outbound
-        arrival, told = inbound.receive(envelope, message, data)
+        arrival, response = inbound.receive(envelope, message, data)
         outbound.received = inbound.received
-        letters = [self.send_unnumbered(told)] if told is not None else []
+        outgoing = [self.send_unnumbered(response)] if response is not None else []
         if type(message) is Resend:
-            letters += outbound.resend(message)
+            outgoing += outbound.resend(message)
         if outbound.acknowledge(envelope.acknowledged) and self._waiting:
-            letters += self._flush()
-        return arrival, letters
+            outgoing += self._flush()
+        return arrival, outgoing
 
     def _flush(self) -> list[OutgoingMessage]:
-        letters = []
+        outgoing = []
         while self._waiting:
             message, step, data = self._waiting[0]
             if not self.outbound.has_room(data.nbytes if data is not None else 0):
                 break
             self._waiting.popleft()
-            letters.append(self.outbound.post(message, step, data))
+            outgoing.append(self.outbound.post(message, step, data))
             self.inbound.mark_acknowledged()  # it rides along
-        return letters
+        return outgoing
 
 
 def matches_secret(shown: str, secret: str) -> bool:
