@@ -90,7 +90,7 @@ class Manifest:
             CheckpointError: there is none of this name.
         """
         if name not in self.stored:
-            raise CheckpointError(f"its manifest knows no variable {name!r}")
+            raise CheckpointError(f"its manifest has no variable {name!r}")
         return as_dtype(self.stored[name][0])
 
     def assemble(self, stored: Mapping[str, Array]) -> dict[str, Array]:
@@ -205,26 +205,26 @@ class Manifest:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise CheckpointError("its manifest cannot be read: it has a key twice")
+        raise CheckpointError("its manifest cannot be read: it has a duplicate key")
     return found
 
 
 def _require_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no name")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is not a name")
     return value
 
 
 def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no list")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is not a list")
     return value
 
 
 def _require_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(value)} is no count or size"
+            f"its manifest cannot be read: {format_value(value)} is not a count or size"
         )
     return value
 
@@ -250,7 +250,8 @@ def _read_spans(value: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ..
     )
     if not fits or sum(count != 1 for count in rows) > 1:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(value)} is no part of {show_shape(shape)}"
+            f"its manifest cannot be read: {format_value(value)} is not a part of "
+            f"{show_shape(shape)}"
         )
     return tuple(
         (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
@@ -263,7 +264,7 @@ def _read_rows(value: Any) -> int | tuple[int, ...]:
         return _require_count(value)
     if not value or 0 in value:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(value)} are no lengths of rows"
+            f"its manifest cannot be read: {format_value(value)} are not lengths of segments"
         )
     return tuple(map(_require_count, value))
 

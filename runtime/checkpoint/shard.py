@@ -84,7 +84,7 @@ def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, A
             array = np.frombuffer(entry["data"], dtype.newbyteorder("<")).astype(dtype, copy=False)
             arrays[name] = array.reshape(shape[:-1] if dtype.kind == "c" else shape)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"no shard of this checkpoint: {error!r}") from error
+        raise CheckpointError(f"it is not a shard of this checkpoint: {error!r}") from error
     return arrays
 
 

@@ -175,8 +175,8 @@ def unreachable_error(source: Peer, target: Peer, operation: Operation, edge: Ke
     """Return the error of a step whose workers do not reach each other."""
     return LinkLost(
         f"{operation.description}: {source} sent edge {edge}, but {target} did not take it, "
-        "though both answer this process: what is between the two is cut, or refuses "
-        "connections; mend that, and run it again: nothing has changed",
+        "though both answer this process: the network between them is cut, or refuses "
+        "connections; repair it, and run the step again (no variable has changed)",
         source=source.index, target=target.index, step=operation.step_number, edge=edge,
     )  # fmt: skip
 

@@ -366,11 +366,11 @@ def stale_error(envelope: Envelope, epoch: int, token: str) -> GraphflowError | 
     """Return the error of a message from another session or epoch; None for a current message."""
     if envelope.token is not token and not matches_secret(envelope.token, token):
         return StaleSession(
-            f"a message for session {envelope.session[:8]} does not have its token: it was "
-            "recorded in another session, or made up"
+            f"a message for session {envelope.session[:8]} does not carry its token: it was "
+            "recorded in another session, or forged"
         )
     if envelope.epoch != epoch:
-        late = "its sender" if envelope.epoch < epoch else "who is told it"
+        late = "its sender" if envelope.epoch < epoch else "its receiver"
         return StaleEpoch(
             f"session {envelope.session[:8]} has epoch {epoch} here, a message is of epoch "
             f"{envelope.epoch}: {late} missed a recovery"

@@ -353,14 +353,19 @@ class WorkerMachine:
         elif len(self._sessions) >= MAX_SESSIONS:
             error = SessionError(f"{who} serves {MAX_SESSIONS} sessions already; close one of them")
         elif len(name) > _MAX_NAME:
-            error = ProtocolError(f"the name of a session has {len(name)} characters")
+            error = ProtocolError(
+                f"the session's name has {len(name)} characters, more than {_MAX_NAME}"
+            )
         elif not 0 < message.lease <= MAX_LEASE:
-            lease = f"a lease of {message.lease:g} s"
-            error = ProtocolError(f"{lease}; it takes more than 0 and at most {MAX_LEASE:g}")
+            error = ProtocolError(
+                f"the lease is {message.lease:g} s; it must be positive, and at most {MAX_LEASE:g}"
+            )
         elif message.worker >= count:
-            error = ProtocolError(f"no worker {message.worker} among {count}")
+            error = ProtocolError(
+                f"worker {message.worker} does not exist in a session of {count} workers"
+            )
         elif message.keys and len(message.keys) != count:
-            error = ProtocolError(f"{len(message.keys)} keys for {count} workers")
+            error = ProtocolError(f"the session has {len(message.keys)} keys for {count} workers")
         if error is not None:
             answer = failure_message(message.request, error)
             return [
@@ -424,7 +429,9 @@ class WorkerMachine:
             # The link first: an echo that goes back at once then acknowledges this message.
             return [heard, *self._accept_chunk(session, origin, message, data)]
         except ProtocolError as error:
-            return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
+            return self._break_session(
+                session, f"worker {origin} sent it an invalid message: {error}"
+            )
 
     def _accept_tensor(
         self, session: WorkerSession, origin: int, message: Tensor, step: int
@@ -434,7 +441,9 @@ class WorkerMachine:
         try:
             edge, array = decode_small(message.array)
         except ProtocolError as error:
-            return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
+            return self._break_session(
+                session, f"worker {origin} sent it an invalid message: {error}"
+            )
         return [DeliverTensor(session.name, step, edge, array, origin)]
 
     def _accept_chunk(
