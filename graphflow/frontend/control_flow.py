@@ -198,7 +198,7 @@ def scan(
     require_function(body_fn, "body_fn")
     carry, carry_of = flatten_values(init, "init")
     items, x_of = flatten_values(xs, "xs")
-    size = _length(items, length)
+    size = _scan_length(items, length)
     specs = [t.spec for t in carry]
     specs += [t.spec.with_shape(t.shape[1:]) for t in items]
 
@@ -232,7 +232,7 @@ def _require_pair(body_fn: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_check
 
 
-def _length(items: Sequence[Tensor], length: Any) -> Size:
+def _scan_length(items: Sequence[Tensor], length: Any) -> Size:
     for i, item in enumerate(items):
         if not item.shape:
             raise ShapeError(f"xs {i} is one number, {item.spec}: it has no first axis to scan")

@@ -74,9 +74,9 @@ class NameScope(NamedTuple):
 
 
 _TOP = NameScope(RandomStreams())
-_ANYWHERE = DeviceName()
+_UNCONSTRAINED = DeviceName()
 current_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
-current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
+current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_UNCONSTRAINED)
 
 
 def is_name(name: Any) -> bool:

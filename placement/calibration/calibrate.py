@@ -189,7 +189,7 @@ def profile(
 
 
 def _covers(known: Profile | None, kind: str) -> bool:
-    """Whether a kept profile tells of the devices of a kind that are here."""
+    """Return True if a kept profile tells of the devices of a kind that are here."""
     if known is None or kind not in known["devices"]:
         return False
     there = gpu_product() if kind == "gpu" else None
@@ -200,7 +200,7 @@ _LOCAL_LINKS = ("thread", "gpu")  # links between devices of a process
 
 
 def machine_profile(devices: Iterable[str]) -> Profile:
-    """What `measure_machine` tells of the devices named, as it is kept: measured at most once."""
+    """Return the kept profile of the named devices; measure them if there is none."""
     known = profile({_kind(device) for device in devices})
     return {
         "format": known["format"],
@@ -229,13 +229,13 @@ def save_step_cost(kind: str, cost: StepCost, folder: Path | None = None) -> Non
 
 
 def step_cost_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
-    """What a step costs in a kind of session, if it was measured."""
+    """Return the overhead of a step in a kind of session, or None if it was not measured."""
     cost = profile.get("steps", {}).get(kind)
     return None if cost is None else (float(cost[0]), float(cost[1]))
 
 
 def step_overhead(cost: StepCost, units: int) -> float:
-    """What a step over so many workers (or devices) takes beyond its nodes and transfers.
+    """Return the seconds of a step over so many workers (or devices) beyond nodes and transfers.
 
     Beyond two, each costs as much as the second.
     """
@@ -252,7 +252,7 @@ def link_of(profile: Mapping[str, Any], kind: str) -> LinkSpeed:
 
 
 def profile_path(folder: Path | None = None) -> Path:
-    """Where this machine's profile is kept."""
+    """Return the path of this machine's profile."""
     key = json.dumps(machine_key(), sort_keys=True)
     name = hashlib.sha256(key.encode()).hexdigest()[:12]
     return (folder or cache_folder()) / f"machine-{name}.json"
@@ -281,7 +281,7 @@ def _blas() -> str:
 
 
 def machine_key() -> dict[str, Any]:
-    """What a profile depends on; another machine, or another build, has another key."""
+    """Return the key of a profile: another machine, or another build, has another one."""
     model, features = _processor()
     return {
         "processor": model,
@@ -321,7 +321,7 @@ def _save(path: Path, made: Profile) -> None:
 
 
 def is_profile(known: Any) -> bool:
-    """Whether what a file or a worker holds is a profile of a machine, with sane numbers."""
+    """Return True if what a file or a worker holds is a profile of a machine, with sane numbers."""
     if not isinstance(known, dict) or known.get("format") != FORMAT:
         return False
     devices, links = known.get("devices"), known.get("links")

@@ -24,7 +24,7 @@ Links = Mapping[tuple[str, str], calibrate.LinkSpeed]
 
 
 def is_described(cluster: Cluster) -> bool:
-    """Whether every device's speeds are given, so that nothing needs to be measured."""
+    """Return True if every device's speeds are given, so that nothing needs to be measured."""
     return all(device.is_described for worker in cluster.workers for device in worker.devices)
 
 
@@ -111,7 +111,7 @@ def _this_machine(cluster: Cluster) -> Mapping[str, Any]:
 
 
 def _host(cluster: Cluster, worker: int) -> str:
-    """What tells the machines of workers apart."""
+    """Return a name that tells the machines of workers apart."""
     address = cluster.workers[worker].address
     if cluster.kind in ("here", "local"):
         return ""
@@ -131,7 +131,9 @@ def _busy_threads(cluster: Cluster) -> dict[str, int]:
 
 
 def device_classes(cluster: Cluster) -> dict[str, str]:
-    """By device, a name for its speed: its machine, kind and threads, and what is given of it."""
+    """Return for each device a name for its speed: its machine, kind and threads, and what is
+    given of it.
+    """
     return {
         device.name: "|".join(
             str(part)
@@ -147,7 +149,9 @@ def device_classes(cluster: Cluster) -> dict[str, str]:
 
 
 def link_classes(cluster: Cluster) -> dict[tuple[int, int], str]:
-    """By indices of devices, a name for the kind of link between; described ones have none."""
+    """Return by device indices a name for the kind of link between them; described links have
+    none.
+    """
     names, found = cluster.devices, {}
     for i, source in enumerate(names):
         for j, target in enumerate(names):

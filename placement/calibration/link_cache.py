@@ -77,7 +77,7 @@ def load_or_measure_links(
 
 
 def network_path(folder: Path | None = None) -> Path:
-    """Where links are kept."""
+    """Return the path of the file that keeps measured links."""
     return (folder or cache_folder()) / "network.json"
 
 
@@ -86,7 +86,7 @@ def _pair(one: str, other: str) -> Pair:
 
 
 def _is_unchanged(probe: Probe, source: int, target: int, kept: _LinkRecord) -> bool:
-    """Whether a link is as it was, by all but the largest of the messages."""
+    """Return True if a link is as it was, by all but the largest of the messages."""
     if not 0 <= time.time() - kept.at <= TRUSTED_SECONDS:
         return False
     return all(
@@ -100,7 +100,7 @@ def _is_alike(now: float, before: float) -> bool:
 
 
 def _load(path: Path) -> dict[Pair, _LinkRecord]:
-    """What is kept; nothing of a file that is damaged."""
+    """Read the kept links; a damaged file counts as empty."""
     try:
         data: Any = json.loads(path.read_text())
         if data["format"] != FORMAT:
@@ -121,7 +121,7 @@ def _check_seconds(times: Any) -> list[float]:
 
 
 def _save(path: Path, new: Mapping[Pair, _LinkRecord]) -> None:
-    """For sessions to come, where the folder can be written."""
+    """Keep the links for later sessions if the folder can be written."""
     latest = sorted({**_load(path), **new}.items(), key=lambda item: item[1].at)[-LINKS:]
     rows = [[*pair, list(kept.times), kept.at] for pair, kept in latest]
     write_json(path, {"format": FORMAT, "links": rows})

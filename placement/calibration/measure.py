@@ -149,7 +149,7 @@ class KernelTimer:
         return entry
 
     def call(self, op: Op, case: ScaledSample | None) -> Callable[[], object] | None:
-        """What runs a case as a program does; None where the op cannot."""
+        """Return a function that runs a case as a program does, or None if the op cannot."""
         if case is None:
             return None
         try:
@@ -194,7 +194,9 @@ class KernelTimer:
         return make_monotonic(points, max(flops / taken for flops, taken in points[-2:]))
 
     def _product(self, dtype: str, n: int) -> Callable[[], None]:
-        """What multiplies square matrices, with the next set of operands each time."""
+        """Return a function that multiplies square matrices, with the next set of operands each
+        time.
+        """
         into = REGISTRY["matmul"].into
         assert into is not None
         a = self._xp.asarray(self.array(TensorSpec((n, n), np.dtype(dtype)), _UNIT))
@@ -230,7 +232,9 @@ def lower_quartile(seconds: Sequence[float]) -> float:
 
 
 def make_scaler(side: int) -> Callable[[Size], Size]:
-    """What makes the sizes of a sample that large, but those that count examples or channels."""
+    """Return a function that enlarges the sizes of a sample, except numbers of examples or
+    channels.
+    """
     return lambda size: side if isinstance(size, int) and size > 2 else size
 
 
@@ -318,7 +322,8 @@ def measure_handoff(rounds: int = 200) -> float:
 
 
 def _contention() -> dict[str, list[float]]:
-    """How much slower each of several busy threads is than one: two, and all cores (eight at most).
+    """Measure how much slower each of several busy threads is than one: two, and all cores (eight
+    at most).
 
     Threads of one process stand for processes: the kernels hold no interpreter lock.
     """

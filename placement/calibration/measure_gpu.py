@@ -139,8 +139,8 @@ def _time_crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
 
 
 def gpu_product() -> str | None:
-    """What speeds of a GPU are of: its name, and the libraries that compute on it; None where there
-    is none."""
+    """Return what the speeds of a GPU depend on: its name, and the libraries that compute on it;
+    None where there is none."""
     try:
         cupy = import_cupy()
         name = gpu_name(cupy.cuda.runtime.getDeviceProperties(0))
@@ -150,7 +150,7 @@ def gpu_product() -> str | None:
 
 
 def _has_nvmath() -> bool:
-    """Whether programs multiply by nvmath-python, which graphs take."""
+    """Return True if programs multiply by nvmath-python, which graphs take."""
     return find_spec("nvmath") is not None
 
 
@@ -283,7 +283,9 @@ class GpuKernelTimer(KernelTimer):
         return entry
 
     def _is_captured(self, call: Callable[[], object]) -> bool:
-        """Whether graphs take an op. They take no products of CuPy's, but nvmath-python's."""
+        """Return True if graphs take an op. They take no products of CuPy's, but
+        nvmath-python's.
+        """
         try:
             capture_graph(self._xp, self._stream, call)
         except NotImplementedError:
@@ -314,7 +316,7 @@ class GpuKernelTimer(KernelTimer):
         return fit[0], run
 
     def _fits(self, case: ScaledSample) -> bool:
-        """Whether there is room for a case, and what it does grows with what it takes."""
+        """Return True if there is room for a case, and what it does grows with what it takes."""
         most = SAMPLE if case.sample.make is None else FROM_HOST
         return case.bytes <= min(most, self.room, SPARSE * case.amount)
 

@@ -28,7 +28,7 @@ STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """What a node needs, in numbers: floating point operations and bytes moved."""
+    """The work of a node: floating point operations and bytes moved."""
 
     flops: float
     bytes: float
@@ -141,7 +141,7 @@ class Rates:
         )
 
     def _control_flow_seconds(self, op: Op, attrs: Mapping[str, Any]) -> float:
-        """What the nodes of its bodies take, as often as they run; of a cond, the longer branch."""
+        """Return the seconds of all runs of a node's bodies; for a cond, of its longer branch."""
         held = [value for value in attrs.values() if isinstance(value, Body)]
         each = [self._body_seconds(body) for body in held]
         once = max(each) if op is cond else math.fsum(each)
@@ -210,7 +210,7 @@ def interpolate_seconds(points: Sequence[Sequence[float]], amount: float) -> flo
 
 
 def contention_factor(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
-    """How many times longer each of so many busy threads takes ("compute" or "memory").
+    """Return how many times longer each of so many busy threads takes ("compute" or "memory").
 
     Beyond what was measured (all cores), threads take turns.
     """
@@ -220,7 +220,7 @@ def contention_factor(contention: Mapping[str, Sequence[float]], what: str, thre
 
 
 def is_generated(op: Op) -> bool:
-    """Whether programs compute an op by a kernel of ours, with its neighbours."""
+    """Return True if programs compute an op by a kernel of ours, with its neighbours."""
     return op.elementwise or op.rows is not None
 
 

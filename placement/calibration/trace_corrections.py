@@ -145,15 +145,17 @@ class TraceCorrections:
         return median(ratios) * predicted / (1.0 + distance / _REACH)
 
     def has_observed(self, bucket: Bucket) -> bool:
-        """Whether such a node was observed, its neighbours idle or busy as it says."""
+        """Return True if such a node was observed, its neighbours idle or busy as it says."""
         return bucket in self._nodes
 
     def knows(self, bucket: Bucket) -> bool:
-        """Whether such a node was observed on a device whose neighbours were idle, or busy."""
+        """Return True if such a node was observed on a device whose neighbours were idle, or
+        busy.
+        """
         return any(replace(bucket, busy=busy) in self._nodes for busy in (False, True))
 
     def factor(self, bucket: Bucket) -> float:
-        """How many times longer such a node takes than calibration predicts.
+        """Return how many times longer such a node takes than calibration predicts.
 
         By its own bucket; else the median over the closest buckets of the op, or, where it was
         never seen, of all that is bound by the same (products, or memory); the less, the farther
@@ -219,7 +221,9 @@ class TraceCorrections:
 
     @staticmethod
     def from_dict(data: Any, basis: str) -> TraceCorrections:
-        """What `to_dict` made; empty if it is damaged, or of another machine or calibration."""
+        """Read what `to_dict` made; empty if it is damaged, or of another machine or
+        calibration.
+        """
         made = TraceCorrections(basis)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             return made
@@ -252,12 +256,12 @@ def robust_ratio(ratios: Sequence[float]) -> float:
 
 
 def _bottleneck(bucket: Bucket) -> str:
-    """What takes the time of such nodes."""
+    """Return what limits such nodes: products, random numbers, aliases, or else memory."""
     return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
 
 
 def _op_name(bucket: Bucket) -> str:
-    """The op, however it reads its operands."""
+    """Return the op's name without the flags that say how it reads its operands."""
     return bucket.op.partition(TRANSPOSED_MARK)[0]
 
 
@@ -293,19 +297,21 @@ def _check_samples(values: Any, least: float, most: float) -> list[float]:
 
 
 def basis_of(profile: Mapping[str, Any]) -> str:
-    """What tells one calibration from another."""
+    """Return a key that tells one calibration from another."""
     text = json.dumps(profile.get("devices"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def corrections_path(folder: Path | None = None) -> Path:
-    """Where what was learned of this machine is kept: beside its profile."""
+    """Return the path of this machine's corrections, beside its profile."""
     path = profile_path(folder)
     return path.with_name(path.name.replace("machine-", "learned-"))
 
 
 def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
-    """What sessions before learned under this calibration; empty where nothing usable is kept."""
+    """Read what earlier sessions learned under this calibration; empty if nothing usable is
+    kept.
+    """
     basis = basis_of(profile)
     try:
         data = json.loads(corrections_path(folder).read_text())
@@ -315,5 +321,5 @@ def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> 
 
 
 def write_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
-    """For sessions to come, where the folder can be written."""
+    """Keep the corrections for later sessions if the folder can be written."""
     write_json(corrections_path(folder), learned.to_dict())

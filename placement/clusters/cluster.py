@@ -339,7 +339,9 @@ class Cluster:
         return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
 
     def pinned(self, pin: DeviceName) -> DeviceName:
-        """What a pin means here: its worker may have been lost, or have another number by now."""
+        """Return a pin with the present number of its worker, or that of the lost worker's
+        stand-in.
+        """
         if pin.worker is None or pin.worker >= len(self.stand_ins):
             return pin
         return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)

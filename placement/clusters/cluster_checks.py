@@ -1,4 +1,4 @@
-"""Whether the description of a cluster makes sense: said when it is made, with the remedy."""
+"""Checks of a cluster's description when it is created, with errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("here", "local", "remote", "hypothetical")
 
 
 class ClusterFields(Protocol):
-    """What the checks read of a `Cluster`."""
+    """The fields of a `Cluster` that the checks read."""
 
     @property
     def workers(self) -> tuple[Worker, ...]: ...
@@ -92,7 +92,7 @@ def describe_shared_address(one: int, other: int, addresses: Sequence[str | None
 
 
 def _ends(cluster: ClusterFields) -> list[str]:
-    """What links and ports may name: devices, and workers as a whole."""
+    """Return the names that links and ports may use: devices, and workers as a whole."""
     return [*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)]
 
 
@@ -120,7 +120,7 @@ def _check_ports(cluster: ClusterFields) -> None:
 
 
 def _check_described(cluster: ClusterFields) -> None:
-    """Nothing hypothetical can be measured: its numbers must be known."""
+    """Refuse hypothetical hardware without numbers, since it cannot be measured."""
     for device in (device for worker in cluster.workers for device in worker.devices):
         for key in ("flops", "bandwidth", "launch"):
             if not device.is_described and getattr(device, key) is None:

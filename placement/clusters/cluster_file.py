@@ -99,7 +99,7 @@ def read(path: Path) -> tuple[dict[str, Any], Callable[[ClusterError], ClusterEr
 
 
 def _count_host_workers(addresses: list[Any]) -> list[int]:
-    """How many workers share the host of each, by their addresses."""
+    """Count, for each worker, the workers on its host, by their addresses."""
     hosts = [str(i if a is None else a).rpartition(":")[0] for i, a in enumerate(addresses)]
     return [hosts.count(host) if host else 1 for host in hosts]
 

@@ -1,4 +1,4 @@
-"""What a cluster consists of: devices, the workers that they belong to, links.
+"""The parts of a cluster: devices, the workers that they belong to, links.
 
 All are plain data that is checked when it is made. Numbers that are None are for calibration to
 fill in.

@@ -1,4 +1,4 @@
-"""Which pairs of devices share which port of a cluster: the shared links of a placement problem."""
+"""Routes of device pairs through ports of a cluster: the shared links of a placement problem."""
 
 from __future__ import annotations
 

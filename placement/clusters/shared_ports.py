@@ -10,7 +10,7 @@ from graphflow.errors import ClusterError
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Port:
-    """Where some devices leave for others, together no faster than its bandwidth.
+    """A port through which some devices reach others, together no faster than its bandwidth.
 
     A network card, the way up from a PCIe switch, a device's place on the NVLink switch.
 

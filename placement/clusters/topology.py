@@ -23,7 +23,8 @@ from graphflow.placement.clusters.shared_ports import Port
 
 @dataclass(frozen=True)
 class Cable:
-    """What joins two ends: seconds, bytes/s one way, and how many lie side by side.
+    """A cable between two ends: latency in seconds, bytes/s in one direction, and the number of
+    cables.
 
     One transfer uses one of them; all together share what they carry. `direct`: it does not pass
     through the host's slots and switches (NVLink).
@@ -209,7 +210,7 @@ def _ports(hosts: Sequence[Host], network: Cable | None, backbone: float | None)
 
 
 def _is_direct(host: Host) -> bool:
-    """Whether its devices reach each other around its slots and switches."""
+    """Return True if its devices reach each other around its slots and switches."""
     if host.link is not None:
         return host.link.direct
     known = [_product(device) for worker in host.workers for device in worker.devices]

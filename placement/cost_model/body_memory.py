@@ -1,4 +1,4 @@
-"""What the bodies of a node (`call`, `scan`, `while_loop`, …) take of memory while it runs."""
+"""Memory that the bodies of a node (`call`, `scan`, `while_loop`, …) take while it runs."""
 
 from __future__ import annotations
 

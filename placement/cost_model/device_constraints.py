@@ -24,7 +24,7 @@ def colocation_groups(graph: Graph) -> dict[Node, Node]:
 
 
 class DeviceConstraints:
-    """Which devices a node may use: its pin, its op's kernels, its variable's home."""
+    """The devices that a node may use, by its pin, its op's kernels and its variable's home."""
 
     def __init__(self, graph: Graph, cluster: Cluster, homes: Mapping[Node, str]) -> None:
         self._graph = graph
@@ -62,7 +62,7 @@ class DeviceConstraints:
         return known
 
     def explain(self, node: Node) -> str | None:
-        """What took choices away from a node, or None."""
+        """Explain what took choices away from a node; None if nothing did."""
         everywhere = len(self._kinds)
         if node.op.name == "variable" and node in self._homes:
             return "lives here already"
@@ -146,7 +146,7 @@ class DeviceConstraints:
         return [self._constraint(node, leader) for node in chain]
 
     def _constraint(self, node: Node, leader: Node) -> str:
-        """What a node of a team asks for, and how it came into the team."""
+        """Describe the constraint of a node in a colocated group, and how it joined the group."""
         where = ", ".join(sorted(self.allowed_devices(node)))
         told = f"{self._title(node)} may be on {where} only ({self.explain(node)})"
         if node is leader:

@@ -34,7 +34,7 @@ UNPLACED = frozenset({"constant", "group"})
 
 
 class NodeTimes:
-    """Of a graph whose symbols have known sizes.
+    """Seconds of the nodes of a graph whose symbols have known sizes.
 
     Attributes:
         nodes: those that are placed, in order; after them come the sinks, what the client gets.
@@ -108,7 +108,8 @@ class NodeTimes:
     def _fuse(
         self, compute: np.ndarray[Any, Any], limits: DeviceConstraints, speeds: Mapping[str, Rates]
     ) -> None:
-        """What nodes take that run as one kernel, shared out by their flops as traces do, in place.
+        """Replace the seconds of nodes that run as one kernel by shares of it, by flops as in
+        traces.
 
         Devices of one kind and rate are predicted once, and so are regions that are alike.
         """
@@ -213,7 +214,7 @@ class NodeTimes:
             nodes[:, members] = rows
 
     def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
-        """What a lesson about a node is about, on a class of devices."""
+        """Return the bucket in which traces of a node are collected, on a class of devices."""
         outputs = [self.specs[t] for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
         inputs = [self.specs[t] for t in node.inputs]
@@ -226,7 +227,9 @@ class NodeTimes:
         )  # fmt: skip
 
     def is_in_place(self, node: Node) -> bool:
-        """Whether a new value is computed straight into its variable, so that nothing is copied."""
+        """Return True if a new value is computed straight into its variable, so that nothing is
+        copied.
+        """
         if node.op.name != "assign":
             return False
         variable, value = node.inputs

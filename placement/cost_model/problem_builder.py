@@ -236,7 +236,7 @@ class _ProblemBuilder:
         return edges, moved, [self.tensors[t] for t in carried]
 
     def _shares_of(self, node: Node) -> Iterator[tuple[Tensor, int]]:
-        """What a collective's node gets of each rank, and its bytes."""
+        """Return what a collective's node receives from each rank, and its bytes."""
         specs = [self.specs[t] for t in node.inputs]
         for source, tensor in enumerate(node.inputs):
             if tensor.node.op.name in UNPLACED:

@@ -19,7 +19,7 @@ from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 
 @dataclass(frozen=True)
 class TraceObservation:
-    """What there is to learn about a placed node: where its ratio belongs, what calibration alone
+    """What a trace can teach about a placed node: the bucket of its ratio, what calibration alone
     predicts (seconds)."""
 
     bucket: Bucket
@@ -34,7 +34,7 @@ def trace_observations(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     busy: bool = False,
 ) -> dict[str, TraceObservation]:
-    """By name, the nodes whose spans in a trace teach something.
+    """Return by name the nodes whose spans in a trace teach something.
 
     Args:
         devices: where each node runs; others run where they may.

@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 
 class ProblemArrays(Protocol):
-    """What checks and assignments read of a `Problem`, which documents each."""
+    """The arrays of a `Problem` that checks and assignments read; `Problem` documents each."""
 
     @property
     def nodes(self) -> int: ...
@@ -65,7 +65,7 @@ def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any
 
 
 def is_empty(value: ArrayLike) -> bool:
-    """Whether there is nothing in what becomes an array; what becomes none has something."""
+    """Return True if a value has no element; a value that becomes no array counts as not empty."""
     try:
         return np.size(value) == 0
     except ValueError:  # rows of several lengths: for `array_of` to refuse

@@ -13,7 +13,7 @@ from graphflow.placement.problems.arrays import Ints, ProblemArrays, array_of, e
 @checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Where and in which order nodes run.
+    """A device for each node, and the order in which nodes run.
 
     Args:
         device: (n,) device index of each node.

@@ -264,7 +264,7 @@ def _check_keys(data: Mapping[str, Any], known: tuple[str, ...], where: str) -> 
 
 @lru_cache(1024)  # most nodes of a graph have the same attributes
 def _typo(others: tuple[str, ...], missing: tuple[str, ...]) -> tuple[str, str] | None:
-    """What was written, and what was meant."""
+    """Describe a misspelt key and the key that was probably meant."""
     for key in missing:
         close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
         if close:

@@ -40,7 +40,7 @@ class Shortage:
 
 
 def shortages(problem: Problem) -> list[Shortage]:
-    """What fits nowhere, the most missing first; [] where only the search has failed."""
+    """List what fits nowhere, the largest shortage first; [] if only the search has failed."""
     found = [*_alone(problem), *_total_shortage(problem)]
     return sorted(found, key=lambda each: (each.device is None, -each.missing))
 
@@ -112,7 +112,7 @@ def memory_limit(
 
 
 def _impossible(made: GraphProblem) -> str:
-    """What no placement could hold, by names and lines."""
+    """Describe by names and lines what no placement can hold."""
     told = []
     for each in shortages(made.problem)[:3]:
         if each.device is None:

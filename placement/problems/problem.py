@@ -48,7 +48,7 @@ class Adjacency:
 @checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be placed, for n nodes, e edges and d devices. Arrays are copied and made
+    """A placement problem of n nodes, e edges and d devices. Arrays are copied and made
     read-only.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a problem must be, checked when it is made: every error names the place and the numbers.
+"""Checks of a problem when it is created; every error names the place and the numbers.
 
 Whole arrays are looked at once; only where something is wrong, what it is is looked for.
 """

@@ -124,18 +124,13 @@ def runs_only_on_host(call: NodeCall) -> bool:
     return _key(call) in HOST_ONLY
 
 
-def can_run_on_host(call: NodeCall) -> bool:
-    """Return True if a node can run on the host."""
-    return _key(call) in HOST_ONLY or _key(call) in REFERENCE_OPERATORS or _key(call) in _ROUTINES
-
-
-def has_host_routine(domain: str, name: str) -> bool:
+def can_run_on_host(domain: str, name: str) -> bool:
     """Return True if an operator can run on the host."""
     key = (normal_domain(domain), name)
     return key in HOST_ONLY or key in REFERENCE_OPERATORS or key in _ROUTINES
 
 
-def reason(call: NodeCall) -> str:
+def host_reason(call: NodeCall) -> str:
     """Return the reason why a node always runs on the host."""
     return f"{call.op_type}: {HOST_ONLY[_key(call)]}"
 
