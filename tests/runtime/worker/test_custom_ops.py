@@ -294,7 +294,7 @@ def test_the_python_of_the_documentation_runs(tmp_path: Path) -> None:
         ("train.py", r"([\d.]+) ([\d.]+)\n"),
         ("per_example.py", r"\(5, 8, 3\)\n"),
     ):
-        done = loaded.ran([name], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
+        done = loaded.run_python([name], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
         assert done.returncode == 0, done.stderr
         found = re.fullmatch(expected, done.stdout)
         assert found, done.stdout
