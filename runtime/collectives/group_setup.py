@@ -196,8 +196,8 @@ class GroupRendezvous:
         mine = nccl.local_gpus(self._collective, channel.worker)
         self.nccl_id = self._make_nccl_id(mine, *(a.get("gpus") for a in answers))
         for other in others:
-            told = {"ok": ok, "places": table, "nccl": self.nccl_id}
-            channel.send("table", other, _encode(told))
+            message = {"ok": ok, "places": table, "nccl": self.nccl_id}
+            channel.send("table", other, _encode(message))
         if ok and not self._is_small:
             ok = self._is_unanimous(channel, "mapped", self._can_map_all(channel, table))
         if ok and segment is not None:
@@ -228,15 +228,15 @@ class GroupRendezvous:
         if ok and segment is not None:
             self.memory = segment.memory
 
-    def _make_nccl_id(self, *told: Any) -> tuple[int, ...]:
+    def _make_nccl_id(self, *gpus: Any) -> tuple[int, ...]:
         """Return the group's NCCL id; empty if its GPUs cannot connect.
 
         Args:
-            told: each worker's GPUs, as `nccl.local_gpus` describes them.
+            gpus: each worker's GPUs, as `nccl.local_gpus` describes them.
         """
         return (
             self._new_nccl_id(self._collective.devices)
-            if nccl.can_use_nccl(told, self._collective.count)
+            if nccl.can_use_nccl(gpus, self._collective.count)
             else ()
         )
 

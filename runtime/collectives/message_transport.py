@@ -118,7 +118,7 @@ class MessageExchange:
         else:
             self._exchange_directly(step, rank, x, y)
 
-    # Straight to who needs it ---------------------------------------------------------------------
+    # Each piece straight to its receiver ----------------------------------------------------------
 
     def _exchange_directly(self, step: int, rank: int, x: Array | None, y: Array) -> None:
         collective, count = self.collective, self.collective.count
@@ -164,7 +164,7 @@ class MessageExchange:
         count = self.collective.count
         return [(rank + i) % count for i in range(1, count)]
 
-    # In parts -------------------------------------------------------------------------------------
+    # Chunks ---------------------------------------------------------------------------------------
 
     def send(self, step: int, source: int, target: int, tag: str, array: Array) -> None:
         """Send a flat array in chunks; an empty array needs no message."""

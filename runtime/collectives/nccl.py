@@ -68,17 +68,17 @@ def local_gpus(collective: Collective, worker: int) -> dict[str, Any] | None:
     return {"at": own, "far": allowed == "on"}
 
 
-def can_use_nccl(told: Sequence[Any], count: int) -> bool:
+def can_use_nccl(gpus: Sequence[Any], count: int) -> bool:
     """Return True if `count` ranks can connect by NCCL.
 
     Args:
-        told: what each worker's `local_gpus` returned.
+        gpus: what each worker's `local_gpus` returned.
     """
-    if not all(isinstance(each, dict) and isinstance(each.get("at"), list) for each in told):
+    if not all(isinstance(each, dict) and isinstance(each.get("at"), list) for each in gpus):
         return False
-    at = [str(gpu) for each in told for gpu in each["at"]]
+    at = [str(gpu) for each in gpus for gpu in each["at"]]
     near = len({gpu.rpartition("/")[0] for gpu in at}) == 1
-    far = all(each.get("far") is True for each in told)
+    far = all(each.get("far") is True for each in gpus)
     return len(set(at)) == len(at) == count and (near or far)
 
 
@@ -143,16 +143,16 @@ class Communicator:
             if self._closed:  # the caller gave up waiting
                 self._abort()
 
-        told: dict[str, Any] = {"device": f"gpu:{self.backend.index}", "rank": rank}
+        fields: dict[str, Any] = {"device": f"gpu:{self.backend.index}", "rank": rank}
         job = self._submit(run)
         try:
             self._wait(job, wait)
         except Exception as error:
             if not job.ended.is_set() and not isinstance(error, _MissingRanks):
                 raise  # the step was cancelled
-            _log.tell("nccl.refused", **told, error=type(error).__name__, reason=str(error))
+            _log.tell("nccl.refused", **fields, error=type(error).__name__, reason=str(error))
             return False
-        _log.tell("nccl.met", **told, of=count, seconds=round(time.monotonic() - began, 3))
+        _log.tell("nccl.met", **fields, of=count, seconds=round(time.monotonic() - began, 3))
         return True
 
     def run(self, run: Callable[[], None], go_on: Callable[[], None]) -> None:

@@ -101,9 +101,9 @@ class ProgramCollectives:
         if not specs:
             return {}
         counter_functions()
-        passage = kind(self.owner, (self.program, f"from {source} to {target}"), peer, what, specs)
-        self._edges.append(passage)
-        return dict.fromkeys(specs, passage)
+        edge_end = kind(self.owner, (self.program, f"from {source} to {target}"), peer, what, specs)
+        self._edges.append(edge_end)
+        return dict.fromkeys(specs, edge_end)
 
     def shared_memory(self, nbytes: int) -> Array | None:
         """Return memory that other processes of this host can map; None if there is none."""
@@ -135,8 +135,8 @@ class ProgramCollectives:
         """
         for member in self.members:
             member.forget_agreement()
-        for passage in self._edges:
-            passage.close()
+        for edge_end in self._edges:
+            edge_end.close()
 
     def close(self) -> None:
         """Release all shared memory. The program does not run again."""
@@ -351,11 +351,11 @@ class DeviceCollective:
     def _make_wait(
         self, step: int, spins: int = DEFAULT_SPINS
     ) -> Callable[[SharedCounters, int], None]:
-        def wait(gates: SharedCounters, value: int) -> None:
+        def wait(counters: SharedCounters, value: int) -> None:
             def is_there(rank: int, _: float) -> bool:
-                return gates.wait_all(value, CANCEL_CHECK_SECONDS, spins) != rank
+                return counters.wait_all(value, CANCEL_CHECK_SECONDS, spins) != rank
 
-            while (late := gates.wait_all(value, CANCEL_CHECK_SECONDS, spins)) >= 0:
+            while (late := counters.wait_all(value, CANCEL_CHECK_SECONDS, spins)) >= 0:
                 self._owner.mail.wait_until(step, self._awaited_rank(late), partial(is_there, late))
 
         return wait
@@ -365,8 +365,8 @@ class DeviceCollective:
         return f"{self.collective.kind} {self._name}"
 
     def _awaited_rank(self, rank: int) -> Awaited:
-        told = f"{self._description}: the part of rank {rank} on {self.collective.devices[rank]}"
-        return Awaited(told, self.collective.workers[rank])
+        part = f"{self._description}: the part of rank {rank} on {self.collective.devices[rank]}"
+        return Awaited(part, self.collective.workers[rank])
 
 
 def _try_create_segment(nbytes: int) -> SharedMemorySegment | None:

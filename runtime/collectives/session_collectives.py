@@ -1,4 +1,4 @@
-"""What a session's collectives and shared-memory edges on one worker have in common.
+"""State that a session's collectives and shared-memory edges on one worker share.
 
 Workers agree on a transport when a group first runs (`group_setup.py`), and on shared memory when
 an edge is first used (`shared_memory_edges.py`). A failed step discards all agreements on every
@@ -126,12 +126,12 @@ class SessionCollectives:
                     segment.close()
                     del self._attached[token]
 
-    def handshake_channel(self, step: int, key: Sequence[Any], told: str) -> HandshakeChannel:
+    def handshake_channel(self, step: int, key: Sequence[Any], purpose: str) -> HandshakeChannel:
         """Return the channel on which the workers of a group, or the ends of an edge, agree.
 
         Args:
             key: identifies the group or the edge in the session.
-            told: names the collective or the edge in errors.
+            purpose: names the collective or the edge in errors.
         """
         prefix = f"{EXCHANGE_PREFIX}{'/'.join(map(str, key))}"
 
@@ -141,12 +141,12 @@ class SessionCollectives:
             self.outbox(TensorParcel(self.session, step, name, worker, array, owned=True))
 
         def hear(what: str, worker: int) -> bytes:
-            about = Awaited(f"the answer of worker {worker} about {told}", worker)
+            about = Awaited(f"the answer of worker {worker} about {purpose}", worker)
             array: Array = self.mail.take(step, f"{prefix}/{what}", about)
             return array.tobytes()
 
         def go_on() -> None:
-            self.mail.check_cancelled(step, Awaited(told))
+            self.mail.check_cancelled(step, Awaited(purpose))
 
         return HandshakeChannel(self.worker, tell, hear, go_on, partial(self._attach, tuple(key)))
 
@@ -160,15 +160,15 @@ class SessionCollectives:
 
     def abort(self) -> None:
         """Discard all agreements after a failed step, once no collective runs any more."""
-        for device, lane in list(self._queues.items()):
-            if not lane.abort():  # stuck in a call that cannot be cancelled: use a new thread
+        for device, queue in list(self._queues.items()):
+            if not queue.abort():  # stuck in a call that cannot be cancelled: use a new thread
                 del self._queues[device]
         self._clear()
 
     def close(self) -> None:
         """End the threads, and release all memory and communicators."""
-        for lane in list(self._queues.values()):
-            lane.close()
+        for queue in list(self._queues.values()):
+            queue.close()
         self._clear()
 
     def finish_handshakes(self, step: int) -> None:

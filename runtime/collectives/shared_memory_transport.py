@@ -64,11 +64,11 @@ def has_mapped_collectives(graph: Graph, bindings: Mapping[str, int]) -> bool:
 
 def shared_bytes(collective: Collective) -> int:
     """Return the bytes of a collective's own shared memory: counters, and slots if it is small."""
-    gates = collective.count * COUNTER_BYTES
+    counter_bytes = collective.count * COUNTER_BYTES
     return (
-        gates + collective.count * _SLOTS * _slot_bytes(collective)
+        counter_bytes + collective.count * _SLOTS * _slot_bytes(collective)
         if is_small(collective)
-        else gates * _STAGES
+        else counter_bytes * _STAGES
     )
 
 

@@ -25,13 +25,11 @@ _log = Log("graphflow.gpu")
 
 
 class GraphDevice(Protocol):
-    """A GPU whose stream captures and replays work.
+    """A GPU whose stream captures and replays work."""
 
-    Attributes:
-        allocations: number of allocations so far.
-    """
-
-    allocations: int
+    @property
+    def allocations(self) -> int:
+        """Number of allocations so far."""
 
     def graph_memory(self) -> AbstractContextManager[None]:
         """Return a context in which memory comes from the pool for captured work."""

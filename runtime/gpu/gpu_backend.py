@@ -9,8 +9,6 @@ allocate memory take it from the device's pools, which count their allocations.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -23,17 +21,14 @@ from graphflow.errors import (
     CompileError,
     DeviceError,
     DeviceLost,
-    DeviceOutOfMemory,
-    ShapeError,
 )
-from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.codegen.region import Region
 from graphflow.ops.kernels.cuda.cupy_module import capture_graph, import_cupy
 from graphflow.ops.kernels.cuda.nvrtc import compile_module
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT
 from graphflow.runtime.gpu.cublas import Cublas
 from graphflow.runtime.gpu.cudnn import Cudnn
+from graphflow.runtime.gpu.memory_pools import GpuMemory, GpuMemoryPools
 from graphflow.runtime.memory.backend import Array, ResultExporter, export_or_copy
 
 _KERNELS_PER_MODULE = 64
@@ -45,27 +40,6 @@ _DEBUG_HINT = (
     "GRAPHFLOW_CUDA_GRAPHS=off"
 )
 
-_lock = threading.Lock()
-_backends: weakref.WeakSet[GpuBackend] = weakref.WeakSet()
-"""All backends of this process. If one lacks memory, the pools of all on its GPU are trimmed."""
-
-
-@dataclass(frozen=True)
-class GpuMemory:
-    """Bytes of a GPU's memory, and of the host's memory for it.
-
-    Attributes:
-        plain: live plain allocations: arenas, variables, buffers of feeds.
-        pool: the most that ops have allocated for themselves.
-        persistent: constants, tensors on their way, and workspaces of libraries.
-        pinned: the host's pinned memory for feeds.
-    """
-
-    plain: int
-    pool: int
-    persistent: int
-    pinned: int
-
 
 @dataclass(frozen=True)
 class DeviceCopy:
@@ -76,11 +50,13 @@ class DeviceCopy:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
         shape: tuple[int, ...] = self.array.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tensor."""
         dtype: np.dtype[Any] = self.array.dtype
         return dtype
 
@@ -93,8 +69,7 @@ class GpuBackend:
 
     Attributes:
         kernels: kernels of libraries, by op, sizes and attributes.
-        allocations: number of allocations by ops so far.
-        pinned: bytes of pinned memory for feeds.
+        pools: the GPU's memory.
 
     Raises:
         DeviceError: CuPy or the GPU is missing.
@@ -106,8 +81,6 @@ class GpuBackend:
         self.xp = cupy = import_cupy()
         self.index = index
         self.export_result: ResultExporter | None = None
-        self.allocations = 0
-        self.pinned = 0
         self.kernels: dict[Any, Any] = {}
         self._functions: dict[str, Any] = {}
         self._is_capturing = False
@@ -118,22 +91,15 @@ class GpuBackend:
                 self.stream = cupy.cuda.Stream(non_blocking=True)
                 self._upload_stream = cupy.cuda.Stream(non_blocking=True)
                 self._download_stream = cupy.cuda.Stream(non_blocking=True)
-                self._op_pool = cupy.cuda.MemoryPool()
-                self._persistent_pool = cupy.cuda.MemoryPool()
-                self._graph_pool = cupy.cuda.MemoryPool(self._allocate_plain)
+                self.pools = GpuMemoryPools(cupy, index)
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
                 self._step_begun = self.uploaded = self.record_event(self.stream)
         except self._errors as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
         _refuse_uploads(cupy)
-        # CuPy's own class does not support weak references, which report when memory is freed.
-        self._plain_memory_class = type("Plain", (cupy.cuda.Memory,), {})
-        self._plain_bytes = 0
-        with _lock:
-            _backends.add(self)
 
-    # Where work goes ----------------------------------------------------------------------------
+    # Streams and errors -------------------------------------------------------------------------
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -146,7 +112,7 @@ class GpuBackend:
             self.translate_errors(),
             self._device,
             self.stream,
-            self.xp.cuda.using_allocator(self._allocate),
+            self.xp.cuda.using_allocator(self.pools.allocate),
         ):
             yield
 
@@ -156,7 +122,7 @@ class GpuBackend:
 
         Its memory does not count as allocated by the program's steps.
         """
-        with self._device, stream, self.xp.cuda.using_allocator(self._persistent_pool.malloc):
+        with self._device, stream, self.xp.cuda.using_allocator(self.pools.persistent.malloc):
             yield
 
     def synchronize(self) -> None:
@@ -210,7 +176,7 @@ class GpuBackend:
             Exception: raised by nvmath if cuBLAS is missing or fails.
         """
         with self.active():
-            return Cublas(self.xp, self.stream.ptr, self._persistent_pool.malloc)
+            return Cublas(self.xp, self.stream.ptr, self.pools.persistent.malloc)
 
     @cached_property
     def cudnn(self) -> Cudnn:
@@ -228,7 +194,7 @@ class GpuBackend:
         Plans of Fourier transforms, which use the pool's memory, and pinned memory belong to CuPy.
         They are released, too. Errors are suppressed: a device that failed has reported it before.
         """
-        xp = self.xp
+        xp, pools = self.xp, self.pools
         self.kernels.clear()
         for end in (
             self.stream.synchronize,
@@ -238,10 +204,7 @@ class GpuBackend:
                 if name in self.__dict__
             ),
             lambda: xp.fft.config.get_plan_cache().clear(),
-            *(
-                pool.free_all_blocks
-                for pool in (self._op_pool, self._persistent_pool, self._graph_pool)
-            ),
+            *(pool.free_all_blocks for pool in (pools.op, pools.persistent, pools.graph)),
             lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
         ):
             with suppress(Exception), self._device:
@@ -258,77 +221,26 @@ class GpuBackend:
 
     def empty(self, nbytes: int) -> Any:
         """Return uninitialised bytes: a plain allocation, not one from a pool."""
-        size = max(nbytes, ALIGNMENT)
         with self.translate_errors(), self._device:
-            memory = self._allocate_or_trim(size, self._plain_memory_class)
-            self._plain_bytes += size
-            weakref.finalize(memory, self._on_freed, size)
-            place = self.xp.cuda.MemoryPointer(memory, 0)
-            return self.xp.ndarray((nbytes,), np.uint8, memptr=place)
+            return self.xp.ndarray((nbytes,), np.uint8, memptr=self.pools.allocate_buffer(nbytes))
 
-    def _on_freed(self, size: int) -> None:
-        self._plain_bytes -= size
-
-    def _allocate(self, nbytes: int) -> Any:
-        self.allocations += 1
-        return self._allocate_or_trim(nbytes, self._op_pool.malloc)
-
-    def _allocate_for_graphs(self, nbytes: int) -> Any:
-        self.allocations += 1
-        return self._graph_pool.malloc(nbytes)
-
-    def _allocate_plain(self, nbytes: int) -> Any:
-        """Allocate from the driver, for the pool of captured work.
-
-        If memory is short, CuPy's own allocator would free blocks of this pool. A graph may still
-        write to them.
-        """
-        cuda = self.xp.cuda
-        return self._allocate_or_trim(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
-
-    def _allocate_or_trim(self, size: int, take: Callable[[int], Any]) -> Any:
-        """Allocate memory; if it is short, trim this process's pools on the GPU and try again.
-
-        Raises:
-            DeviceOutOfMemory: memory is short even then.
-        """
-        cuda = self.xp.cuda
-        errors = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
-        try:
-            return take(size)
-        except errors as error:
-            if not _is_out_of_memory(error):
-                raise
-        with _lock:
-            here = [each for each in _backends if each.index == self.index]
-        pools = [pool for each in here for pool in (each._op_pool, each._persistent_pool)]
-        for pool in (*pools, self.xp.get_default_memory_pool()):
-            pool.free_all_blocks()
-        try:
-            return take(size)
-        except errors as error:
-            free, total = cuda.runtime.memGetInfo()
-            raise DeviceOutOfMemory(
-                f"gpu:{self.index} has {free / 1e9:.3g} of {total / 1e9:.3g} GB free, and "
-                f"{size / 1e9:.3g} GB ({size:,} bytes) are needed ({error}); feed smaller batches, "
-                "checkpoint layers (gf.checkpoint), or use more devices"
-            ) from None
+    @property
+    def allocations(self) -> int:
+        """Number of allocations by ops so far."""
+        return self.pools.allocations
 
     def memory_usage(self) -> GpuMemory:
-        pool, kept, repeated = (
-            int(pool.total_bytes())
-            for pool in (self._op_pool, self._persistent_pool, self._graph_pool)
-        )
-        return GpuMemory(self._plain_bytes, pool + repeated, kept, self.pinned)
+        """Return the bytes that are in use, by purpose."""
+        return self.pools.usage()
 
-    # In and out ---------------------------------------------------------------------------------
+    # Copies -------------------------------------------------------------------------------------
 
     def to_device(self, array: Any) -> Any:
         """Return a contiguous array of this device: the given one, or a finished copy."""
         if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
             return array
         host = np.asarray(array)
-        with self.active(), self.xp.cuda.using_allocator(self._persistent_pool.malloc):
+        with self.active(), self.xp.cuda.using_allocator(self.pools.persistent.malloc):
             there = self.xp.empty(host.nbytes, np.uint8)
             if host.nbytes:
                 there.set(_bytes(host))
@@ -364,12 +276,11 @@ class GpuBackend:
                     )
                 landed.append((pinned, array))
             self._download_stream.synchronize()
-        return [
-            export_or_copy(
-                _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), export
-            )
+        views = [
+            pinned_view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape)
             for pinned, array in landed
         ]
+        return [export_or_copy(view, export) for view in views]
 
     def hand_over(self, array: Any, kind: str) -> Any:
         """Return a copy for another device of this process; `kind` is "cpu" or "gpu"."""
@@ -377,10 +288,6 @@ class GpuBackend:
             return self.to_host(array)
         with self.active():
             return DeviceCopy(self.xp.copy(array), self.record_event(self.stream))
-
-    def input_buffer(self, spec: TensorSpec) -> InputBuffer:
-        """Make the buffer of a feed or a received tensor."""
-        return InputBuffer(self, spec)
 
     def upload(self, buffer: Any, pinned: Any, size: int) -> None:
         """Copy pinned memory to a buffer, for all work that is started from now on.
@@ -447,7 +354,7 @@ class GpuBackend:
         driver cannot allocate during a capture; by then the pool has the memory that the first run
         took. Graphs of one stream run one after the other and share the pool.
         """
-        with self.xp.cuda.using_allocator(self._allocate_for_graphs):
+        with self.xp.cuda.using_allocator(self.pools.allocate_for_graphs):
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
@@ -460,67 +367,9 @@ class GpuBackend:
             self._is_capturing = _capturing.now = False
 
     def replay(self, graph: Any) -> None:
+        """Start the work of a graph on the stream."""
         with self.translate_errors():
             graph.launch(self.stream)
-
-
-class InputBuffer:
-    """A buffer on a GPU that each step fills from the host or from another GPU.
-
-    Two pinned buffers alternate: one is filled while the other may still be uploading. A copy from
-    another GPU is kept alive until this GPU has read it.
-
-    Attributes:
-        array: the buffer; always the same array.
-    """
-
-    def __init__(self, backend: GpuBackend, spec: TensorSpec) -> None:
-        self._backend = backend
-        self._spec = spec
-        self._size = nbytes(spec)
-        self.array = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
-        self._pinned: list[Any] = []
-        self._sent: list[Any] = [None, None]
-        self._turn = 0
-        self._unread: deque[tuple[DeviceCopy, Any]] = deque()  # and when each has been read
-
-    def __call__(self, array: Any) -> None:
-        """Fill the buffer, for all work that is started from now on.
-
-        Raises:
-            ShapeError: the array has another shape or dtype.
-        """
-        if tuple(array.shape) != self._spec.shape or array.dtype != self._spec.dtype:
-            raise ShapeError(f"expected {self._spec}, got {array.dtype}{tuple(array.shape)}")
-        if not self._size:
-            return
-        with self._backend.translate_errors():
-            if isinstance(array, DeviceCopy):
-                self._from_device(array)
-            else:
-                self._from_host(np.asarray(array))
-
-    def _from_device(self, handed: DeviceCopy) -> None:
-        stream, unread = self._backend.stream, self._unread
-        while unread and (len(unread) > 1 or unread[0][1].done):
-            unread.popleft()[1].synchronize()
-        stream.wait_event(handed.ready)
-        self.array.data.copy_from_device_async(handed.array.data, self._size, stream)
-        unread.append((handed, self._backend.record_event(stream)))
-
-    def _from_host(self, host: np.ndarray[Any, Any]) -> None:
-        backend = self._backend
-        if not self._pinned:
-            allocate = backend.xp.cuda.alloc_pinned_memory
-            self._pinned = [allocate(self._size), allocate(self._size)]
-            backend.pinned += 2 * _pinned_bytes(self._size)
-        turn = self._turn = 1 - self._turn
-        if self._sent[turn] is not None:
-            self._sent[turn].synchronize()
-        pinned = self._pinned[turn]
-        np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
-        backend.upload(self.array, pinned, self._size)
-        self._sent[turn] = backend.uploaded
 
 
 _capturing = threading.local()
@@ -534,27 +383,17 @@ def _refuse_uploads(cupy: Any) -> None:
 
     def allocate(size: int) -> Any:
         if getattr(_capturing, "now", False):
-            raise DeviceError("an array of the host's cannot be copied to a GPU in a CUDA graph")
+            raise DeviceError("a CUDA graph cannot copy an array from the host to the GPU")
         return pool.malloc(size)
 
     pool = cupy.get_default_pinned_memory_pool()
     cupy.cuda.set_pinned_memory_allocator(allocate)
 
 
-def _pinned_bytes(size: int) -> int:
-    """Return the bytes that CuPy's pinned pool takes for `size`: the next power of two."""
-    return 1 << (size - 1).bit_length() if size else 0
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return True if memory is short, not if, for example, a capture forbids to allocate."""
-    return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
-
-
 def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
+def pinned_view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
     """Return pinned memory as an array of bytes."""
     return np.frombuffer(pinned, np.uint8, size)

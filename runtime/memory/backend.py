@@ -23,7 +23,7 @@ ResultExporter = Callable[[Array], Array | None]
 
 
 class DeviceBackend(Protocol):
-    """What a program needs of its device.
+    """A device as programs see it: array module, memory, and copies to and from the host.
 
     Attributes:
         xp: array module, numpy or CuPy.

@@ -391,7 +391,7 @@ def _reuse_dying_inputs(
     The operand must be read once only: a second read could see an element that is already
     overwritten.
     """
-    taken: set[Tensor] = set()
+    reused: set[Tensor] = set()
     read = Counter(roots[t] for t in (operands if fused else dict.fromkeys(operands)))
     for result in results:
         for source in operands:
@@ -401,7 +401,7 @@ def _reuse_dying_inputs(
             if fused is not None and not fused.replaces(result, source):
                 continue
             leader = shared.get(before, before)
-            if leader not in taken:
-                taken.add(leader)
+            if leader not in reused:
+                reused.add(leader)
                 shared[result] = leader
                 break

@@ -92,13 +92,13 @@ def kernel_workspace(node: Node, layout: MemoryLayout) -> int:
     outputs = [layout.specs[t] for t in node.outputs]
     # BLAS makes the product before it is added in place.
     added = op.native is not None and op.in_place
-    taken = 0
+    total = 0
     if op.ufunc is None and (op.into is None or op.random or added):
-        taken += sum(map(nbytes, outputs))
+        total += sum(map(nbytes, outputs))
     if not op.halves and has_half(inputs):
         wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]
-        taken += sum(4 * evaluate(product(s.shape), {}) for s in wide)
-    return taken
+        total += sum(4 * evaluate(product(s.shape), {}) for s in wide)
+    return total
 
 
 def footprints(

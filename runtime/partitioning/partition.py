@@ -36,7 +36,7 @@ _MAX_COMPILED_NODES = 1 << 18
 
 @dataclass(frozen=True)
 class Partition:
-    """What one device computes in a step.
+    """One device's part of a step.
 
     Attributes:
         device: full device name.

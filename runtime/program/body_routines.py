@@ -1,4 +1,4 @@
-"""How a program runs a node's compiled bodies: as native calls if possible, else as functions.
+"""Runs a node's compiled bodies: as native calls if possible, else as Python functions.
 
 A body can run as native calls if it consists of generated kernels.
 """

@@ -1,4 +1,4 @@
-"""What generated lines call besides kernels, on all kinds of devices, and errors that name a line.
+"""Functions that generated lines call besides kernels, and errors that name a line's node.
 
 `EdgeChannel` is a program's view of the world outside its device: edges, collectives, cancellation.
 """

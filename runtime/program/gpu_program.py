@@ -25,6 +25,7 @@ from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.gpu.cuda_graphs import CapturedSteps, GpuStep
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
+from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.runtime.memory.backend import require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
@@ -169,27 +170,27 @@ class GpuCode:
         spec = self.layout.specs[tensor]
         if self.is_body:
             return  # a body's parameter: each call supplies its array
-        inlet, name = self.backend.input_buffer(spec), self.graph.names[node]
-        self.values[tensor] = inlet.array
-        self._add_step(node, lambda: inlet(self._feeds[name]))
+        buffer, name = InputBuffer(self.backend, spec), self.graph.names[node]
+        self.values[tensor] = buffer.array
+        self._add_step(node, lambda: buffer(self._feeds[name]))
 
     def _add_receive(self, node: Node) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        inlet, arrival, edge = (
-            self.backend.input_buffer(spec),
+        buffer, arrival, edge = (
+            InputBuffer(self.backend, spec),
             ReceivedTensorCheck(node, spec),
             node.attrs["edge"],
         )
-        self.values[tensor] = inlet.array
+        self.values[tensor] = buffer.array
         ends = self.loops if self.is_body else self.channel
         if not self.is_body:
-            self._add_step(node, lambda: inlet(arrival(ends.recv(self._step, int(edge)))))
+            self._add_step(node, lambda: buffer(arrival(ends.recv(self._step, int(edge)))))
             return
 
         def receive() -> None:
             self.backend.begin_step()  # later uploads wait for the last iteration's reads
-            inlet(arrival(ends.recv(self._step, int(edge))))
+            buffer(arrival(ends.recv(self._step, int(edge))))
 
         self._add_step(node, receive)
 

@@ -52,6 +52,7 @@ class NativeBody:
 
     @property
     def parameters(self) -> list[RuntimeOperand]:
+        """The run-time operand of each parameter."""
         return [node.outputs[0] for node in self.body.inputs]
 
 
@@ -143,21 +144,21 @@ def _carry_calls(node: Node, part: NativeBody, carried: LoopBuffers) -> list[Ker
     # Then all states go through the second set of buffers.
     parameters = set(part.parameters)
     if any(not isinstance(place, int) and place in parameters for place in part.results[:count]):
-        way = [copy(k, part.results[k], there[k]) for k in range(count)]
-        return [*stacked, *way, *(copy(k, there[k], here[k]) for k in range(count))]
+        moved = [copy(k, part.results[k], there[k]) for k in range(count)]
+        return [*stacked, *moved, *(copy(k, there[k], here[k]) for k in range(count))]
     return [*stacked, *(copy(k, part.results[k], here[k]) for k in range(count))]
 
 
 def _stack_pointers(
-    iterations: _Iterations, stacks: Sequence[Any], first: int, way: int
+    iterations: _Iterations, stacks: Sequence[Any], first: int, direction: int
 ) -> list[Any]:
-    """Return the moving pointers to the rows of stacked outputs; `way` is 1, or -1 in reverse."""
+    """Return the moving pointers to the rows of stacked outputs; `direction` is 1 or -1."""
     return [
         move
         for k, stack in enumerate(stacks)
         for step in [stack.nbytes // max(len(stack), 1)]
         for move in iterations.moving_pointers(
-            ("row", k), address(stack) + first * step, way * step
+            ("row", k), address(stack) + first * step, direction * step
         )
     ]
 
@@ -173,7 +174,7 @@ def _make_scan_runner(
     loop = describe_loop(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
-    way = -1 if reverse else 1
+    direction = -1 if reverse else 1
     iterations = _Iterations([*part.calls, *_carry_calls(node, part, carried)])
     slots = part.parameters
     for slot, array in zip(slots, carried.first, strict=False):
@@ -186,13 +187,13 @@ def _make_scan_runner(
         of = f" of {count}"
         for held, value in zip(carried.first, given, strict=False):
             copyto(held, value)
-        moves = _stack_pointers(iterations, outs[carries:], first, way)
+        moves = _stack_pointers(iterations, outs[carries:], first, direction)
         for k in range(carries, len(given)):
             array = given[k]
             if k < carries + items:
                 size = array.nbytes // max(len(array), 1)
                 moves += iterations.moving_pointers(
-                    slots[k], address(array) + first * size, way * size
+                    slots[k], address(array) + first * size, direction * size
                 )
             else:
                 iterations.bind(slots[k], address(array))

@@ -109,8 +109,8 @@ class Program:
     def peak(self) -> int:
         """Peak bytes on its device. The workspace of kernels is measured if the step was, else
         predicted."""
-        taken = max(self._measured_workspace, self._code.workspace)
-        return self.memory.resident + (taken or self.memory.workspace)
+        measured = max(self._measured_workspace, self._code.workspace)
+        return self.memory.resident + (measured or self.memory.workspace)
 
     @cached_property
     def _traced(self) -> tuple[Callable[..., Any], list[Node]]:
@@ -213,16 +213,16 @@ class Program:
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
     ) -> Any:
         traced, nodes = self._traced
-        taken = WorkspaceMeter() if tracemalloc.is_tracing() else None
+        meter = WorkspaceMeter() if tracemalloc.is_tracing() else None
         now = clock.get()
         start = now()
 
         def mark(line: int) -> None:
             nonlocal start
             self._backend.synchronize()
-            if taken is not None:
-                taken.record_line(nodes[line])
-                self._measured_workspace = max(self._measured_workspace, taken.peak)
+            if meter is not None:
+                meter.record_line(nodes[line])
+                self._measured_workspace = max(self._measured_workspace, meter.peak)
             end = now()
             spans.extend(self._split_span(start, end, self._line_shares(nodes[line])))
             start = end

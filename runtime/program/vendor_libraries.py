@@ -45,7 +45,7 @@ Kernel = Callable[..., None]
 
 @dataclass(frozen=True)
 class Libraries:
-    """Which libraries are used: those that Python finds, unless they are disabled."""
+    """The libraries that are used: those that Python finds, unless they are disabled."""
 
     nvmath: bool
     cudnn: bool

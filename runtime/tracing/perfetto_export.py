@@ -26,24 +26,26 @@ def trace_events(steps: Iterable[TraceStep]) -> dict[str, Any]:
     """Convert steps to one JSON object. Times are in µs from the start of the first step."""
     steps = tuple(steps)
     origin = min((step.start for step in steps), default=0)
-    lanes = _ThreadAssignment({event.track for step in steps for event in step.events})
+    threads = _ThreadAssignment({event.track for step in steps for event in step.events})
     events: list[dict[str, Any]] = []
     for step in steps:
         known = {str(w): round(e * 1e6, 3) for w, e in step.errors.items() if math.isfinite(e)}
-        place = lanes.place("", step.start, step.end)
+        place = threads.place("", step.start, step.end)
         events.append(
             _complete(f"step {step.number}", "step", place, step.start, step.end, origin)
             | {"args": {"step": step.number, "clock_error_us": known}}
         )
         placed = [
-            (event, lanes.place(event.track, event.start, event.end)) for event in step.events
+            (event, threads.place(event.track, event.start, event.end)) for event in step.events
         ]
         events += [_slice(event, step, place, origin) for event, place in placed]
         ends = {(each[0].kind, each[0].edge, each[0].use): each for each in placed}
         for number, (event, _) in enumerate(placed):
             if event.kind == "transfer":
-                events += _arrow(event, f"{step.number}.{step.start}.{number}", lanes, ends, origin)
-    return {"traceEvents": [*lanes.names(), *events], "displayTimeUnit": "ms"}
+                events += _arrow(
+                    event, f"{step.number}.{step.start}.{number}", threads, ends, origin
+                )
+    return {"traceEvents": [*threads.names(), *events], "displayTimeUnit": "ms"}
 
 
 class _ThreadAssignment:
@@ -66,10 +68,10 @@ class _ThreadAssignment:
     def place(self, track: str, start: int, end: int) -> Place:
         """Return the process and thread for a slice of a track."""
         process = _process(track)
-        for lane in self._ends[track]:
-            if lane[1] <= start:
-                lane[1] = end
-                return process, lane[0]
+        for thread in self._ends[track]:
+            if thread[1] <= start:
+                thread[1] = end
+                return process, thread[0]
         self._threads += 1
         self._ends[track].append([self._threads, end])
         return process, self._threads
@@ -145,7 +147,7 @@ def _slice(event: TraceEvent, step: TraceStep, place: Place, origin: int) -> dic
 def _arrow(
     event: TraceEvent,
     name: str,
-    lanes: _ThreadAssignment,
+    threads: _ThreadAssignment,
     slices: Mapping[tuple[str, int | None, int], tuple[TraceEvent, Place]],
     origin: int,
 ) -> list[dict[str, Any]]:
@@ -157,7 +159,7 @@ def _arrow(
     written: list[dict[str, Any]] = []
     ends = (("s", "send", event.source, event.start), ("f", "wait", event.target, event.end))
     for phase, kind, track, moment in ends:
-        slice_, place = slices.get((kind, event.edge, event.use), (None, lanes.first(track)))
+        slice_, place = slices.get((kind, event.edge, event.use), (None, threads.first(track)))
         if place is None:
             return []
         inside = moment if slice_ is None else min(max(moment, slice_.start), slice_.end)
