@@ -1,10 +1,10 @@
-"""Network: links between workers elsewhere, kept from session to session.
+"""Links between workers of other machines, kept from session to session.
 
-    probe ─links─→ {(worker, worker): Link}
+    probe ─links─→ {(worker, worker): LinkSpeed}
              └─→ a file beside this machine's profile: by addresses, seconds of messages, and when
 
-Networks change. So what is kept is believed where a small and a larger message take about as long
-as they did, which takes a tenth of measuring; else the link is measured anew.
+Networks change. So a kept link counts if a small and a larger message take about as long as before,
+which takes a tenth of measuring. Otherwise the link is measured anew.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from graphflow.placement.calibration.calibrate import (
 
 FORMAT = 1
 ALIKE = 1.5
-"""How many times longer, or less long, than it did a message may take over an unchanged link."""
+"""Factor by which a message may take longer or shorter over an unchanged link."""
 REPEATS, TRIES = 3, 3
 """Of a message, and how often: one median must be alike. The first messages of a session find
 everybody asleep, and others may wait for a processor."""
 TRUSTED_SECONDS = 7 * 86400.0
 """Seconds after which a link is measured anew in any case."""
 LINKS = 4096
-"""Kept, those measured last."""
+"""Links that are kept, the latest ones."""
 
 Pair = tuple[str, str]
 """The addresses of two workers, in order."""
@@ -55,12 +55,13 @@ class _LinkRecord:
 def load_or_measure_links(
     probe: Probe, addresses: Sequence[str], *, afresh: bool = False, folder: Path | None = None
 ) -> dict[tuple[str, str], LinkSpeed]:
-    """Latency and bandwidth between each two workers, by name: kept from before where that still
-    holds, else measured and kept.
+    """Return latency and bandwidth between each two workers, by name.
+
+    Kept links are used while they hold; others are measured and kept.
 
     Args:
-        addresses: where the workers are reached.
-        afresh: measure whatever is kept.
+        addresses: Of the workers.
+        afresh: Measure all links.
     """
     path = network_path(folder)
     known = {} if afresh else _load(path)
@@ -82,6 +83,7 @@ def network_path(folder: Path | None = None) -> Path:
 
 
 def _pair(one: str, other: str) -> Pair:
+    """Return two addresses in order."""
     return (one, other) if one < other else (other, one)
 
 
@@ -114,6 +116,7 @@ def _load(path: Path) -> dict[Pair, _LinkRecord]:
 
 
 def _check_seconds(times: Any) -> list[float]:
+    """Return the times of messages if they are valid."""
     seconds = [float(each) for each in times]
     if len(seconds) != len(SIZES) or not all(0 < each < math.inf for each in seconds):
         raise PlanError(f"{times!r} are no times of messages")  # caught where the file is read

@@ -35,10 +35,10 @@ class ClusterFields(Protocol):
 
 
 def check_cluster(cluster: ClusterFields) -> None:
-    """Refuse a cluster that cannot be.
+    """Check that a cluster is possible.
 
     Raises:
-        ClusterError: see `Cluster`.
+        ClusterError: See `Cluster`.
     """
     if not cluster.workers:
         raise ClusterError("a cluster needs at least one worker")
@@ -62,12 +62,13 @@ def check_cluster(cluster: ClusterFields) -> None:
 
 
 def suggest_name(word: Any, known: Iterable[str]) -> str:
-    """The end of an error of a name that is not known."""
+    """Return the end of an error about an unknown name: "; did you mean …", or ""."""
     hint = did_you_mean(str(word).lower(), known)
     return f"; {hint}" if hint else ""
 
 
 def _check_addresses(cluster: ClusterFields) -> None:
+    """Check that addresses are there where they must be, and differ."""
     addresses = [worker.address for worker in cluster.workers]
     seen: dict[str, int] = {}
     for worker in cluster.workers:
@@ -82,7 +83,7 @@ def _check_addresses(cluster: ClusterFields) -> None:
 
 
 def describe_shared_address(one: int, other: int, addresses: Sequence[str | None]) -> str:
-    """Return what is wrong where two workers are the same one."""
+    """Return the error of two workers with the same address."""
     a, b = addresses[one], addresses[other]
     named = f"the address {a}" if a == b else f"a place: {a} and {b} are the same worker"
     return (
@@ -97,6 +98,7 @@ def _ends(cluster: ClusterFields) -> list[str]:
 
 
 def _check_links(cluster: ClusterFields) -> None:
+    """Check that the ends of links exist and that each link is described once."""
     ends = dict.fromkeys((CLIENT, *_ends(cluster)))
     seen: set[tuple[str, str]] = set()
     for link in cluster.links:
@@ -111,6 +113,7 @@ def _check_links(cluster: ClusterFields) -> None:
 
 
 def _check_ports(cluster: ClusterFields) -> None:
+    """Check that the ends of ports exist, and their bandwidths."""
     ends = dict.fromkeys(_ends(cluster))
     for port in cluster.ports:
         check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)

@@ -111,10 +111,12 @@ class LocalWorker:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
             what = f"ended before it listened, {ended or f'after it printed {line!r}'}"
-        told = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
+        message = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
         if ended is not None and not ended.by_itself:
-            raise WorkerLost(told, worker=self.index, reason=ended.reason, op=ended.op, ended=True)
-        raise RendezvousTimeout(told)
+            raise WorkerLost(
+                message, worker=self.index, reason=ended.reason, op=ended.op, ended=True
+            )
+        raise RendezvousTimeout(message)
 
     def wait_exit(self, seconds: float) -> WorkerExit | None:
         """Return how the process ended; None if it still runs after `seconds`."""

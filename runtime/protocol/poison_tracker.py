@@ -37,8 +37,8 @@ class PoisonTaskTracker:
         deaths.append(error)
         if len(deaths) < DEADLY:
             return None
-        told = "; ".join(f"worker {death.worker}: {death.reason}" for death in deaths)
+        losses = "; ".join(f"worker {death.worker}: {death.reason}" for death in deaths)
         return PoisonedTask(
-            f"{task} ended {len(deaths)} workers and is not tried on another ({told}); find out "
+            f"{task} ended {len(deaths)} workers and is not tried on another ({losses}); find out "
             "what it does with these inputs in a process of its own"
         )
