@@ -269,8 +269,7 @@ def newest(
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return an identity that differs if another folder takes the same name; None if there is
-    none."""
+    """Return an identity that differs for another folder of that name; None for no folder."""
     try:
         status = folder.stat()
     except OSError:

@@ -170,8 +170,7 @@ class Rendezvous:
         )
 
     def _explain_silence(self, cluster: Cluster) -> RendezvousTimeout | None:
-        """Return the error of workers that did not answer, if the connections' states tell the
-        reason."""
+        """Return the error of workers that did not answer, if their connections tell the reason."""
         closed = (
             self._loop.unwelcomed_workers() if cluster.kind == "local" else []
         )  # they are known to listen

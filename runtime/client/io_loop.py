@@ -1,5 +1,4 @@
-"""The I/O loop of one session: its sockets, and the coordinator's machine that decides what to
-send.
+"""The I/O loop of one session: its sockets, and the coordinator's machine.
 
 The thread that waits for an operation drives the sockets until the outcome is there. In between, a
 thread of the loop drives them, so that heartbeats go on while the user's code computes. An
@@ -217,8 +216,7 @@ class SessionIOLoop:
         return operation.request in self._pending or operation.outcome is not None
 
     def add(self, event: CoordinatorEvent) -> None:
-        """Queue an event, without waking the loop's thread: the caller is about to drive the
-        sockets."""
+        """Queue an event without waking the loop's thread: the caller will drive the sockets."""
         self._events.append(event)
 
     def post(self, event: CoordinatorEvent) -> None:
@@ -345,8 +343,10 @@ class SessionIOLoop:
     # With the driver lock held -------------------------------------------------------------------
 
     def _drive(self, operation: PendingOperation, until: float, came: list[int]) -> None:
-        """Drive the sockets until the operation has an outcome, a signal arrived, or another
-        thread wants to."""
+        """Drive the sockets until the operation has an outcome.
+
+        It stops earlier if a signal arrived, or if another thread wants to drive.
+        """
         try:
             while not (operation.outcome or came or self._stopping or self._driver.wanted):
                 self._turn(operation, until)
@@ -482,8 +482,8 @@ class SessionIOLoop:
                 self._handle(self._link_down_event(worker))
 
     def _check_inflow(self, now: float) -> float:
-        """Check how many bytes of incomplete messages each worker has sent; return seconds to
-        the next check."""
+        """Check the bytes of incomplete messages of each worker; return seconds to the next
+        check."""
         most = 0
         for worker, connection in enumerate(self._connections):
             under_way = connection.channel.count_unframed(now)
@@ -508,8 +508,7 @@ class SessionIOLoop:
             self._handle(WorkerGone(worker, ENDLESS_MESSAGE, ended=False))
 
     def _note_early_exits(self) -> None:
-        """Report started processes that ended before they were connected: no link change reports
-        them."""
+        """Report started processes that ended before they were connected; no link reports them."""
         if self._local is None:
             return
         for worker in self._machine.unwelcomed_workers():

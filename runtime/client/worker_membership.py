@@ -86,7 +86,7 @@ class WorkerMembership:
     # Start, and start anew -----------------------------------------------------------------------
 
     def _join(self, cluster: Cluster, deadline: float, host: str | None) -> None:
-        """Join the workers at the cluster's addresses, or start local ones, within `deadline`
+        """Join the workers at the cluster's addresses, or start local ones, in `deadline`
         seconds."""
         deadline = min(deadline, _MAX_DEADLINE)
         until = time.monotonic() + deadline

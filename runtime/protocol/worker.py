@@ -111,8 +111,7 @@ class _ClosedSession:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How the worker process that was here before ended: the reason, the op, and the op's
-    session."""
+    """How the earlier worker process ended: the reason, the op, and the op's session."""
 
     reason: str
     op: str = ""
@@ -323,8 +322,7 @@ class WorkerMachine:
     def _handle_stale(
         self, session: WorkerSession, event: MessageReceived, stale: GraphflowError, now: float
     ) -> list[WorkerAction]:
-        """Handle a message of another epoch, or of a sender that does not know the session's
-        token."""
+        """Handle a message of another epoch, or of a sender without the session's token."""
         envelope, message = event.envelope, event.message
         if isinstance(stale, StaleEpoch) and envelope.epoch > session.epoch:
             if envelope.origin != COORDINATOR:

@@ -217,8 +217,7 @@ class WorkerProcess:
             raise self._failure
 
     def _has_drained(self) -> bool:
-        """Return True if the process was asked to end, and no session is left that could still
-        leave."""
+        """Return True if the process was asked to end, and no session is left to wait for."""
         if self._drain_deadline == math.inf:
             return False
         now = time.monotonic()
