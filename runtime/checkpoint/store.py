@@ -167,9 +167,8 @@ class CheckpointStore:
         draft = None
         try:
             self.check_owner()
-            files.clean_up(
-                self.root, _LEFTOVER
-            )  # a worker may still have written to a draft that had failed
+            # A worker may still have written to a draft that had failed.
+            files.clean_up(self.root, _LEFTOVER)
             draft = CheckpointDraft.begin(target, step, self.epoch)
             self._rewrite_session()
             return draft

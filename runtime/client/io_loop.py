@@ -64,9 +64,8 @@ from graphflow.runtime.transport.zmq_sockets import abandon_context, open_contex
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
-_ROUTINE_EVENTS = frozenset(
-    (BeginOperation, WorkerMessageReceived, ReleaseStep)
-)  # these never cause the loss of a worker
+# Events that never cause the loss of a worker.
+_ROUTINE_EVENTS = frozenset((BeginOperation, WorkerMessageReceived, ReleaseStep))
 
 SLACK = 5.0  # seconds beyond a deadline until the sockets themselves count as stuck
 _CATCH_UP = 0.2  # seconds of delay after which a turn first receives what has arrived
@@ -201,9 +200,8 @@ class SessionIOLoop:
     def finish(self, operation: PendingOperation, seconds: float) -> Replies:
         """Run a submitted operation to its end; raises as `ask`."""
         self._wait(operation, time.monotonic() + seconds)
-        if (
-            operation.outcome is None
-        ):  # this process may have been stopped: what arrived meanwhile counts
+        # This process may have been stopped: what arrived meanwhile counts.
+        if operation.outcome is None:
             self._wait(operation, time.monotonic() + _CATCH_UP)
         outcome = operation.outcome
         if isinstance(outcome, Replies):
@@ -272,9 +270,8 @@ class SessionIOLoop:
         """End the thread and close the sockets. Idempotent."""
         self._stopping = True
         self._wakeup.wake()
-        if (
-            threading.current_thread() is not self._thread
-        ):  # the garbage collector may call this on it
+        # The garbage collector may call this method on the loop's own thread.
+        if threading.current_thread() is not self._thread:
             self._thread.join(SLACK)
 
     # Waiting -----------------------------------------------------------------------------------
@@ -458,10 +455,8 @@ class SessionIOLoop:
             frames = (
                 connection.fast_channel.receive() if connection.fast_channel is not None else None
             )
-        except (
-            TransportError,
-            ProtocolError,
-        ):  # if its process has ended, the main connection reports that
+        except (TransportError, ProtocolError):
+            # If the worker's process has ended, the main connection reports that.
             connection.disable_fast_channel()
             return
         if frames is not None:
@@ -526,9 +521,8 @@ class SessionIOLoop:
         try:
             actions = self._machine.handle(event, time.monotonic())
         except GraphflowError as error:
-            if not isinstance(
-                event, BeginOperation
-            ):  # only a Begin may fail: an array's dtype cannot travel
+            # Only BeginOperation may fail: an array's dtype may have no name on the wire.
+            if not isinstance(event, BeginOperation):
                 raise
             self._settle(SettleOperation(event.request, error))
             return

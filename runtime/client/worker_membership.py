@@ -77,9 +77,8 @@ class WorkerMembership:
         self._trial = trial
         self._draining_callback: Callable[[], None] | None = None
         self._suspects: set[int] = set()  # workers lost in this epoch
-        self._unreachable: set[int] = (
-            set()
-        )  # workers to leave out, so that the others reach each other
+        # Workers to leave out, so that the others reach each other.
+        self._unreachable: set[int] = set()
         self._local: Launcher | None = None
         self._loop: FastPathLoop | None = None
 
@@ -98,9 +97,8 @@ class WorkerMembership:
                 return
             except BaseException as error:
                 if is_interrupt(error) and self._local is None:
-                    with (
-                        defer_signals()
-                    ):  # otherwise workers elsewhere would wait for their lease to end
+                    # Otherwise workers elsewhere would wait for their lease to end.
+                    with defer_signals():
                         self._close_on(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):

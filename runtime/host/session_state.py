@@ -189,9 +189,8 @@ class SessionState:
             for met in [met for each in self._programs.values() for met in each.agreed.values()]:
                 while met:
                     met.popitem()[1].forget_agreements()
-        if (
-            self._has_failed
-        ):  # a device that still waits for the failed step would consume this step's tensors
+        # A device that still waits for the failed step would consume this step's tensors.
+        if self._has_failed:
             raise SessionError(
                 f"step {step_of(step)} was not run, because the one before it failed"
             )

@@ -113,9 +113,8 @@ class PeerLink:
         ):
             return
         require_whole(array)
-        checked = not isinstance(
-            self._side_channel, BulkChannel
-        )  # which seals what it carries itself
+        # A bulk channel has checksums of its own.
+        checked = not isinstance(self._side_channel, BulkChannel)
         for chunk, data in split_array(
             purpose, number, name, array, checked=checked, far=self._far
         ):

@@ -241,9 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.recorder:
         start_recording(*map(int, given.recorder.split(",")))
     configure_by_environment()
-    sys.path += (
-        given.ops_path
-    )  # at the end, so that nothing there shadows this process's own modules
+    # Appended, so that nothing there shadows this process's own modules.
+    sys.path += given.ops_path
     try:
         serve(
             given.listen,
