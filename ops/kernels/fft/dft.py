@@ -1,5 +1,7 @@
-"""Discrete Fourier transforms along one axis of an array, by native loops where there are enough of
-them and their size has small factors."""
+"""Discrete Fourier transforms along one axis, by native loops.
+
+There are loops if there are enough transforms and their size has small factors.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,7 @@ _ELEMENTS = {"complex64": "float", "complex128": "double"}
 
 
 def is_native(x: Any, axes: Sequence[int]) -> bool:
-    """Whether there are native loops for the transforms of an array along each of some axes: enough
-    of them, of sizes that are products of 2, 3, 4 and 5."""
+    """Return whether there are native loops for the transforms of x along each of some axes."""
     if x.dtype.name not in _ELEMENTS or not is_jit_enabled() or vector_width() < 8:
         return False
     return x.size >= _LEAST and all(_is_supported_size(x.shape, a) for a in axes)
@@ -48,7 +49,7 @@ def _is_supported_size(shape: Sequence[int], axis: int) -> bool:
 
 
 def balanced_factors(n: int) -> tuple[int, int] | None:
-    """A long size as a product of two that are about as large; None where there are none."""
+    """Return a long size as a product of two similar ones; None if there is none."""
     sizes = [1, 1]
     for radix in sorted(radices(n) or (), reverse=True):
         sizes[sizes.index(min(sizes))] *= radix
@@ -56,8 +57,10 @@ def balanced_factors(n: int) -> tuple[int, int] | None:
 
 
 def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) -> None:
-    """Transform contiguous x along an axis into contiguous `out`, which may be x, times a number;
-    `is_native` has said that this can be done."""
+    """Transform contiguous x along an axis, times a number, into contiguous `out`, which may be x.
+
+    `is_native` must hold.
+    """
     if x.shape[axis] > _LONGEST:
         _transform_long(x, out, x.shape[axis], inverse, scale)
         return
@@ -84,7 +87,7 @@ def _run(
     n: int,
     lanes: int,
 ) -> None:
-    """All groups of transforms, on the threads of the current pool."""
+    """Run all groups of transforms, on the threads of the current pool."""
     many = steps[2]
     bits = struct.unpack("<q", struct.pack("<d", scale))[0]
     sizes = np.array([*steps, bits], np.int64)
@@ -104,8 +107,11 @@ def _run(
 
 
 def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
-    """Whether there are native loops for transforms of real numbers, of such a shape, to half of a
-    spectrum and back: along the last axis, of even sizes."""
+    """Return whether there are native loops for transforms of real numbers to half spectra and
+    back.
+
+    They go along the last axis, for even sizes.
+    """
     n, many = shape[axis], math.prod(shape[:-1])
     element = _REAL.get(np.dtype(dtype).name)
     if (
@@ -126,8 +132,11 @@ def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
 
 
 def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
-    """Rows of n real numbers to the n/2 + 1 frequencies that say all of them, times a number; or,
-    if x is complex, back. `is_native_real` has said that this can be done."""
+    """Transform rows of n real numbers to n/2 + 1 frequencies, times a number; or back if x is
+    complex.
+
+    `is_native_real` must hold.
+    """
     back = x.dtype.kind == "c"
     numbers = out if back else x
     element = _REAL[numbers.dtype.name]
@@ -141,7 +150,7 @@ def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
 
 @lru_cache(maxsize=64)
 def _real_twiddles(n: int, dtype: str) -> Any:
-    """Those of half the size, and the roots that join even and odd elements."""
+    """Return the twiddles of half the size, and the roots that join even and odd elements."""
     angles = -2 * np.pi / n * np.arange(n // 4 + 1)
     roots = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(-1)
     return np.concatenate([twiddles(n // 2, np.float64)[:-1], roots, [0, 0]]).astype(dtype)
@@ -151,10 +160,9 @@ def _real_twiddles(n: int, dtype: str) -> Any:
 
 
 def _transform_long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:
-    """Rows of n elements each as a matrix: its columns are transformed, turned by what lies between
-    rows and columns, and its rows are transformed; what comes out stands the other way round.
+    """Transform rows of n elements as matrices: columns, twiddles, then rows.
 
-    Source: Bailey, Journal of Supercomputing 4, 1990.
+    The result is transposed. Source: Bailey, Journal of Supercomputing 4, 1990.
     """
     first, second = balanced_factors(n) or (n, 1)
     work = np.empty((x.size // n, first, second), x.dtype)
@@ -173,7 +181,7 @@ def _inner_twiddles(first: int, second: int, inverse: bool, dtype: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _offsets(outer: int, n: int, inner: int, itemsize: int, lanes: int) -> Any:
-    """The byte at which each transform begins; the last one again up to a whole vector."""
+    """Return the bytes at which transforms begin, the last one repeated to fill a vector."""
     starts = np.arange(outer)[:, None] * (n * inner) + np.arange(inner)
     flat = (starts * itemsize).reshape(-1)
     return np.concatenate([flat, np.repeat(flat[-1:], -len(flat) % lanes)])

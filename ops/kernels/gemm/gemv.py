@@ -1,7 +1,7 @@
-"""Products of a matrix and a vector: one pass over the matrix, as fast as memory brings it.
+"""Products of a matrix and a vector: one pass over the matrix, at the speed of memory.
 
-Each element of the result has an order of summation that follows from the sizes alone: along a row
-by vectors; over rows by blocks, whose sums are added in order.
+Each element is summed in an order that follows from the sizes alone: along a row by vectors; over
+rows by blocks, whose sums are added in order.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
 _LEAST = 4096
-"""Elements of a matrix below which other kernels are as good."""
+"""Elements of a matrix below which other kernels are as fast."""
 _FAR = 1 << 14
-"""Bytes from which rows are read four at a time, each a stream of its own to the processor; shorter
-ones are one stream together, which comes from memory at up to five times the speed."""
+"""Bytes of a row from which four rows are read at a time, each a prefetch stream of its own.
+Shorter rows form one stream, which comes from memory at up to five times the speed."""
 _STRIP = 8  # vectors of a row whose sums are kept in registers
 _PAGE, _ROWS = 4096, 8
-"""Bytes of a row from which so many are added at once to sums in memory; shorter ones come one at a
-time, as above."""
-_TILE = 1 << 14  # bytes of sums that the nearest cache holds
-_BLOCK, _BLOCKS = 512, 64  # rows of a block at least, and blocks at most
+"""Bytes of a row from which `_ROWS` rows are added to sums in memory at once; shorter rows come one
+at a time, as one stream."""
+_TILE = 1 << 14  # bytes of sums that the first cache holds
+_BLOCK, _BLOCKS = 512, 64  # rows of a block, at least, and blocks, at most
 _LINE = 64
 
 
@@ -37,7 +37,9 @@ _LINE = 64
 
 
 def rows_dot(element: str, together: int) -> tuple[str, str]:
-    """out[r] = Σ a[r, j]·x[j] for rows start to stop. Pointers: a, x, out. Size: of a row.
+    """Write out[r] = Σ a[r, j]·x[j] for rows start to stop.
+
+    Pointers: a, x, out. Size: elements of a row.
 
     Args:
         together: rows that are read at once, a power of two.
@@ -78,7 +80,7 @@ def rows_dot(element: str, together: int) -> tuple[str, str]:
 def _loop_rows(
     flow: KernelWriter, start: str, stop: str, together: int, rows: Callable[[str, int], None]
 ) -> None:
-    """Loops over rows, so many at once and those that are left."""
+    """Write loops over `together` rows at once, and over the rest."""
     if together > 1:
         left = flow.step("and", flow.step("sub", stop, start), together - 1)
         last = flow.step("sub", stop, left)
@@ -91,7 +93,8 @@ def _loop_rows(
 
 
 def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str]:
-    """out[j] = Σ a[r, j]·x[r]: sums of the blocks start to stop (`begin`), and of these (`end`).
+    """Write out[j] = Σ a[r, j]·x[r]: sums of blocks of rows (`begin`), and the sum of these
+    (`end`).
 
     Pointers: a, x, out, and memory for a row of each block. Sizes: rows, blocks.
 
@@ -114,13 +117,13 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
     def columns(
         body: Callable[[str, int, str | None], None], start: str = "0", stop: str | None = None
     ) -> None:
-        """Strips from one to another, or to the end."""
+        """Write body for the strips from `start` to `stop`, or to the end of the row."""
         flow.loop(start, stop or str(whole), (), lambda j: body(j, _STRIP, None), strip)
         if stop is None and vectors:
             body(str(whole), vectors, edge)
 
     def mask_of(v: int, many: int, mask: str | None) -> str | None:
-        """The mask of one of some vectors: that of the last one."""
+        """Return the mask of a strip's vector: only the last one has one."""
         return mask if v == many - 1 else None
 
     def block(b: str) -> None:
@@ -141,7 +144,7 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
     def sum_in_registers(
         first: str, last: str, target: str, j: str, many: int, mask: str | None
     ) -> None:
-        """The sums of a strip in registers, row by row."""
+        """Sum a strip in registers, row by row."""
 
         def row(r: str, *totals: str) -> list[str]:
             line = flow.gep(a, element, flow.add(flow.mul(r, count), j))
@@ -151,7 +154,7 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
         store(flow.gep(target, element, j), many, mask, totals)
 
     def sum_in_memory(first: str, last: str, target: str, start: str, stop: str | None) -> None:
-        """The sums of a tile in memory, for some rows at a time."""
+        """Sum a tile in memory, some rows at a time."""
 
         def clear_tile(j: str, many: int, mask: str | None) -> None:
             store(flow.gep(target, element, j), many, mask, ["zeroinitializer"] * many)
@@ -219,8 +222,8 @@ class VectorProduct:
     """A product of a matrix (rows, columns) and a vector.
 
     Attributes:
-        over: the vector has an element for each row, which are summed over; else for each column.
-        swapped: the vector is the first operand.
+        sums_rows: whether the vector has an element for each row; False: for each column.
+        swapped: whether the vector is the first operand.
     """
 
     rows: int
@@ -244,7 +247,7 @@ class VectorProduct:
 
     @property
     def task(self) -> KernelTask:
-        """The same as an entry of a table of native calls."""
+        """The product as an entry of a table of native calls."""
         element, order = element_of(self.dtype), (1, 0) if self.swapped else ()
         if not self.sums_rows:
             name, text = _write_cached(rows_dot, element, self._rows_at_once)
@@ -255,7 +258,7 @@ class VectorProduct:
         return KernelTask(name, text, sizes, self.blocks, self.nanoseconds, memory, order)
 
     def run(self, out: Any, a: Any, b: Any) -> None:
-        """For contiguous operands, on the threads of the current pool."""
+        """Run the product for contiguous operands, on the threads of the current pool."""
         matrix, vector = (b, a) if self.swapped else (a, b)
         element = element_of(self.dtype)
         if not self.sums_rows:
@@ -286,8 +289,10 @@ def _write_cached(write: Callable[..., tuple[str, str]], *args: Any) -> tuple[st
 def plan_vector_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool
 ) -> VectorProduct | None:
-    """The product of two contiguous operands of which one is a vector; None where neither is, or
-    the matrix is small."""
+    """Plan the product of a matrix and a vector, contiguous.
+
+    None if neither operand is a vector, or the matrix is small.
+    """
     if len(a) != 2 or len(b) != 2 or dtype not in ("float32", "float64"):
         return None
     m = a[1] if transpose_a else a[0]

@@ -1,6 +1,6 @@
 """Running sums by native loops: one addition an element, in order, in float64.
 
-The bits are numpy's for the same dtypes; numpy goes down columns one after the other, and converts
+The bits are numpy's for the same dtypes. numpy goes down columns one after the other, and converts
 float32 in pieces.
 """
 
@@ -18,16 +18,18 @@ from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
 _LEAST = 4096
-"""Elements below which numpy is as good."""
+"""Elements below which numpy is as fast."""
 _STRIP = 1024
-"""Columns whose sums the nearest cache holds beside a row of each array."""
+"""Columns whose sums the first cache holds beside a row of each array."""
 _LANES = 16
-"""Sums that are kept for fewer columns: those of the widest register, and more."""
+"""A multiple of the lanes of any register, to which sums of fewer columns are padded."""
 
 
 def along_rows(element: str) -> tuple[str, str]:
-    """out[u, i] = x[u, 0] + … + x[u, i] for rows u. Pointers: x, out. Sizes: of a row, the first
-    element, and 1 or -1 for the way from there."""
+    """Write out[u, i] = x[u, 0] + … + x[u, i] for rows u.
+
+    Pointers: x, out. Sizes: elements of a row, the first element, and 1 or -1 for the direction.
+    """
     flow = KernelWriter()
     x, out = (flow.pointer(i) for i in range(2))
     count, first, step = (flow.size(i) for i in range(3))
@@ -42,16 +44,18 @@ def along_rows(element: str) -> tuple[str, str]:
             flow.store(element, _from_double(flow, total, element), flow.gep(out, element, at), 4)
             return [total]
 
-        flow.loop(0, count, [("double", "-0.0")], one)  # so that a first -0.0 stays what it is
+        flow.loop(0, count, [("double", "-0.0")], one)  # -0.0, so that a first -0.0 stays negative
 
     flow.loop("%start", "%stop", (), row)
     return flow.finish()
 
 
 def down_columns(element: str) -> tuple[str, str]:
-    """The same for units of _STRIP columns of matrices. Pointers: x, out, and memory for the sums.
-    Sizes: rows, columns, units of a matrix, in elements the first row and from row to row, and the
-    sums of a unit."""
+    """Write running sums down columns, for units of `_STRIP` columns of matrices.
+
+    Pointers: x, out, and memory for the sums. Sizes: rows, columns, units of a matrix; the first
+    row and the step between rows, in elements; the sums of a unit.
+    """
     flow = KernelWriter()
     x, out, memory = (flow.pointer(i) for i in range(3))
     rows, columns, strips, first, step, reach = (flow.size(i) for i in range(6))
@@ -111,8 +115,10 @@ def _convert_float(
 
 
 def try_running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
-    """Running sums of contiguous arrays into `out`, where there are loops for them; whether there
-    are, which follows from shapes and dtypes."""
+    """Write running sums of contiguous arrays; returns False if there are no loops for them.
+
+    That follows from shapes and dtypes.
+    """
     fits = x.dtype == out.dtype and x.dtype.name in ("float32", "float64")
     if not fits or x.size < _LEAST or not is_jit_enabled() or vector_width() < 8:
         return False
