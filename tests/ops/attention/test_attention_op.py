@@ -263,7 +263,7 @@ def test_native_blocks_give_what_the_formula_does(
     delta = (g * y).sum(-1)
     grads = REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise.attend, "is_native", lambda *_: False)
+        patch.setattr(blockwise.flash_attention, "is_native", lambda *_: False)
         wanted = REGISTRY["attention"].run(np, [q, k, v, *given], attrs)
         wanted += REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     for native, plain in zip((y, logs, *grads), wanted, strict=True):
