@@ -93,8 +93,7 @@ def _loop_rows(
 
 
 def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str]:
-    """Write out[j] = Σ a[r, j]·x[r]: sums of blocks of rows (`begin`), and the sum of these
-    (`end`).
+    """Write out[j] = Σ a[r, j]·x[r]: block sums (`begin`), and the sum of these (`end`).
 
     Pointers: a, x, out, and memory for a row of each block. Sizes: rows, blocks.
 
@@ -102,116 +101,145 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
         count: elements of a row.
     """
     flow = KernelWriter()
-    a, x, out, memory = (flow.pointer(i) for i in range(4))
-    rows, blocks = (flow.size(i) for i in range(2))
-    lanes = lanes_of(element)
-    f, kind = flow.floats(lanes, element), f"<{lanes} x {element}>"
-    strip = _STRIP * lanes
-    whole = count - count % strip
-    tile = _TILE // BYTES[element] // strip * strip
-    tiled = max(0, whole - 1) // tile * tile
-    vectors = -(-(count - whole) // lanes)
-    bits = ", ".join(f"i1 {'true' if i < count % lanes else 'false'}" for i in range(lanes))
-    edge = f"<{bits}>" if count % lanes else None
+    sums = _RowsSum(flow, element, count)
+    if begin:
+        flow.loop("%start", "%stop", (), sums.sum_block)
+    if end:
+        sums.columns(sums.add_blocks)
+    return flow.finish()
+
+
+class _RowsSum:
+    """Writes sums over the rows of a matrix, in strips of columns.
+
+    A strip is `many` vectors from column j on; a mask leaves out columns beyond the last.
+    """
+
+    def __init__(self, flow: KernelWriter, element: str, count: int) -> None:
+        self.flow, self.element, self.count = flow, element, count
+        self.a, self.x, self.out, self.memory = (flow.pointer(i) for i in range(4))
+        self.rows, self.blocks = (flow.size(i) for i in range(2))
+        self.lanes = lanes_of(element)
+        self.floats: Floats = flow.floats(self.lanes, element)
+        self.zero = (f"<{self.lanes} x {element}>", "zeroinitializer")
+        self.strip = _STRIP * self.lanes
+        self.whole = count - count % self.strip
 
     def columns(
-        body: Callable[[str, int, str | None], None], start: str = "0", stop: str | None = None
+        self,
+        body: Callable[[str, int, str | None], None],
+        start: str = "0",
+        stop: str | None = None,
     ) -> None:
         """Write body for the strips from `start` to `stop`, or to the end of the row."""
-        flow.loop(start, stop or str(whole), (), lambda j: body(j, _STRIP, None), strip)
-        if stop is None and vectors:
-            body(str(whole), vectors, edge)
+        self.flow.loop(
+            start, stop or str(self.whole), (), lambda j: body(j, _STRIP, None), self.strip
+        )
+        left = self.count - self.whole
+        if stop is None and left:
+            used = self.count % self.lanes
+            bits = ", ".join(f"i1 {'true' if i < used else 'false'}" for i in range(self.lanes))
+            body(str(self.whole), -(-left // self.lanes), f"<{bits}>" if used else None)
 
-    def mask_of(v: int, many: int, mask: str | None) -> str | None:
-        """Return the mask of a strip's vector: only the last one has one."""
-        return mask if v == many - 1 else None
+    def sum_block(self, b: str) -> None:
+        """Write the sums of a block of rows."""
+        flow = self.flow
+        first, last = (
+            flow.step("udiv", flow.mul(self.rows, i), self.blocks) for i in (b, flow.add(b, 1))
+        )
+        target = flow.gep(self.memory, self.element, flow.mul(b, self.count))
+        if self.count <= self.strip:
+            self.columns(partial(self._sum_in_registers, first, last, target))
+            return
+        tile = _TILE // BYTES[self.element] // self.strip * self.strip
+        tiled = max(0, self.whole - 1) // tile * tile
 
-    def block(b: str) -> None:
-        first, last = (flow.step("udiv", flow.mul(rows, i), blocks) for i in (b, flow.add(b, 1)))
-        target = flow.gep(memory, element, flow.mul(b, count))
-        if count <= strip:
-            columns(partial(sum_in_registers, first, last, target))
-        else:
-            flow.loop(
-                "0",
-                tiled,
-                (),
-                lambda j: sum_in_memory(first, last, target, j, flow.add(j, tile)),
-                tile,
-            )
-            sum_in_memory(first, last, target, str(tiled), None)
+        def sum_tile(j: str) -> None:
+            self._sum_in_memory(first, last, target, j, flow.add(j, tile))
 
-    def sum_in_registers(
-        first: str, last: str, target: str, j: str, many: int, mask: str | None
+        flow.loop("0", tiled, (), sum_tile, tile)
+        self._sum_in_memory(first, last, target, str(tiled), None)
+
+    def _sum_in_registers(
+        self, first: str, last: str, target: str, j: str, many: int, mask: str | None
     ) -> None:
         """Sum a strip in registers, row by row."""
+        flow = self.flow
 
         def row(r: str, *totals: str) -> list[str]:
-            line = flow.gep(a, element, flow.add(flow.mul(r, count), j))
-            return accumulate(scale_of(r), line, many, mask, totals)
+            line = flow.gep(self.a, self.element, flow.add(flow.mul(r, self.count), j))
+            return self._accumulate(self._scale(r), line, many, mask, totals)
 
-        totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
-        store(flow.gep(target, element, j), many, mask, totals)
+        totals = flow.loop(first, last, [self.zero] * many, row)
+        self._store(flow.gep(target, self.element, j), many, mask, totals)
 
-    def sum_in_memory(first: str, last: str, target: str, start: str, stop: str | None) -> None:
+    def _sum_in_memory(
+        self, first: str, last: str, target: str, start: str, stop: str | None
+    ) -> None:
         """Sum a tile in memory, some rows at a time."""
+        flow, element = self.flow, self.element
 
-        def clear_tile(j: str, many: int, mask: str | None) -> None:
-            store(flow.gep(target, element, j), many, mask, ["zeroinitializer"] * many)
+        def clear(j: str, many: int, mask: str | None) -> None:
+            self._store(flow.gep(target, element, j), many, mask, ["zeroinitializer"] * many)
 
         def some(r: str, together: int) -> None:
-            scales = [scale_of(flow.add(r, i)) for i in range(together)]
-            lines = [flow.gep(a, element, flow.mul(flow.add(r, i), count)) for i in range(together)]
+            scales = [self._scale(flow.add(r, i)) for i in range(together)]
+            lines = [
+                flow.gep(self.a, element, flow.mul(flow.add(r, i), self.count))
+                for i in range(together)
+            ]
 
-            def strip_of(j: str, many: int, mask: str | None) -> None:
+            def strip(j: str, many: int, mask: str | None) -> None:
                 place = flow.gep(target, element, j)
-                totals = load(place, many, mask)
+                totals = self._load(place, many, mask)
                 for scale, line in zip(scales, lines, strict=True):
-                    totals = accumulate(scale, flow.gep(line, element, j), many, mask, totals)
-                store(place, many, mask, totals)
+                    totals = self._accumulate(scale, flow.gep(line, element, j), many, mask, totals)
+                self._store(place, many, mask, totals)
 
-            columns(strip_of, start, stop)
+            self.columns(strip, start, stop)
 
-        columns(clear_tile, start, stop)
-        _loop_rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
+        self.columns(clear, start, stop)
+        _loop_rows(flow, first, last, _ROWS if self.count * BYTES[element] >= _PAGE else 1, some)
 
-    def scale_of(r: str) -> str:
-        return flow.broadcast(
-            lanes, element, flow.load(element, flow.gep(x, element, r), BYTES[element])
-        )
+    def add_blocks(self, j: str, many: int, mask: str | None) -> None:
+        """Write the sum of all blocks for a strip."""
+        flow = self.flow
 
-    def load(line: str, many: int, mask: str | None) -> list[str]:
+        def add(b: str, *sums: str) -> list[str]:
+            place = flow.add(flow.mul(b, self.count), j)
+            parts = self._load(flow.gep(self.memory, self.element, place), many, mask)
+            return [self.floats.add(s, part) for s, part in zip(sums, parts, strict=True)]
+
+        sums = flow.loop("0", self.blocks, [self.zero] * many, add)
+        self._store(flow.gep(self.out, self.element, j), many, mask, sums)
+
+    def _scale(self, r: str) -> str:
+        """Load the vector's element of a row into all lanes."""
+        place = self.flow.gep(self.x, self.element, r)
+        scale = self.flow.load(self.element, place, BYTES[self.element])
+        return self.flow.broadcast(self.lanes, self.element, scale)
+
+    def _load(self, line: str, many: int, mask: str | None) -> list[str]:
+        flow, element = self.flow, self.element
         return [
             flow.load_vector(
-                lanes, element, flow.gep(line, element, v * lanes), mask_of(v, many, mask)
+                self.lanes, element, flow.gep(line, element, v * self.lanes),
+                mask if v == many - 1 else None,
             )
             for v in range(many)
-        ]
+        ]  # fmt: skip
 
-    def accumulate(
-        scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
+    def _accumulate(
+        self, scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
     ) -> list[str]:
-        given = load(line, many, mask)
-        return [f.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
+        given = self._load(line, many, mask)
+        return [self.floats.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
 
-    def store(place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
+    def _store(self, place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
         for v, total in enumerate(totals):
-            to = flow.gep(place, element, v * lanes)
-            flow.store_vector(lanes, element, total, to, mask_of(v, many, mask))
-
-    def sum_blocks(j: str, many: int, mask: str | None) -> None:
-        def add(b: str, *sums: str) -> list[str]:
-            line = flow.gep(memory, element, flow.add(flow.mul(b, count), j))
-            return [f.add(s, part) for s, part in zip(sums, load(line, many, mask), strict=True)]
-
-        sums = flow.loop("0", blocks, [(kind, "zeroinitializer")] * many, add)
-        store(flow.gep(out, element, j), many, mask, sums)
-
-    if begin:
-        flow.loop("%start", "%stop", (), block)
-    if end:
-        columns(sum_blocks)
-    return flow.finish()
+            to = self.flow.gep(place, self.element, v * self.lanes)
+            last = mask if v == many - 1 else None
+            self.flow.store_vector(self.lanes, self.element, total, to, last)
 
 
 # Products -------------------------------------------------------------------------------------
