@@ -119,6 +119,80 @@ class _RealTransform:
         return _load_twiddle(flow, element, place, 0)
 
 
+@dataclass
+class _Passes:
+    """The passes of a transform, one for each of its radices.
+
+    Args:
+        source, target: the array elements that the first pass loads and the last one stores, unless
+            whole rows are in work buffers (`by_rows`).
+        step_in, step_out: bytes between elements of a transform in both.
+        factors: address of the twiddles.
+        scale: a factor for results; "" for none.
+    """
+
+    steps: ComplexVectors
+    inside: WorkBuffers
+    source: ArrayElements
+    target: ArrayElements
+    step_in: str
+    step_out: str
+    factors: str
+    scale: str
+    by_rows: bool
+    radices: tuple[int, ...]
+
+    def write(self, i: int, size: int, stride: int, factor: int) -> None:
+        """Write the butterflies of transforms of `size` elements, `stride` of which interleave.
+
+        Args:
+            factor: index of the pass's twiddles.
+        """
+        radix, flow, element = self.radices[i], self.inside.flow, self.inside.element
+        m = size // radix
+
+        def group(p: str) -> None:
+            at = flow.add(flow.mul(p, 2 * (radix - 1)), factor)
+            base = flow.gep(self.factors, element, at)
+            roots = [_load_twiddle(flow, element, base, j) for j in range(radix - 1)]
+            self._butterflies(i, m, stride, p, roots)
+
+        if m > 1:
+            flow.loop("0", m, (), group)
+        else:
+            self._butterflies(i, m, stride, "0", [])
+
+    def _butterflies(self, i: int, m: int, stride: int, p: str, roots: list[Pair]) -> None:
+        """Write the butterflies of group p, of m."""
+        radix, flow, steps = self.radices[i], self.inside.flow, self.steps
+        first, last = i == 0 and not self.by_rows, i == len(self.radices) - 1
+        here, there = self.inside.buffers[(i + 1) % 2], self.inside.buffers[i % 2]
+
+        def one(q: str) -> None:
+            start = flow.add(q, flow.mul(p, stride))
+            places = [flow.add(start, stride * m * k) for k in range(radix)]
+            given = [
+                self.source.load(flow.mul(at, self.step_in))
+                if first
+                else self.inside.load(here, at)
+                for at in places
+            ]
+            found = steps.butterfly(given)
+            begin = flow.add(q, flow.mul(p, stride * radix))
+            for j, value in enumerate(found):
+                at = flow.add(begin, stride * j)
+                if roots and j:
+                    value = steps.mul(value, roots[j - 1])
+                if last and self.scale:
+                    value = steps.scale(value, self.scale)
+                if not last or self.by_rows:
+                    self.inside.store(there, value, at)
+                else:
+                    self.target.store(value, flow.mul(at, self.step_out))
+
+        flow.loop("0", stride, (), one)
+
+
 def transform(
     element: str, n: int, layout: str, inverse: bool, scaled: bool, real: str = ""
 ) -> tuple[str, str]:
@@ -147,47 +221,9 @@ def transform(
     out_of = ArrayElements(flow, element, target, layout, inverse or real == "whole")
     by_rows = layout == ROWS
     inside = WorkBuffers(flow, element, memory, n)
-    buffers, read, keep = inside.buffers, inside.load, inside.store
-    passes = radices(n) or ()
+    buffers, sizes = inside.buffers, radices(n) or ()
+    passes = _Passes(steps, inside, into, out_of, step_in, step_out, factors, scale, by_rows, sizes)
     halves = _RealTransform(flow, steps, inside, n, factors, len(twiddles(n, np.float64)) - 1)
-
-    def one_pass(i: int, size: int, stride: int, factor: int) -> None:
-        """Write the butterflies of transforms of `size` elements, `stride` of which interleave."""
-        radix = passes[i]
-        m = size // radix
-        first, last = i == 0 and not by_rows, i == len(passes) - 1
-        here, there = buffers[(i + 1) % 2], buffers[i % 2]
-
-        def butterflies(p: str, roots: list[Pair]) -> None:
-            def one(q: str) -> None:
-                start = flow.add(q, flow.mul(p, stride))
-                places = [flow.add(start, stride * m * k) for k in range(radix)]
-                given = [
-                    into.load(flow.mul(at, step_in)) if first else read(here, at) for at in places
-                ]
-                found = steps.butterfly(given)
-                begin = flow.add(q, flow.mul(p, stride * radix))
-                for j, value in enumerate(found):
-                    at = flow.add(begin, stride * j)
-                    if roots and j:
-                        value = steps.mul(value, roots[j - 1])
-                    if last and scaled:
-                        value = steps.scale(value, scale)
-                    if not last or by_rows:
-                        keep(there, value, at)
-                    else:
-                        out_of.store(value, flow.mul(at, step_out))
-
-            flow.loop("0", stride, (), one)
-
-        def group(p: str) -> None:
-            base = flow.gep(factors, element, flow.add(flow.mul(p, 2 * (radix - 1)), factor))
-            butterflies(p, [_load_twiddle(flow, element, base, j) for j in range(radix - 1)])
-
-        if m > 1:
-            flow.loop("0", m, (), group)
-        else:
-            butterflies("0", [])
 
     def transforms(g: str) -> None:
         left = flow.step("sub", count, flow.mul(g, lanes))
@@ -202,11 +238,11 @@ def transform(
         elif by_rows:
             into.load_rows(buffers[1], n)
         size, stride, factor = n, 1, 0
-        for i, radix in enumerate(passes):
-            one_pass(i, size, stride, factor)
+        for i, radix in enumerate(sizes):
+            passes.write(i, size, stride, factor)
             size, stride = size // radix, stride * radix
             factor += 2 * (radix - 1) * size if size > 1 else 0
-        found = (len(passes) - 1) % 2
+        found = (len(sizes) - 1) % 2
         if real == "half":
             halves.split(buffers[found], buffers[1 - found])
             found = 1 - found

@@ -182,20 +182,78 @@ def window_reduction(kind: str, stride: int) -> NativeFunction:
     `WindowWriter`; the range is over planes.
     """
     w = WindowWriter(3, stride)
-    nest, f = w.nest, w.nest.floats
-    x, other, out = nest.pointers
-    small = kind == "taps"
-    begun = [(nest.kind, f.const({"max": float("-inf")}.get(kind, 0.0)))]
-    unset = nest.lanes.constant(-1, "i32")
-    whole = nest.lanes.vector("i32")
-    if small:
-        begun = [(whole, unset)]
+    nest, reduction = w.nest, _WindowReduction(w, kind)
 
-    span = w.tap_span()
-    ones = nest.lanes.vector("i1")
+    def plane_loop(p: str) -> None:
+        start = nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width))
+        plane = nest.gep(nest.pointers[0], start)
 
-    def tap(plane: str, at: str, ox: str, ky: str, kx: str, on: str, so_far: str, y: str) -> str:
-        column = w.tap_column(ox, kx)
+        def row(oy: str) -> None:
+            nest.loop_overlapping(
+                w.columns, nest.width, lambda ox: reduction.write_strip(p, plane, oy, ox)
+            )
+
+        nest.loop(0, w.rows, row)
+
+    nest.loop("%start", "%stop", plane_loop)
+    return compiler().function(*nest.source())
+
+
+class _WindowReduction:
+    """Writes the reduction of a vector of windows; `kind` as of `window_reduction`."""
+
+    def __init__(self, w: WindowWriter, kind: str) -> None:
+        self.w, self.kind = w, kind
+        nest = w.nest
+        self.unset = nest.lanes.constant(-1, "i32")  # no tap chosen yet
+        start = nest.floats.const(float("-inf") if kind == "max" else 0.0)
+        self.begun = (nest.kind, start)
+        if kind == "taps":
+            self.begun = (nest.lanes.vector("i32"), self.unset)
+        self.span = w.tap_span()
+
+    def write_strip(self, p: str, plane: str, oy: str, ox: str) -> None:
+        """Write the results of the windows from ox on, in row oy of plane p."""
+        w, nest, by_taps = self.w, self.w.nest, self.kind == "taps"
+        _, other, out = nest.pointers
+        on = nest.first_lanes(nest.sub(w.columns, ox))
+        position = nest.add(nest.mul(oy, w.columns), ox)
+        here = nest.add(nest.mul(p, nest.mul(w.rows, w.columns)), position)
+        y = nest.load(nest.gep(other, nest.mul(here, 4)), on) if by_taps else ""
+        carried = self.begun[0]
+
+        def row(ky: str, so_far: str) -> list[str]:
+            at = w.tap_row(oy, ky)
+
+            def add_tap(kx: str, v: str) -> list[str]:
+                return [self._add_tap(plane, at, w.tap_column(ox, kx), on, v, y, (ky, kx))]
+
+            def turn(_: str, so_far: str) -> list[str]:
+                return nest.loop(0, w.wide, add_tap, [(carried, so_far)])
+
+            return nest.loop(0, w.is_row(at), turn, [(carried, so_far)])
+
+        (found,) = nest.loop(0, w.tall, row, [self.begun])
+        if by_taps:
+            none = nest.write(f"icmp eq {carried} {found}, {self.unset}")
+            found = nest.lanes.select(none, "i32", nest.lanes.constant(0, "i32"), found)
+        if self.kind == "mean":
+            found = nest.floats.mul(found, nest.load(nest.gep(other, nest.mul(position, 4)), on))
+
+        def store(mask: str | None) -> None:
+            if by_taps:
+                w.store_bytes(found, nest.gep(out, here), mask)
+            else:
+                nest.store(found, nest.gep(out, nest.mul(here, 4)), mask)
+
+        nest.if_else(w.fits_vector(w.columns, nest.width), lambda: store(None), lambda: store(on))
+
+    def _add_tap(
+        self, plane: str, at: str, column: str, on: str, so_far: str, y: str, tap: tuple[str, str]
+    ) -> str:
+        """Reduce the elements that a tap sees in row `at`, from a column on."""
+        w, nest, f = self.w, self.w.nest, self.w.nest.floats
+        ones, numbers = nest.lanes.vector("i1"), nest.lanes.vector("i32")
 
         def one(inside: bool, so_far: str) -> str:
             value, mask = (
@@ -203,67 +261,20 @@ def window_reduction(kind: str, stride: int) -> NativeFunction:
                 if inside
                 else w.load_tap(plane, at, column, on)
             )
-            if kind == "mean":
+            if self.kind == "mean":
                 return f.add(so_far, value)  # elements outside are zeros
-            odd = f.compare("uno", value, value)
-            if kind == "max":
-                chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {odd}")
+            is_nan = f.compare("uno", value, value)
+            if self.kind == "max":
+                chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {is_nan}")
             else:
-                same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {odd}")
-                chosen = w.and_masks(same, nest.write(f"icmp eq {whole} {so_far}, {unset}"))
+                same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {is_nan}")
+                none = nest.write(f"icmp eq {numbers} {so_far}, {self.unset}")
+                chosen = w.and_masks(same, none)
             if mask is not None:
                 chosen = w.and_masks(mask, chosen)
-            if kind == "max":
+            if self.kind == "max":
                 return f.select(chosen, value, so_far)
-            return nest.lanes.select(chosen, "i32", tap_number(w, ky, kx), so_far)
+            return nest.lanes.select(chosen, "i32", tap_number(w, *tap), so_far)
 
-        return w.branch_on_inside(w.is_inside(column, span, w.width), one, (begun[0][0], so_far))
-
-    def strip(p: str, plane: str, oy: str, ox: str) -> None:
-        on = nest.first_lanes(nest.sub(w.columns, ox))
-        position = nest.add(nest.mul(oy, w.columns), ox)
-        size = nest.mul(w.rows, w.columns)
-        here = nest.add(nest.mul(p, size), position)
-        y = nest.load(nest.gep(other, nest.mul(here, 4)), on) if small else ""
-
-        def row(ky: str, so_far: str) -> list[str]:
-            at = w.tap_row(oy, ky)
-
-            def turn(_: str, so_far: str) -> list[str]:
-                return nest.loop(
-                    0,
-                    w.wide,
-                    lambda kx, v: [tap(plane, at, ox, ky, kx, on, v, y)],
-                    [(begun[0][0], so_far)],
-                )
-
-            return nest.loop(0, w.is_row(at), turn, [(begun[0][0], so_far)])
-
-        (found,) = nest.loop(0, w.tall, row, begun)
-        if small:
-            zero = nest.lanes.constant(0, "i32")
-            found = nest.lanes.select(
-                nest.write(f"icmp eq {whole} {found}, {unset}"), "i32", zero, found
-            )
-        if kind == "mean":
-            factor = nest.load(nest.gep(other, nest.mul(position, 4)), on)
-            found = f.mul(found, factor)
-
-        def store(mask: str | None) -> None:
-            if small:
-                w.store_bytes(found, nest.gep(out, here), mask)
-            else:
-                nest.store(found, nest.gep(out, nest.mul(here, 4)), mask)
-
-        nest.if_else(w.fits_vector(w.columns, nest.width), lambda: store(None), lambda: store(on))
-
-    def plane_loop(p: str) -> None:
-        plane = nest.gep(x, nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width)))
-
-        def row(oy: str) -> None:
-            nest.loop_overlapping(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
-
-        nest.loop(0, w.rows, row)
-
-    nest.loop("%start", "%stop", plane_loop)
-    return compiler().function(*nest.source())
+        is_inside = w.is_inside(column, self.span, w.width)
+        return w.branch_on_inside(is_inside, one, (self.begun[0], so_far))
