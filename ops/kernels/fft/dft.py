@@ -24,12 +24,12 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_ranges
 
-_LONGEST = 4096
-_LEAST = 4096
+_LONGEST_LOOP = 4096
+_LEAST_ELEMENTS = 4096
 """Elements from which a native call pays."""
-_FEWEST = 4
+_LEAST_TRANSFORMS = 4
 """Transforms from which vectors of them pay."""
-_SHARED = 100_000
+_THREADING_WORK = 100_000
 _REAL = {"float32": "float", "float64": "double"}
 _ELEMENTS = {"complex64": "float", "complex128": "double"}
 
@@ -38,14 +38,14 @@ def is_native(x: Any, axes: Sequence[int]) -> bool:
     """Return whether there are native loops for the transforms of x along each of some axes."""
     if x.dtype.name not in _ELEMENTS or not is_jit_enabled() or vector_width() < 8:
         return False
-    return x.size >= _LEAST and all(_is_supported_size(x.shape, a) for a in axes)
+    return x.size >= _LEAST_ELEMENTS and all(_is_supported_size(x.shape, a) for a in axes)
 
 
 def _is_supported_size(shape: Sequence[int], axis: int) -> bool:
     n = shape[axis]
-    if n > _LONGEST:
+    if n > _LONGEST_LOOP:
         return math.prod(shape[axis + 1 :]) == 1 and balanced_factors(n) is not None
-    return math.prod(shape) >= _FEWEST * n > n and radices(n) is not None
+    return math.prod(shape) >= _LEAST_TRANSFORMS * n > n and radices(n) is not None
 
 
 def balanced_factors(n: int) -> tuple[int, int] | None:
@@ -53,7 +53,11 @@ def balanced_factors(n: int) -> tuple[int, int] | None:
     sizes = [1, 1]
     for radix in sorted(radices(n) or (), reverse=True):
         sizes[sizes.index(min(sizes))] *= radix
-    return None if max(sizes) > _LONGEST or min(sizes) < _FEWEST else (sizes[0], sizes[1])
+    return (
+        None
+        if max(sizes) > _LONGEST_LOOP or min(sizes) < _LEAST_TRANSFORMS
+        else (sizes[0], sizes[1])
+    )
 
 
 def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) -> None:
@@ -61,7 +65,7 @@ def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) ->
 
     `is_native` must hold.
     """
-    if x.shape[axis] > _LONGEST:
+    if x.shape[axis] > _LONGEST_LOOP:
         _transform_long(x, out, x.shape[axis], inverse, scale)
         return
     n = x.shape[axis]
@@ -100,7 +104,7 @@ def _run(
         where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
         loop.releasing_gil(where, meta, first, last)
 
-    run_ranges(part, groups, None if many * n * n.bit_length() > _SHARED else 1)
+    run_ranges(part, groups, None if many * n * n.bit_length() > _THREADING_WORK else 1)
 
 
 # Real numbers ---------------------------------------------------------------------------------
@@ -125,8 +129,8 @@ def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
     whole = n // 2 % (lanes_of(element) // 2) == 0
     return (
         whole
-        and n * many >= _LEAST
-        and n // 2 <= _LONGEST
+        and n * many >= _LEAST_ELEMENTS
+        and n // 2 <= _LONGEST_LOOP
         and _is_supported_size((many, n // 2), 1)
     )
 

@@ -16,9 +16,10 @@ _STRIPS = 32
 """Strips of a band, at most: of float32 a page, whose sums the first cache holds."""
 _ROWS = 8
 """Rows at a time; divides `CHUNK`. Sums so far are loaded and stored once for all of them."""
-_PAGE, _FAR = 4096, 1 << 20
+_STREAM_ROW_BYTES, _STREAM_BYTES = 4096, 1 << 20
 """Bytes of a row from which each row is a prefetch stream of its own, of which processors track a
-few. Shorter rows are one stream if they are read one at a time, which pays from `_FAR` bytes on."""
+few. Shorter rows are one stream if they are read one at a time. That pays from `_STREAM_BYTES`
+bytes on."""
 
 
 def write_reduction(region: Region, wide: bool = False) -> KernelSource:
@@ -84,8 +85,8 @@ class _BandWriter(ReductionWriter):
         return [
             *lines,
             f"  %bytes = mul i64 %n, {longest}",
-            f"  %is.far = icmp ugt i64 %bytes, {_FAR}",
-            f"  %is.short = icmp ult i64 {longest}, {_PAGE}",
+            f"  %is.far = icmp ugt i64 %bytes, {_STREAM_BYTES}",
+            f"  %is.short = icmp ult i64 {longest}, {_STREAM_ROW_BYTES}",
             "  %is.stream = and i1 %is.far, %is.short",
             f"  %rows.most = select i1 %is.stream, i64 1, i64 {_ROWS}",
         ]

@@ -22,7 +22,7 @@ from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
 from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 
-_UNIT = 64
+_ROWS_TOGETHER = 64
 """Rows that stay together, so that parts of a kernel over elements begin at cache lines."""
 
 
@@ -78,5 +78,5 @@ def _row_at_share(task: KernelTask, share: float) -> int:
     """Return the row at which a share of a task is done."""
     if share >= 1:
         return task.rows
-    unit = _UNIT if task.rows > 4 * _UNIT else 1
+    unit = _ROWS_TOGETHER if task.rows > 4 * _ROWS_TOGETHER else 1
     return int(max(share, 0.0) * task.rows) // unit * unit

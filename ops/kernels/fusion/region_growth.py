@@ -26,7 +26,7 @@ _MOST_NODES = 64
 _MOST_OPERANDS = 32
 _GROWTH = 1
 """How often a large sum may grow within a region by values that are made later."""
-_LARGE = 16384
+_LARGE_BYTES = 16384
 """Bytes from which a tensor counts as large."""
 _NEARBY_NODES = 2
 """Nodes after which a value a row no longer joins a region that keeps a large tensor alive."""
@@ -281,7 +281,7 @@ class RegionBuilder:
             grows = source.op.name == "add" and self.of.get(source) is region
             if grows and self.of.get(other) is not region and self.seen[other] > self.seen[source]:
                 growth = self.grown.get(source, 0) + 1
-                large = prod(node_form.shape) * node.specs[0].dtype.itemsize > _LARGE
+                large = prod(node_form.shape) * node.specs[0].dtype.itemsize > _LARGE_BYTES
                 self.grown[node] = growth if growth <= _GROWTH else 0
                 return large and growth > _GROWTH
         return False
@@ -296,7 +296,7 @@ class RegionBuilder:
         if now - self.seen[region.nodes[-1]] <= _NEARBY_NODES:
             return False
         return any(
-            prod(view) * tensor.dtype.itemsize > _LARGE
+            prod(view) * tensor.dtype.itemsize > _LARGE_BYTES
             and self.last_read[self.roots[tensor]] < now
             and self.roots[tensor].node.op.name not in _STEP_LONG_OPS
             for tensor, view in region.operands

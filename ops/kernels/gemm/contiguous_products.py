@@ -20,15 +20,15 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     APART,
     GemmSize,
 )
-from graphflow.ops.kernels.gemm.tiling import LONG
+from graphflow.ops.kernels.gemm.tiling import LONG_K
 
-_CACHED = 512 << 10
+_CACHED_BYTES = 512 << 10
 """Bytes of a result that stay in a cache until they are read."""
-_LARGE = 1.2e9
+_BLAS_FLOPS = 1.2e9
 """Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
-_LARGE_APART = 6e8
+_BLAS_FLOPS_APART = 6e8
 """The same if a transposed first operand has rows that are read far apart."""
-_FAR, _FEW = 32e6, 2048
+_UNCACHED_BYTES, _FEW_ELEMENTS = 32e6, 2048
 """Bytes of such operands, beyond any cache, from which ours is faster for any number of flops;
 unless the result has so few elements that one pass over both operands computes it."""
 
@@ -52,9 +52,13 @@ def plan_if_faster_than_blas(
     flops = 2.0 * m * k * n
     # Most of each register would be empty, which does not matter for a few elements.
     narrow = (n <= 4 or (m <= 4 and transpose_b)) and m * k * n > 4096
-    is_apart = transpose_a and k > LONG
-    is_far = is_apart and k * (m + n) * np.dtype(dtype).itemsize >= _FAR and m * n > _FEW
-    if narrow or is_far or flops > (_LARGE_APART if is_apart else _LARGE):
+    is_apart = transpose_a and k > LONG_K
+    is_far = (
+        is_apart
+        and k * (m + n) * np.dtype(dtype).itemsize >= _UNCACHED_BYTES
+        and m * n > _FEW_ELEMENTS
+    )
+    if narrow or is_far or flops > (_BLAS_FLOPS_APART if is_apart else _BLAS_FLOPS):
         return None
     batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
     rank, item = len(batch) + 2, np.dtype(dtype).itemsize
@@ -71,7 +75,7 @@ def plan_if_faster_than_blas(
         sizes = list(found.sizes)
         sizes[GemmSize.FLAGS] |= APART
         found = replace(found, sizes=tuple(sizes))
-    if found is None or count * m * n * item <= 2 * _CACHED:
+    if found is None or count * m * n * item <= 2 * _CACHED_BYTES:
         return found
     return replace(found, blocks=_finished_blocks(found, count, m, n, item))
 
@@ -82,8 +86,8 @@ def _finished_blocks(
     """Return where blocks of a product end: some tiles of a matrix, or some matrices."""
     tiles = product.units // count
     step, height = product.sizes[GemmSize.BLOCK], product.form.height - 1
-    if product.swapped or m * n * item <= _CACHED:
-        some = max(1, _CACHED // (m * n * item))
+    if product.swapped or m * n * item <= _CACHED_BYTES:
+        some = max(1, _CACHED_BYTES // (m * n * item))
         ends = [(tiles * i, m * n * i) for i in range(some, count, some)]
     else:
         tall = product.sizes[GemmSize.TALL]

@@ -37,8 +37,7 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     GemmForm,
     GemmSize,
 )
-from graphflow.ops.kernels.gemm.tiling import ELEMENTS
-from graphflow.ops.kernels.gemm.tiling import choose_tiling as best_cut
+from graphflow.ops.kernels.gemm.tiling import ELEMENTS, choose_tiling
 from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
 from graphflow.ops.kernels.jit.compiler import (
     KernelTask,
@@ -49,9 +48,9 @@ from graphflow.ops.kernels.jit.compiler import (
 )
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-_SHARED = 40_000
+_THREADING_NANOSECONDS = 40_000
 """Nanoseconds of work from which threads share it."""
-_FREED = 20_000
+_GIL_RELEASE_NANOSECONDS = 20_000
 """Nanoseconds of work from which the GIL is released."""
 
 Strides = tuple[int, ...]
@@ -127,11 +126,11 @@ class MatrixProduct:
         """
         x, y = (b, a) if self.swapped else (a, b)
         given = (x, y, out) if addend is None else (x, y, addend, out)
-        pool = current_pool() if self.nanoseconds > _SHARED else None
+        pool = current_pool() if self.nanoseconds > _THREADING_NANOSECONDS else None
         if pool is None or pool.threads < 2:
             function = (
                 self.function.holding_gil
-                if self.nanoseconds < _FREED
+                if self.nanoseconds < _GIL_RELEASE_NANOSECONDS
                 else self.function.releasing_gil
             )
             function(_Pointers(*given, _scratch(self.scratch)), self._table_pointer, 0, self.units)
@@ -235,7 +234,7 @@ def plan_product(
             continue
         of_x = COPIED if x[0] == item else EXCHANGED if x[1] == item else IN_PLACE
         of_y = EXCHANGED if exchanged else COPIED
-        cut = best_cut(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
+        cut = choose_tiling(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
         choices.append((cut, swapped, by_columns, x, y, to))
     if not choices or axes is None:
         return None

@@ -19,17 +19,17 @@ from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_fun
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
-_LEAST = 4096
+_LEAST_ELEMENTS = 4096
 """Elements of a matrix below which other kernels are as fast."""
-_FAR = 1 << 14
+_STREAM_ROW_BYTES = 1 << 14
 """Bytes of a row from which four rows are read at a time, each a prefetch stream of its own.
 Shorter rows form one stream, which comes from memory at up to five times the speed."""
-_STRIP = 8  # vectors of a row whose sums are kept in registers
-_PAGE, _ROWS = 4096, 8
-"""Bytes of a row from which `_ROWS` rows are added to sums in memory at once; shorter rows come one
-at a time, as one stream."""
-_TILE = 1 << 14  # bytes of sums that the first cache holds
-_BLOCK, _BLOCKS = 512, 64  # rows of a block, at least, and blocks, at most
+_STRIP_VECTORS = 8  # vectors of a row whose sums are kept in registers
+_BATCHED_ROW_BYTES, _BATCHED_ROWS = 4096, 8
+"""Bytes of a row from which `_BATCHED_ROWS` rows are added to sums in memory at once. Shorter rows
+come one at a time, as one stream."""
+_TILE_BYTES = 1 << 14  # bytes of sums that the first cache holds
+_BLOCK_ROWS, _MOST_BLOCKS = 512, 64  # rows of a block, at least, and blocks, at most
 _LINE = 64
 
 
@@ -122,7 +122,7 @@ class _RowsSum:
         self.lanes = lanes_of(element)
         self.floats: Floats = flow.floats(self.lanes, element)
         self.zero = (f"<{self.lanes} x {element}>", "zeroinitializer")
-        self.strip = _STRIP * self.lanes
+        self.strip = _STRIP_VECTORS * self.lanes
         self.whole = count - count % self.strip
 
     def columns(
@@ -133,7 +133,7 @@ class _RowsSum:
     ) -> None:
         """Write body for the strips from `start` to `stop`, or to the end of the row."""
         self.flow.loop(
-            start, stop or str(self.whole), (), lambda j: body(j, _STRIP, None), self.strip
+            start, stop or str(self.whole), (), lambda j: body(j, _STRIP_VECTORS, None), self.strip
         )
         left = self.count - self.whole
         if stop is None and left:
@@ -151,7 +151,7 @@ class _RowsSum:
         if self.count <= self.strip:
             self.columns(partial(self._sum_in_registers, first, last, target))
             return
-        tile = _TILE // BYTES[self.element] // self.strip * self.strip
+        tile = _TILE_BYTES // BYTES[self.element] // self.strip * self.strip
         tiled = max(0, self.whole - 1) // tile * tile
 
         def sum_tile(j: str) -> None:
@@ -199,7 +199,13 @@ class _RowsSum:
             self.columns(strip, start, stop)
 
         self.columns(clear, start, stop)
-        _loop_rows(flow, first, last, _ROWS if self.count * BYTES[element] >= _PAGE else 1, some)
+        _loop_rows(
+            flow,
+            first,
+            last,
+            _BATCHED_ROWS if self.count * BYTES[element] >= _BATCHED_ROW_BYTES else 1,
+            some,
+        )
 
     def add_blocks(self, j: str, many: int, mask: str | None) -> None:
         """Write the sum of all blocks for a strip."""
@@ -262,12 +268,12 @@ class VectorProduct:
 
     @property
     def blocks(self) -> int:
-        return min(_BLOCKS, -(-self.rows // _BLOCK))
+        return min(_MOST_BLOCKS, -(-self.rows // _BLOCK_ROWS))
 
     @property
     def _rows_at_once(self) -> int:
         """Rows that are read at once."""
-        return 4 if self.columns * np.dtype(self.dtype).itemsize >= _FAR else 1
+        return 4 if self.columns * np.dtype(self.dtype).itemsize >= _STREAM_ROW_BYTES else 1
 
     @property
     def nanoseconds(self) -> float:
@@ -326,8 +332,8 @@ def plan_vector_product(
     m = a[1] if transpose_a else a[0]
     n = b[0] if transpose_b else b[1]
     made = partial(VectorProduct, dtype=dtype)
-    if n == 1 and a[0] * a[1] > _LEAST:
+    if n == 1 and a[0] * a[1] > _LEAST_ELEMENTS:
         return made(*a, sums_rows=transpose_a, swapped=False)
-    if m == 1 and b[0] * b[1] > _LEAST:
+    if m == 1 and b[0] * b[1] > _LEAST_ELEMENTS:
         return made(*b, sums_rows=not transpose_b, swapped=True)
     return None

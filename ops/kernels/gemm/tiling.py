@@ -15,36 +15,37 @@ from graphflow.ops.kernels.gemm.kernel_form import COPIED, EXCHANGED, IN_PLACE, 
 from graphflow.ops.kernels.jit.compiler import vector_width
 
 ELEMENTS = {"float32": "float", "float64": "double"}
-_REUSED = 4
+_PACKING_USES = 4
 """Tiles that use a panel, or panels that use a tile, from which packing it pays."""
-LONG = 256
+LONG_K = 256
 """Terms from which a transposed operand, whose rows lie far apart, is packed."""
-_LONG_NARROW = 63
+_LONG_K_NARROW = 63
 """The same for rows a page or more apart with registers of 32 bytes. More tiles then read the same
 lines, of which the first cache keeps few that are so far apart."""
-_NEAR = 64 << 10
+_IN_PLACE_BYTES = 64 << 10
 """Bytes of y up to which its panels are used in place."""
-_WIDE, _NARROW = (256, 1100 << 10, 24 << 10), (1024, 4 << 20, 64 << 10)
+_LIMITS_64, _LIMITS_32 = (256, 1100 << 10, 24 << 10), (1024, 4 << 20, 64 << 10)
 """With registers of 64 and of 32 bytes, at most: rows of a block, for each of which a panel is
 packed again; bytes of its packed tiles; bytes of a panel of packed tiles at a time, which must
 share the first cache. Narrow registers make panels of few columns, so that packing again and
 continuing stored sums cost more than reading from the second cache."""
-_PANEL, _PANEL_FAR = 48 << 10, 96 << 10
+_PANEL_BYTES, _PANEL_BYTES_FAR = 48 << 10, 96 << 10
 """Bytes of a panel at a time, at most, if several tiles use it: with rows of x in place, and with
 such rows a page or more apart, since each turn costs a page of each."""
 _PAGE = 4096
-_TURNED = 64
+_ALIASED_K = 64
 """Terms from which rows of a panel that start at the same place of a page evict each other, with
-registers of 32 bytes. `_AGAIN`: cycles that a register of such a row then takes each time."""
-_AGAIN = 2.5
-_PAGES = 256
+registers of 32 bytes. `_ALIASED_CYCLES`: cycles that a register of such a row then takes each time.
+"""
+_ALIASED_CYCLES = 2.5
+_TLB_PAGES = 256
 """Pages of a panel from which several panels take turns chunk by chunk: the TLB holds some hundred.
 """
-_PANEL_GROUPED = 32 << 10
+_GROUPED_PANEL_BYTES = 32 << 10
 """Bytes of a panel at a time, at most, if panels take turns."""
-_GROUP = 256 << 10
+_GROUP_BYTES = 256 << 10
 """Bytes of the result that panels that take turns continue from, at most."""
-_FAR = 12
+_EVICTED_CYCLES = 12
 """Cycles for reading part of a line, or of a page, that is evicted before its next part is read."""
 
 
@@ -91,7 +92,7 @@ def _tiling_with(
     m: int, k: int, n: int, dtype: str, x: int, y: int, buffered: bool, vectors: int
 ) -> GemmTiling:
     lanes = vector_width()
-    registers, (rows, packed, near) = (32, _WIDE) if lanes == 16 else (16, _NARROW)
+    registers, (rows, packed, near) = (32, _LIMITS_64) if lanes == 16 else (16, _LIMITS_32)
     item = np.dtype(dtype).itemsize
     width = lanes * 4 // item
     most = min(14, (registers - 1 - vectors) // vectors)
@@ -104,22 +105,25 @@ def _tiling_with(
     block = -(-rows // height)
     square = 5 / width  # cycles for an element of a transpose
     cycles = 0.0
-    distant = k > (_LONG_NARROW if lanes < 16 and m * item >= _PAGE else LONG)
-    if x == COPIED and distant and panels >= _REUSED:
+    distant = k > (_LONG_K_NARROW if lanes < 16 and m * item >= _PAGE else LONG_K)
+    if x == COPIED and distant and panels >= _PACKING_USES:
         block = max(1, min(block, packed // (height * max(k, 1) * item)))
         cycles += tiles * k * 2
     elif x == COPIED and (distant or height > 8):  # each tile reads parts of many lines
-        cycles += tiles * panels * k * (_FAR if distant and tiles > 1 else 1)
+        cycles += tiles * panels * k * (_EVICTED_CYCLES if distant and tiles > 1 else 1)
         x = IN_PLACE
     else:
         x = IN_PLACE
     blocks = -(-tiles // block)
     block = -(-tiles // blocks)
-    paged = lanes < 16 and n * item % _PAGE == 0 and k >= _TURNED
-    wide = y != EXCHANGED and k * min(n * item, _PAGE) > _PAGES * _PAGE
+    paged = lanes < 16 and n * item % _PAGE == 0 and k >= _ALIASED_K
+    wide = y != EXCHANGED and k * min(n * item, _PAGE) > _TLB_PAGES * _PAGE
     if y == EXCHANGED:
         cycles += blocks * k * panels * form.columns * square
-    elif min(tiles, block) >= (2 if wide or paged else _REUSED) and k * n * item > _NEAR:
+    elif (
+        min(tiles, block) >= (2 if wide or paged else _PACKING_USES)
+        and k * n * item > _IN_PLACE_BYTES
+    ):
         lines = 2 if paged and form.columns * item % 64 else 0  # lines that two panels share
         cycles += blocks * k * panels * (vectors + 2 + lines)
         cycles += 0.05 * m * k * panels * (vectors == 4)
@@ -127,7 +131,7 @@ def _tiling_with(
         cycles += 0 if n % form.columns == 0 else k * (vectors + 2)
         cycles += m * k * panels * (0.5, 0.08, 0.0, 0.0)[vectors - 1]
         if paged and (tiles > 1 or vectors == 1):
-            cycles += tiles * k * panels * max(2, vectors) * _AGAIN
+            cycles += tiles * k * panels * max(2, vectors) * _ALIASED_CYCLES
         y = IN_PLACE
     if buffered:
         cycles += m * n * square
@@ -140,11 +144,11 @@ def _tiling_with(
     if (vectors, height) != (usual, 6):  # the most common form is compiled already
         cycles *= 1.03
     far = k * item >= _PAGE
-    panel = near if x else _PANEL_FAR if far else _PANEL
+    panel = near if x else _PANEL_BYTES_FAR if far else _PANEL_BYTES
     group = form.columns
     if wide and not buffered:
-        panel = panel if far and not x and m > rows else _PANEL_GROUPED
-        group *= max(1, _GROUP // (min(m, block * height) * group * item))
+        panel = panel if far and not x and m > rows else _GROUPED_PANEL_BYTES
+        group *= max(1, _GROUP_BYTES // (min(m, block * height) * group * item))
     chunks = -(-k // max(1, panel // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
     return GemmTiling(form, tiles, m - tiles * (height - 1), block, group, chunk, x, y, cycles)

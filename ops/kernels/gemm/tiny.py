@@ -13,7 +13,7 @@ from functools import cache
 from graphflow.ops.kernels.jit.compiler import KernelTask, name_module, vector_width
 
 _ELEMENTS = {"float32": "float", "float64": "double"}
-_MOST = 32
+_LARGEST_SIZE = 32
 """Largest size."""
 
 
@@ -27,7 +27,7 @@ def tiny_task(
     """
     element = _ELEMENTS.get(dtype)
     width = vector_width()
-    if element is None or width < 8 or not all(0 < size <= _MOST for size in (m, k, n)):
+    if element is None or width < 8 or not all(0 < size <= _LARGEST_SIZE for size in (m, k, n)):
         return None
     lanes = width if dtype == "float32" else width // 2
     vectors = -(-n // lanes)

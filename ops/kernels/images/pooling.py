@@ -18,7 +18,7 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_SHARED = 1 << 16  # taps from which handing a part to another thread pays
+_THREADING_TAPS = 1 << 16  # taps from which handing a part to another thread pays
 
 
 def is_supported(xp: Any, x: Any, windows: Windows) -> bool:
@@ -77,7 +77,7 @@ def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, window
     )  # fmt: skip
     planes = a.shape[0] * a.shape[1]
     work = planes * count[0] * count[1] * kernel[0] * kernel[1]
-    parts = min(planes, max(1, work // _SHARED))
+    parts = min(planes, max(1, work // _THREADING_TAPS))
     places = address(a), address(b), address(out)
 
     def part(i: int) -> None:

@@ -16,7 +16,7 @@ from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.kernels.sparse.scatter_rows import take_into
 
 Array = np.ndarray[Any, Any]
-_CACHED = 1 << 15  # elements of a part
+_PART_ELEMENTS = 1 << 15  # elements of a part
 COORDINATES = (
     "half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
     "tf_crop_and_resize",
@@ -196,7 +196,7 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
     factors = None if plain else xp.asarray(weight.astype(x.dtype))[:, :, None]
     each = lead
     if xp is np:
-        each = max(1, _CACHED // max(1, after * max(flat.shape[1], sums.shape[1])))
+        each = max(1, _PART_ELEMENTS // max(1, after * max(flat.shape[1], sums.shape[1])))
 
     def part(i: int) -> None:
         rows = slice(i * each, (i + 1) * each)

@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.errors import CheckError
 
 Array = np.ndarray[Any, Any]
-_BLOCK = 1 << 20  # elements of which the largest are picked together
+_PICK_ELEMENTS = 1 << 20  # elements of which the largest are picked together
 
 
 class BinGrid(NamedTuple):
@@ -182,7 +182,7 @@ def pick_largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: Bi
         if not per_bin:
             continue
         bins = picks[r].reshape(x.shape[1], len(down.places), len(across.places))
-        channels = max(1, _BLOCK // (per_bin * len(across.places)))
+        channels = max(1, _PICK_ELEMENTS // (per_bin * len(across.places)))
         for bin_ in range(len(down.places)):
             weights = down.weights[bin_, :, None] * across.weights[:, None, :]
             for start in range(0, x.shape[1], channels):

@@ -35,12 +35,12 @@ from graphflow.ops.kernels.sequence.flash_attention_loops import ScoreSize
 
 QUERIES, KEYS = 64, 512
 """Rows and columns of a block of scores."""
-_FEW = 256
+_FEW_KEYS = 256
 """Keys up to which a block has half the rows if some pairs are hidden.
 
 The pairs that are computed for nothing at the band's edge then cost more than smaller products.
 """
-_FAR = 1 << 30
+_UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class BandPattern:
 
     def query_block(self, number: int) -> int:
         """Return the rows of a block of scores with this many keys."""
-        return QUERIES // 2 if self.right is not None and number <= _FEW else QUERIES
+        return QUERIES // 2 if self.right is not None and number <= _FEW_KEYS else QUERIES
 
     def row_limits(self, query: int, key: int) -> tuple[int, int]:
         """Return the range of keys that row 0 of a block sees, counted from its first key."""
         shift = query + self.offset - key
-        first = -_FAR if self.left is None else shift - self.left
-        end = _FAR if self.right is None else shift + self.right + 1
+        first = -_UNLIMITED if self.left is None else shift - self.left
+        end = _UNLIMITED if self.right is None else shift + self.right + 1
         return first, end
 
 

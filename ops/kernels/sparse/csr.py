@@ -20,11 +20,11 @@ from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.kernels.sparse import csr_loops
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows
 
-_BLOCKS = 8
-_WIDEST = 1024  # columns of the dense side that a native loop is written for
+_MOST_BLOCKS = 8
+_MOST_COLUMNS = 1024  # columns of the dense side that a native loop is written for
 _NUMBERS = ("float32", "float64", "int32", "int64")
-_LEAST = 200_000  # products from which handing a block to another thread pays
-_CHUNK = 32_768  # elements of gathered rows that stay in the cache
+_THREADING_PRODUCTS = 200_000  # products from which handing a block to another thread pays
+_CHUNK_ELEMENTS = 32_768  # elements of gathered rows that stay in the cache
 
 
 def require_structure(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> None:
@@ -117,7 +117,7 @@ def _try_native_matmul(
     """Write the product by a native loop; returns False if there is none."""
     kinds = _native_types(values.dtype, columns, offsets, shape)
     width = dense.shape[1]
-    if kinds is None or not 0 < width <= _WIDEST:
+    if kinds is None or not 0 < width <= _MOST_COLUMNS:
         return False
     wrong = np.zeros(1, np.int64)
     work = 0.7 * len(values) * (4 + width * values.itemsize / 16)
@@ -134,7 +134,12 @@ def _try_native_matmul(
             out[...] = 0
             call_parallel(loop, [*given, out, wrong], sizes, pieces, work)
         else:
-            blocks = max(1, min(_BLOCKS, len(values) // (4 * shape[1]), len(values) // _LEAST))
+            blocks = max(
+                1,
+                min(
+                    _MOST_BLOCKS, len(values) // (4 * shape[1]), len(values) // _THREADING_PRODUCTS
+                ),
+            )
             edges = [shape[0] * i // blocks for i in range(blocks + 1)]
             sums = out if blocks == 1 else np.empty((blocks, *out.shape), out.dtype)
             sums[...] = 0
@@ -148,7 +153,7 @@ def _try_native_matmul(
 
 def _run_columns(part: Any, width: int, entries: int) -> None:
     """Run part(j) for each column of the dense side, in blocks."""
-    blocks = min(_BLOCKS, width) if width * entries >= _LEAST else 1
+    blocks = min(_MOST_BLOCKS, width) if width * entries >= _THREADING_PRODUCTS else 1
 
     def block(i: int) -> None:
         for j in range(width * i // blocks, width * (i + 1) // blocks):
@@ -205,7 +210,7 @@ def sample(
     if xp is np and width == 1:
         np.multiply(np.take(rows, entry_rows), np.take(others, columns), out=out)
         return
-    step = max(1, _CHUNK // max(1, width)) if xp is np else max(1, len(columns))
+    step = max(1, _CHUNK_ELEMENTS // max(1, width)) if xp is np else max(1, len(columns))
 
     def chunk(i: int) -> None:
         part = slice(i * step, (i + 1) * step)
@@ -221,7 +226,7 @@ def _try_native_sample(
 ) -> bool:
     kinds = _native_types(out.dtype, columns, offsets, shape)
     width = rows.shape[1]
-    if kinds is None or not 0 < width <= _WIDEST:
+    if kinds is None or not 0 < width <= _MOST_COLUMNS:
         return False
     _require_offsets(columns, offsets, shape)
     wrong = np.zeros(1, np.int64)

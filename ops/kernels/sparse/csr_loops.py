@@ -12,8 +12,8 @@ from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 from graphflow.ops.kernels.jit.compiler import vector_width
 
-_TOGETHER = 32  # rows whose columns are checked at once
-_WRONG = 5  # number of the pointer to the error flag
+_ROWS_AT_ONCE = 32  # rows whose columns are checked at once
+_ERROR_FLAG = 5  # number of the pointer to the error flag
 WIDE = 4
 """Vectors of the dense side that are summed at once, in registers."""
 
@@ -37,7 +37,7 @@ class _Entries:
         self.flow = flow
         self.kinds = index, offset
         self.columns, self.offsets = flow.pointer(first), flow.pointer(first + 1)
-        self.wrong = flow.pointer(_WRONG)
+        self.wrong = flow.pointer(_ERROR_FLAG)
         self.last = flow.add(flow.size(1), -1)
         self.lanes = lanes_of(index, 1 << 10)
         narrow = self.last if index == "i64" else flow.write(f"trunc i64 {self.last} to {index}")
@@ -51,12 +51,12 @@ class _Entries:
         flow = self.flow
 
         def some(r: str) -> None:
-            behind = flow.minimum(flow.add(r, _TOGETHER), last)
+            behind = flow.minimum(flow.add(r, _ROWS_AT_ONCE), last)
             bad = self._outside(self.offset(r), self.offset(behind))
             limit = flow.write(f"select i1 {bad}, i64 {r}, i64 {behind}")
             flow.loop(r, limit, (), lambda row: body(row, *self.bounds(row)))
 
-        flow.loop(first, last, (), some, _TOGETHER)
+        flow.loop(first, last, (), some, _ROWS_AT_ONCE)
 
     def offset(self, row: str) -> str:
         return self.flow.load_index(self.offsets, self.kinds[1], row)

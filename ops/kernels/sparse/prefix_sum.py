@@ -17,11 +17,11 @@ from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
-_LEAST = 4096
+_LEAST_ELEMENTS = 4096
 """Elements below which numpy is as fast."""
-_STRIP = 1024
+_STRIP_COLUMNS = 1024
 """Columns whose sums the first cache holds beside a row of each array."""
-_LANES = 16
+_PADDED_LANES = 16
 """A multiple of the lanes of any register, to which sums of fewer columns are padded."""
 
 
@@ -51,7 +51,7 @@ def along_rows(element: str) -> tuple[str, str]:
 
 
 def down_columns(element: str) -> tuple[str, str]:
-    """Write running sums down columns, for units of `_STRIP` columns of matrices.
+    """Write running sums down columns, for units of `_STRIP_COLUMNS` columns of matrices.
 
     Pointers: x, out, and memory for the sums. Sizes: rows, columns, units of a matrix; the first
     row and the step between rows, in elements; the sums of a unit.
@@ -63,8 +63,8 @@ def down_columns(element: str) -> tuple[str, str]:
 
     def unit(u: str) -> None:
         matrix, strip = (flow.step(how, u, strips) for how in ("udiv", "urem"))
-        begin = flow.mul(strip, _STRIP)
-        width = flow.minimum(flow.step("sub", columns, begin), _STRIP)
+        begin = flow.mul(strip, _STRIP_COLUMNS)
+        width = flow.minimum(flow.step("sub", columns, begin), _STRIP_COLUMNS)
         start = flow.add(flow.add(flow.mul(matrix, flow.mul(rows, columns)), first), begin)
         sums = flow.gep(memory, "double", flow.mul(u, reach))
         whole = flow.step("and", width, -lanes)
@@ -120,7 +120,7 @@ def try_running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
     That follows from shapes and dtypes.
     """
     fits = x.dtype == out.dtype and x.dtype.name in ("float32", "float64")
-    if not fits or x.size < _LEAST or not is_jit_enabled() or vector_width() < 8:
+    if not fits or x.size < _LEAST_ELEMENTS or not is_jit_enabled() or vector_width() < 8:
         return False
     element, count, inner = element_of(x.dtype), x.shape[axis], prod(x.shape[axis + 1 :])
     x, outer = np.ascontiguousarray(x), prod(x.shape[:axis])
@@ -130,8 +130,8 @@ def try_running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
             native_function(along_rows, element), [x, out], [count, start, way], outer, 1.2 * x.size
         )
         return True
-    strips = -(-inner // _STRIP)
-    reach = min(_STRIP, -(-inner // _LANES) * _LANES)
+    strips = -(-inner // _STRIP_COLUMNS)
+    reach = min(_STRIP_COLUMNS, -(-inner // _PADDED_LANES) * _PADDED_LANES)
     memory = scratch(np, "sums", (outer * strips, reach), np.float64)
     sizes = [count, inner, strips, start * inner, way * inner, reach]
     call_parallel(
