@@ -1,7 +1,17 @@
-"""The protocol of strategies: how a graph is partitioned before it is optimised and placed.
+"""The interface of strategies: what partitions a graph before it is optimised and placed.
 
-A training node carries its strategy, and whoever places a graph looks it up here. The strategies
-themselves are in `graphflow.parallel`, which builds on all other folders.
+A training node carries its strategy. Sessions, plans and the search look it up here. The strategies
+of the package are in `graphflow.parallel`, which builds on everything else.
+
+A new strategy is a class in one file. What is asked of it:
+
+    minimize, Session, plan      `divide`, and a `line` for errors, if it has one
+    search, reports              `divide` returns a `sharded_graph.ShardedGraph`
+    Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
+    strategy * strategy          `__mul__` and `__rmul__` of its own
+
+`divide_over_mesh` in `graphflow/parallel/sharding/partitioner.py` does the work for every strategy
+that lays a mesh over a graph.
 """
 
 from __future__ import annotations
@@ -20,41 +30,40 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableShards(Protocol):
-    """The variables that replace one variable of the user's."""
+    """The variables that stand for one variable of the user's."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """A variable for each shard; shards on one device may be one variable."""
+        """A variable for each shard. Shards that share a device may share a variable."""
 
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """The part of the whole variable that each shard holds."""
+        """Which part of the whole variable each one has."""
 
 
 class PartitionedGraph(Protocol):
-    """A partitioned graph."""
+    """A graph that a strategy has partitioned."""
 
     @property
     def graph(self) -> Graph:
-        """The partitioned graph; its output i stands for output i of the user's graph."""
+        """The graph of shards. Its output i stands for output i of the whole graph."""
 
     @property
     def variables(self) -> Mapping[Node, Any]:
-        """`VariableShards` of each variable of the user's."""
+        """The `VariableShards` of each of the user's variables."""
 
     @property
     def tasks(self) -> Sequence[str]:
-        """The pipeline task of each node, in the order of execution; empty without a pipeline."""
+        """The labels of a pipeline's tasks by turn; () if there is no pipeline."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the sizes of all symbols, given those of the user's graph."""
+        """Return the sizes of all symbols, given those of the whole graph."""
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if a step with symbols of these sizes would be partitioned in the same
-        way."""
+        """Return True if a step with symbols of these sizes would be partitioned as this one."""
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> Mapping[Node, Array]:
-        """Return the feeds of the partitioned graph, given the user's feeds and sizes."""
+        """Return what the partitioned graph is fed, given what the user feeds."""
 
 
 class Strategy(Protocol):
@@ -67,19 +76,21 @@ class Strategy(Protocol):
         known: Mapping[Node, Any] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> PartitionedGraph:
-        """Return the graph, partitioned for the devices of a cluster.
+        """Return a graph for the devices of a cluster.
 
         Args:
-            known: shards of variables that are partitioned already.
-            fed: sizes of symbols, if a step is about to run.
+            graph: the whole graph, with gradients and updates.
+            cluster: the cluster.
+            known: the shards of variables that exist already.
+            fed: the sizes of symbols, if a step is about to be fed.
         """
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse an object that is no strategy.
+    """Check that an argument is a strategy.
 
     Raises:
-        ArgumentError: it has no method `divide`.
+        ArgumentError: it is a class, or has no `divide`.
     """
     if isinstance(strategy, type) or not callable(getattr(strategy, "divide", None)):
         raise ArgumentError(
@@ -89,10 +100,10 @@ def check_strategy(strategy: object) -> None:
 
 
 def strategy_of(graph: Graph) -> Strategy | None:
-    """Return the strategy of a graph's training nodes; None if they have none.
+    """Return the strategy of a graph's training steps; None if it has none.
 
     Raises:
-        ShardingError: there are two different strategies.
+        ShardingError: there are two different ones.
     """
     found: dict[int, tuple[Strategy, Node]] = {}
     for node in graph.of_op("group"):
@@ -113,10 +124,7 @@ def strategy_of(graph: Graph) -> Strategy | None:
 def divide_graph(
     graph: Graph, cluster: Any, fed: Mapping[str, int] | None = None
 ) -> tuple[Graph, PartitionedGraph | None]:
-    """Partition a graph by the strategy of its training nodes, if they have one.
-
-    Return the graph to place, and the `Division` or None.
-    """
+    """Return the graph that is to be placed, and its partitioning if a strategy partitioned it."""
     strategy = strategy_of(graph)
     if strategy is None:
         return graph, None
@@ -131,10 +139,10 @@ def divide_with(
     known: Mapping[Node, Any] | None = None,
     fed: Mapping[str, int] | None = None,
 ) -> PartitionedGraph:
-    """Partition a graph by a strategy; an error names the line that created the strategy.
+    """Partition a graph by a strategy. Errors name the line that made the strategy.
 
     Raises:
-        ShardingError, ScheduleError, DeviceError: see the strategy.
+        ShardingError, ScheduleError, DeviceError: the strategy refuses the graph or the cluster.
     """
     try:
         return strategy.divide(graph, cluster, known, fed)

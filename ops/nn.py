@@ -1,4 +1,4 @@
-"""What neural networks are made of, public as `gf.nn`: functions, and layers of variables."""
+"""Functions and layers of neural networks, public as `gf.nn`."""
 
 from __future__ import annotations
 

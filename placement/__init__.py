@@ -1,4 +1,5 @@
-"""Where every node runs, decided from costs: clusters, problems, the simulator and the placers.
+"""Placement: decides from costs where every node runs: clusters, problems, the simulator and the
+placers.
 
     timeline = simulate(problem, place(problem, placer="greedy"))
 
@@ -12,10 +13,10 @@ from graphflow.placement.clusters.devices import Device, Link, Worker
 from graphflow.placement.clusters.hardware_catalog import PRODUCTS, WIRES, Product, Wire
 from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.placers import Placer, get_placer, place, placer_names, register_placer
-from graphflow.placement.plans.comparison import Comparison, compare
-from graphflow.placement.plans.plan_diff import Difference
-from graphflow.placement.plans.report import Report
-from graphflow.placement.plans.sweep import Sweep, sweep
+from graphflow.placement.plans.reports.comparison import Comparison, compare
+from graphflow.placement.plans.reports.plan_diff import Difference
+from graphflow.placement.plans.reports.report import Report
+from graphflow.placement.plans.reports.sweep import Sweep, sweep
 from graphflow.placement.problems.problem import Assignment, Problem
 from graphflow.placement.simulation.simulator import Timeline, simulate
 from graphflow.placement.stages.pipedream import Level, PipePlan, pipedream_plan

@@ -24,8 +24,9 @@ import numpy as np
 import graphflow as gf
 from graphflow.ir.spec import TensorSpec, nbytes, spec
 from graphflow.ops.communication.reduction_order import shares
-from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionCollectives
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import TensorParcel
 
@@ -112,7 +113,7 @@ def both(rank: int, folder: str, rounds: int) -> list[dict[str, Any]]:
         for name, size in SIZES.items():
             what = collective(kind, group, size)
             group += 1
-            part = exchanges.for_program(f"p{group}", DEVICES[rank])  # a program of its own
+            part = ProgramCollectives(exchanges, f"p{group}", DEVICES[rank])  # a program of its own
             member = part.join(what, name)
             x, y = arrays(part, [what.specs[0], what.result_spec(rank)])
             theirs = gloo(kind, torch, torch.from_numpy(x.copy()), size)

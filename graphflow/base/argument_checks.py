@@ -257,7 +257,7 @@ def _describe_mismatch(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        names = [name for name in signature.parameters if name != "self"]
+        names = [name for name in signature.parameters if name not in ("self", "cls")]
         unknown = [name for name in kwargs if name not in names]
         if unknown:
             return describe_unexpected(unknown[0], names)
@@ -275,6 +275,16 @@ def describe_unexpected(word: str, names: Sequence[str]) -> str:
 
 
 # Numbers ---------------------------------------------------------------------------------------
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True or False for the argument `name`.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} must be True or False, not {value!r}")
 
 
 def to_builtin(value: Any) -> Any:

@@ -14,7 +14,7 @@ from graphflow.cli.arguments import (
 from graphflow.cli.options import ClusterFile
 from graphflow.errors import ArgumentError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.tables import TextTable
 
 
 def devices_command(cluster: ClusterFile = None) -> None:

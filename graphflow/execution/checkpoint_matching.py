@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from graphflow.base.argument_checks import did_you_mean, format_value
+from graphflow.base.argument_checks import check_flag, did_you_mean, format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, CheckpointError
 from graphflow.ir.op import Node
@@ -144,8 +144,7 @@ def check_rename(strict: Any, rename: Any, *, again: bool = False) -> Rename:
         ArgumentError: strict is no bool; rename is no dict of names; or, with `again`, a new
             name would be renamed once more.
     """
-    if not isinstance(strict, bool):
-        raise ArgumentError(f"strict must be True or False, not {strict!r}")
+    check_flag("strict", strict)
     if rename is None:
         return {}
     if not isinstance(rename, Mapping) or not all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import FeedError, LinkLost, MemoryLimitError, ProtocolError
-from graphflow.frontend.feeds import convert, convert_feeds
+from graphflow.execution.cached_step import CachedStep
 from graphflow.frontend.pytree import accepts_feed, bind, depends_on_placeholder, fed_sizes
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
@@ -23,7 +23,7 @@ from graphflow.ir.spec import evaluate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import MeasuredSteps
-from graphflow.runtime.host.host_interface import DirectStep, Hosts
+from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.tracing.events import Exchange
@@ -44,71 +44,6 @@ MAX_CHECKED_SIZES = 4096
 _OF_GROUP = re.compile(rf"{EXCHANGE_PREFIX}[^/]+/([0-9]{{1,9}})/")
 _OF_EDGE = re.compile(rf"{CREDIT_PREFIX}([0-9]{{1,9}})/")
 _Shapes = frozenset[tuple[Node, tuple[int, ...]]]
-
-
-_MAX_PLAIN_FLOAT = 6e4
-"""Python floats below this are finite in all dtypes, float16 included."""
-
-
-class CachedStep:
-    """A fast path for steps whose feeds have the shapes and dtypes of an earlier step.
-
-    It holds only what has to be checked again in each step.
-
-    Args:
-        ready: runs the step on the host.
-        feeds: for each placeholder that is fed: its tensor, its name on the worker (None if
-            only its size matters), and the shape.
-        values: for each fetch, its index among the worker's results, or a function of the
-            feeds.
-        bindings: sizes of the symbols.
-    """
-
-    def __init__(
-        self,
-        ready: DirectStep,
-        feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
-        values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
-        bindings: dict[str, int],
-    ) -> None:
-        self.ready = ready
-        self.bindings = bindings
-        self._feeds = tuple((t, name, shape, t.dtype) for t, name, shape in feeds)
-        self._values = tuple(values)
-        self._plain = all(isinstance(v, int) for v in values)
-
-    def match_feeds(self, given: Any) -> dict[str, Array] | None:
-        """Return the feeds by the worker's names; None if they do not fit this step.
-
-        Raises:
-            FeedError: a value does not convert.
-        """
-        if given is None:
-            return {} if not self._feeds else None
-        if type(given) is not dict or len(given) != len(self._feeds):
-            return None
-        result = {}
-        for tensor, name, shape, dtype in self._feeds:
-            value = given.get(tensor)
-            if type(value) is not np.ndarray or value.dtype != dtype:
-                if value is None:
-                    return None
-                if type(value) is float and dtype.kind == "f" and abs(value) < _MAX_PLAIN_FLOAT:
-                    value = np.array(value, dtype)
-                else:
-                    value = convert(tensor.node, value)
-            if value.shape != shape:
-                return None
-            if name is not None:
-                result[name] = value
-        return result
-
-    def values(self, fetched: Sequence[Array], given: Any) -> list[Any]:
-        """Return the value of each fetch."""
-        if self._plain:
-            return [fetched[i] for i in self._values]  # type: ignore[index]
-        arrays = convert_feeds(given)
-        return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
 
 
 def key_of(tensors: Sequence[Tensor], variant: int = 0) -> tuple[int, ...]:

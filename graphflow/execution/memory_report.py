@@ -9,7 +9,7 @@ from graphflow.base.formatting import show_bytes
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.tables import TextTable
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import MemoryUse, memory_use
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphflow.base.environment import setting
-from graphflow.execution.compiled_fetches import CachedStep, CompiledFetches
+from graphflow.execution.cached_step import CachedStep
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.step_executor import StepExecutor
 from graphflow.ir.op import Node
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts

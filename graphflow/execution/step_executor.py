@@ -15,7 +15,8 @@ import numpy as np
 
 from graphflow.base.interrupts import defer_signals, is_interrupt
 from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
-from graphflow.execution.compiled_fetches import CachedStep, CompiledFetches
+from graphflow.execution.cached_step import CachedStep
+from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.replan_policy import window_position
 from graphflow.ir.op import Node
 from graphflow.runtime.host.host_interface import Hosts
@@ -95,13 +96,8 @@ class StepExecutor:
             fetched = cached.ready(number, self.committed, named, self._deadline)
         except NonFiniteError:
             return None  # `run` repeats the step and names the node at fault
-        except LinkLost as error:
-            raise compiled.explain_link_loss(error) from None
-        except WorkerLost as error:
-            self.lost = error
-            raise
         except BaseException as error:
-            self._count_interrupted(error, number, self.committed)
+            self._note_failure(error, compiled, number, self.committed)
             raise
         if fetched is None:
             compiled.drop_cached_steps()
@@ -138,15 +134,10 @@ class StepExecutor:
                     self._deadline,
                 )
                 self.committed = step + 1
-            except WorkerLost as error:
-                self.lost = error
-                raise
-            except LinkLost as error:
-                raise compiled.explain_link_loss(error) from None
             except NonFiniteError as error:
                 raise self._find_nonfinite(error, compiled, arrays, bindings) from None
             except BaseException as error:
-                self._count_interrupted(error, number, step)
+                self._note_failure(error, compiled, number, step)
                 raise
             fetched = result.fetches
             if traced:
@@ -212,26 +203,29 @@ class StepExecutor:
         try:
             result = self._hosts.finish(begun)
             self.committed = step + 1
-        except WorkerLost as error:
-            self.lost = error
-            raise
-        except LinkLost as error:
-            raise compiled.explain_link_loss(error) from None
         except BaseException as error:
-            self._count_interrupted(error, begun.step, step)
+            self._note_failure(error, compiled, begun.step, step)
             raise
         self.last = compiled
         compiled.runs += 1
         return compiled.values(result.fetches, arrays)
 
-    def _count_interrupted(self, error: BaseException, number: int, before: int) -> None:
-        """Count a step that an interrupt ended, if it had committed by then.
+    def _note_failure(
+        self, error: BaseException, compiled: CompiledFetches, number: int, before: int
+    ) -> None:
+        """Note what the error of a step means for later steps, before it is raised again.
+
+        A lost worker ends them. An interrupted step may have committed all the same.
 
         Args:
-            number: its number on the wire.
+            number: number of the step on the wire.
             before: steps that had committed before it.
         """
-        if is_interrupt(error) and self._hosts.has_committed(number, error):
+        if isinstance(error, WorkerLost):
+            self.lost = error
+        elif isinstance(error, LinkLost):
+            compiled.explain_link_loss(error)
+        elif is_interrupt(error) and self._hosts.has_committed(number, error):
             self.committed = before + 1
 
     def undo(self, begun: Sequence[Any]) -> None:

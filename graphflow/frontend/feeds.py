@@ -83,12 +83,13 @@ def as_placeholder(tensor: Any) -> Node:
     """
     if not isinstance(tensor, Tensor):
         raise FeedError(
-            f"feed at {user_location()}: {tensor!r} is no placeholder; use the tensor itself as key"
+            f"feed at {user_location()}: {tensor!r} is not a placeholder; use a tensor of "
+            "gf.placeholder, or its name, as key"
         )
     if tensor.node.op.name != "placeholder":
         raise FeedError(
-            f"feed {tensor.name!r} (made at {tensor.node.location}) is no placeholder "
-            f"but a {tensor.node.op.name}; only placeholders are fed"
+            f"feed {tensor.name!r} (made at {tensor.node.location}) is not a "
+            f"placeholder but a {tensor.node.op.name}; only placeholders are fed"
         )
     return tensor.node
 

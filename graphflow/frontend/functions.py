@@ -42,6 +42,7 @@ class CachedFunction:
 
     @property
     def traces(self) -> int:
+        """Number of signatures so far."""
         return len(self._traces)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,8 +51,8 @@ class CachedFunction:
             tensors, static, fill = _split_static((args, kwargs))
         except TypeError as error:
             raise ArgumentError(
-                f"{name} at {user_location()}: an argument that is no tensor must be hashable, for "
-                f"it is part of the signature: {error}"
+                f"{name} at {user_location()}: an argument that is not a tensor must be hashable, "
+                f"since it is part of the signature: {error}"
             ) from None
         key = (static, tuple(t.spec for t in tensors))
         if key not in self._traces:

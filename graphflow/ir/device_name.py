@@ -28,8 +28,8 @@ class DeviceName:
         match = _NAME.fullmatch(text) if isinstance(text, str) and text else None
         if match is None:
             raise DeviceError(
-                f"{text!r} is no device name; {_suggest_name(text)}write '/worker:1/cpu:0', or a "
-                "part: '/worker:1', 'gpu', 'cpu:1'"
+                f"{text!r} is not a device name; {_suggest_name(text)}write '/worker:1/cpu:0', or "
+                "a part: '/worker:1', 'gpu', 'cpu:1'"
             )
         worker, kind, index = match["worker"], match["kind"], match["index"]
         return DeviceName(

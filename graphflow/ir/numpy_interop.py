@@ -191,7 +191,9 @@ class HintingModule(ModuleType):
         raise AttributeError(f"{message}; {hint}" if hint else message, name=name, obj=self)
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        shown = vars(sys.modules["graphflow"]).items()  # a file's name may be another
+        shown = vars(
+            sys.modules["graphflow"]
+        ).items()  # the public name of a module may differ from its file's
         name = next((n for n, m in shown if m is self), self.__name__.rpartition(".")[2])
         public = getattr(self, "__all__", ())
         hint = MODULE_CALL_HINTS.get(name)
@@ -213,7 +215,7 @@ def attribute_hint(name: str) -> str:
     """Return a hint for an attribute that tensors do not have; "" where none is known."""
     if name in ATTRIBUTE_HINTS:
         return f"; use {ATTRIBUTE_HINTS[name]}"
-    if name.endswith("_") and name.islower():  # torch's names of what changes a tensor
+    if name.endswith("_") and name.islower():  # torch marks in-place methods so
         return "; tensors do not change: ops make new ones, gf.assign(variable, value) sets one"
     return ""
 

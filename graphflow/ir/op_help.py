@@ -70,7 +70,7 @@ def _gives_real(results: dict[str, TensorSpec]) -> bool:
 def _infer_or_none(op: Any, inputs: list[TensorSpec]) -> TensorSpec | None:
     try:
         result = op.infer(*inputs)
-    except (GraphError, TypeError):  # not of this kind, or not without attributes
+    except (GraphError, TypeError):  # the op refuses this kind of dtype, or needs attributes
         return None
     return result if isinstance(result, TensorSpec) else result[0]
 

@@ -1,14 +1,14 @@
 """Optimisers, gradient clipping and loss scaling: the names of `gf.optim`."""
 
+from graphflow.optim.gradient_clipping import clip_by_global_norm
 from graphflow.optim.loss_scaling import LossScaling
+from graphflow.optim.optimizer_base import Optimizer
 from graphflow.optim.optimizers import (
     SGD,
     Adagrad,
     Adam,
     AdamW,
-    Optimizer,
     RMSProp,
-    clip_by_global_norm,
 )
 from graphflow.optim.update_targets import Rate, Target
 

@@ -1,306 +1,28 @@
-"""Optimisers: from a loss to one node that updates variables at the end of a step.
-
-Each optimiser is a frozen value. `minimize` builds gradients, slots (variables for its state, such
-as a momentum) and assignments. A rate may be a tensor, so a schedule is a part of the graph.
-
-The gradient of a table that is used by lookups alone (`gf.nn.embedding`) consists of rows. It stays
-sparse if that changes no value, or if `sparse=True` allows it: the update then reads and writes
-only those rows.
-"""
+"""The optimisers of this package; each is a frozen value with one update rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import field
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import checks_argument_names, did_you_mean, format_value
-from graphflow.base.argument_names import explain_repeated
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import ArgumentError, DifferentiationError, VariableError
+from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
-from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, name_scope, origin_scope, user_location
-from graphflow.ir.spec import Size, is_inexact, kind, promote, real_dtype
-from graphflow.ops.base.composite import widen
-from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
-from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
+from graphflow.ir.op import Tensor, user_location
+from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer, check_numbers
 from graphflow.optim.update_targets import (
     Rate,
     Target,
     descend,
     in_dtype_of,
-    lookups_of,
     rate_for,
-    row_target,
     sqrt,
     state_variable,
-    wide_dtype,
 )
-from graphflow.strategy import Strategy, check_strategy
-from graphflow.transforms.reverse_mode import gradients
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """Base of all optimisers.
-
-    Args:
-        sparse: update only the rows of a table, and of its slots, that a step looked up ("lazy"
-            updates): elsewhere neither moments nor weights decay. Optimisers for which a zero
-            gradient changes nothing (SGD without momentum, Adagrad) update so in any case.
-    """
-
-    sparse: bool = field(default=False, kw_only=True)
-
-    if not TYPE_CHECKING:  # type checkers would allow every attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            told = f"{type(self).__name__} has no attribute {name!r}"
-            if name in ("step", "zero_grad", "apply_gradients", "update", "compute_gradients"):
-                told += "; train = optimiser.minimize(loss), and s.run(train, feeds) takes a step"
-            elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
-                told += f"; {hint}"
-            raise AttributeError(told, name=name, obj=self)
-
-    @checks_argument_names(ArgumentError)
-    def minimize(
-        self,
-        loss: Tensor,
-        variables: Sequence[Tensor] | None = None,
-        *,
-        transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
-        strategy: Strategy | None = None,
-        scaling: LossScaling | None = None,
-    ) -> Tensor:
-        """Return a node that moves variables against the gradient of the loss; fetching it gives
-        None.
-
-        Args:
-            loss: a float scalar.
-            variables: default: all trainable variables that the loss depends on.
-            transform: changes the list of gradients first, e.g. `lambda g:
-                clip_by_global_norm(g, 1.0)[0]`.
-            strategy: how to partition the step over devices: `gf.parallel.Data(replicas=2)`,
-                `gf.parallel.Shard(…)`. Results are those of one device, except for the order of
-                sums.
-            scaling: differentiate a multiple of the loss, for gradients that float16 would
-                lose.
-
-        Raises:
-            DifferentiationError: the loss is not a float scalar, or it depends on a variable
-                through an op without a gradient.
-            VariableError: there is nothing to train.
-        """
-        if strategy is not None:
-            check_strategy(strategy)
-        if variables is not None and not isinstance(variables, list | tuple):
-            raise VariableError(
-                f"minimize at {user_location()}: variables must be a list, such as [w] or "
-                f"[*model.parameters().values()], not {format_value(variables)}"
-            )
-        if transform is not None and not callable(transform):
-            raise ArgumentError(
-                f"minimize at {user_location()}: transform must be a function of the list of "
-                f"gradients, not {transform!r}"
-            )
-        if not isinstance(loss, Tensor) or loss.ndim or kind(loss.dtype) != "float":
-            raise DifferentiationError(
-                f"minimize at {user_location()}: the loss must be a float scalar, not {loss!r}; "
-                "reduce it with gf.mean"
-            )
-        chosen = _trainable(loss) if variables is None else list(variables)
-        if not chosen:
-            raise VariableError(
-                f"minimize at {user_location()}: the loss depends on no trainable variable; make "
-                "weights with gf.variable(initial) or layers of gf.nn, and compute the loss from "
-                "them"
-            )
-        if scaling is None:
-            grads = gradients(loss, chosen)
-            grads = grads if transform is None else transform(grads)
-            return self._apply(grads, chosen, strategy=strategy, loss=loss)
-        if not isinstance(scaling, LossScaling):
-            raise ArgumentError(
-                f"minimize at {user_location()}: scaling must be a gf.optim.LossScaling, "
-                f"not {scaling!r}"
-            )
-        scale = scaling.variable()
-        grads = scaling.unscale(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
-        finite = all_finite(grads)
-        grads = grads if transform is None else transform(grads)
-        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
-
-    def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
-        """Return a node that updates variables by given gradients; fetching it gives None.
-
-        A 16-bit variable and its slots are updated in float32: float16 cannot hold squares and
-        small rates.
-
-        Raises:
-            VariableError: not variables, one of them twice, or not as many as gradients.
-            ArgumentError: a gradient is not a tensor.
-        """
-        return self._apply(grads, variables)
-
-    @without_collection
-    def _apply(
-        self,
-        grads: Sequence[Tensor],
-        variables: Sequence[Tensor],
-        finite: Tensor | None = None,
-        more: Sequence[Tensor] = (),
-        strategy: Strategy | None = None,
-        loss: Tensor | None = None,
-    ) -> Tensor:
-        """As `apply`; unless `finite` is true, variables and slots keep their values.
-
-        Args:
-            more: updates that happen in any case.
-        """
-        for what, given in (("gradients", grads), ("variables", variables)):
-            if not isinstance(given, list | tuple):
-                raise ArgumentError(
-                    f"apply at {user_location()}: {what} must be a list of tensors, not {given!r}; "
-                    "does transform return one?"
-                )
-        if len(grads) != len(variables):
-            raise VariableError(
-                f"apply at {user_location()}: {len(grads)} gradients for {len(variables)} variables"
-            )
-        seen: set[Tensor] = set()
-        for variable in variables:
-            if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
-                raise VariableError(f"apply at {user_location()}: {variable!r} is not a variable")
-            if kind(variable.dtype) == "complex" and not isinstance(self, SGD):
-                raise VariableError(
-                    f"apply at {user_location()}: {variable!r} is complex, which only SGD trains; "
-                    "use two variables, its real and its imaginary part"
-                )
-            if variable in seen:
-                raise VariableError(f"apply at {user_location()}: {variable!r} is given twice")
-            seen.add(variable)
-        for gradient in grads:
-            if not isinstance(gradient, Tensor):
-                raise ArgumentError(
-                    f"apply at {user_location()}: a gradient must be a tensor, not {gradient!r}; "
-                    "does transform return a list of gradients?"
-                )
-        with name_scope("train"):
-            shared, updates = self._begin(grads)
-            build = partial(self._build_update, shared)
-            alike = UpdateCopies(build, "train/").update
-            for gradient, variable in zip(grads, variables, strict=True):
-                plain = self._is_determined_by_specs(variable, gradient)
-                updates += alike(variable, gradient) if plain else build(variable, gradient).updates
-            if finite is not None:
-                updates = [assign_if(finite, update) for update in updates]
-            how = {} if strategy is None else {"strategy": strategy, "loss": loss}
-            group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
-        return group
-
-    def _build_update(self, shared: Any, variable: Tensor, gradient: Tensor) -> VariableUpdate:
-        """Return the assignments of a variable and of its slots."""
-        with origin_scope(variable.node, "train/"):
-            target, gradient = self._choose_target(variable, gradient)
-            value = widen(target.part(variable))
-            new = self._update(value, in_dtype_of(gradient, value), target, shared)
-            last = target.assign_part(variable, in_dtype_of(new, variable))
-        return VariableUpdate([*target.updates, last], target.slots)
-
-    def _is_determined_by_specs(self, variable: Tensor, gradient: Tensor) -> bool:
-        """Return True if all variables and gradients of these specs have the same update.
-
-        A user's own optimiser may look at more, and so do updates of looked-up rows.
-        """
-        if type(self) not in (SGD, Adam, AdamW, RMSProp, Adagrad):
-            return False
-        rate = vars(self)["lr"]  # the rate may itself be trained
-        return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
-
-    def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
-        """Return what all variables share in a step, and assignments for it."""
-        return None, []
-
-    def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
-        """Return the next value of a variable, or of its rows that have a gradient.
-
-        Args:
-            value: the variable's value, in the dtype to compute in.
-            gradient: its gradient, in that dtype.
-            target: reads and writes the slots, for the same rows.
-            shared: the result of `_begin`.
-        """
-        raise NotImplementedError
-
-    def _rests_at_zero(self) -> bool:
-        """Return True if a zero gradient changes nothing, slots included."""
-        return False
-
-    def _choose_target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
-        """Return the part of a variable to update, and its gradient.
-
-        The part is the looked-up rows if updating these suffices and they are fewer than all.
-        """
-        lookups = lookups_of(gradient, variable)
-        if not lookups or not (self.sparse or self._rests_at_zero()):
-            return Target(variable), gradient
-        count: Size = 0
-        for _, ids in lookups:
-            count = count + ids.size
-        rows = variable.shape[0]
-        if not self.sparse and isinstance(count, int) and isinstance(rows, int) and count >= rows:
-            return Target(variable), gradient
-        return row_target(variable, lookups)
-
-
-def _trainable(loss: Tensor) -> list[Tensor]:
-    return [
-        node.outputs[0]
-        for node in Graph(loss).variables
-        if node.attrs["trainable"] and is_inexact(node.specs[0].dtype)
-    ]
-
-
-def _magnitude(x: Tensor) -> Tensor:
-    """Return x, or the absolute values of complex numbers."""
-    size: Tensor = FUNCTIONS["abs"](x) if kind(x.dtype) == "complex" else x
-    return size
-
-
-def _check_numbers(optimizer: Optimizer, **values: Any) -> None:
-    """Check an optimiser's numbers, and store them as Python floats: numpy's would change the
-    dtype."""
-    if not isinstance(optimizer.sparse, bool):
-        raise ArgumentError(
-            f"optimiser at {user_location()}: sparse must be True or False, "
-            f"not {optimizer.sparse!r}"
-        )
-    for name, value in values.items():
-        if name == "lr" and isinstance(value, Tensor):
-            if value.ndim or kind(value.dtype) == "bool":
-                raise ArgumentError(
-                    f"optimiser at {user_location()}: lr must be a scalar number, not {value!r}"
-                )
-            continue
-        share = name in ("momentum", "beta1", "beta2", "decay")
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        number = number and bool(0 <= value < np.inf)
-        if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
-            bound = "from 0 to 1" if share else "from 0"
-            bound += ", 1 left out" if name.startswith("beta") else ""
-            listed = name == "lr" and isinstance(value, list | tuple)
-            hint = "; " + explain_repeated("lr") if listed else ""
-            raise ArgumentError(
-                f"optimiser at {user_location()}: {name} must be a number {bound}, "
-                f"not {value!r}{hint}"
-            )
-        object.__setattr__(optimizer, name, float(value))
 
 
 @checks_argument_names(ArgumentError)
@@ -318,7 +40,7 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        check_numbers(self, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         if not isinstance(self.nesterov, bool):
             raise ArgumentError(
                 f"SGD at {user_location()}: nesterov must be True or False, not {self.nesterov!r}"
@@ -339,6 +61,9 @@ class SGD(Optimizer):
     def _rests_at_zero(self) -> bool:
         return not self.momentum and not self.weight_decay
 
+    def _trains_complex(self) -> bool:
+        return True
+
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
@@ -354,7 +79,7 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_numbers(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+        check_numbers(self, lr=self.lr, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
 
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """Return 1 − β₁ᵗ and √(1 − β₂ᵗ) of step t; two variables carry the powers."""
@@ -391,7 +116,7 @@ class AdamW(Adam):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_numbers(self, weight_decay=self.weight_decay)
+        check_numbers(self, weight_decay=self.weight_decay)
 
     def _decay(self, value: Tensor) -> Tensor:
         decayed: Tensor = value * (1.0 - rate_for(self.lr, value) * self.weight_decay)
@@ -414,7 +139,7 @@ class RMSProp(Optimizer):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_numbers(
+        check_numbers(
             self, lr=self.lr, decay=self.decay, momentum=self.momentum, epsilon=self.epsilon
         )
 
@@ -442,7 +167,7 @@ class Adagrad(Optimizer):
     epsilon: float = 1e-10
 
     def __post_init__(self) -> None:
-        _check_numbers(self, lr=self.lr, initial=self.initial, epsilon=self.epsilon)
+        check_numbers(self, lr=self.lr, initial=self.initial, epsilon=self.epsilon)
 
     def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
         new = target.read("adagrad_sum", self.initial) + gradient * gradient
@@ -454,39 +179,4 @@ class Adagrad(Optimizer):
         return bool(np.float32(self.epsilon) > 0)  # otherwise it would compute 0 / 0
 
 
-@checks_argument_names(ArgumentError)
-def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[Tensor], Tensor]:
-    """Scale gradients down together to a joint 2-norm of at most `max_norm`.
-
-    Return the gradients and the norm before (at least float32).
-
-    Source: Pascanu, Mikolov & Bengio, ICML 2013.
-
-    Raises:
-        ArgumentError: no gradients, or a norm that is not a positive number.
-    """
-    at = f"clip_by_global_norm at {user_location()}"
-    listed = isinstance(grads, list | tuple) and bool(grads)
-    if not listed or not all(isinstance(g, Tensor) for g in grads):
-        raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
-    if not isinstance(max_norm, Tensor) and (
-        isinstance(max_norm, bool)
-        or not (isinstance(max_norm, int | float | np.number) and max_norm > 0)
-    ):
-        raise ArgumentError(f"{at}: max_norm must be a positive number, not {max_norm!r}")
-    widest = real_dtype(reduce(promote, (wide_dtype(g.dtype) for g in grads)))
-    wide = (FUNCTIONS["astype"](_magnitude(g), widest) for g in grads)
-    total, *rest = (FUNCTIONS["sum"](g * g) for g in wide)
-    for square in rest:
-        total = total + square
-    norm: Tensor = FUNCTIONS["sqrt"](total)
-    limit = rate_for(max_norm, norm)
-    scale = limit / FUNCTIONS["maximum"](norm, limit)
-    pairs = [(g, widen(g)) for g in grads]
-    return [in_dtype_of(w * in_dtype_of(scale, w), g) for g, w in pairs], norm
-
-
-__all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "LossScaling", "Optimizer", "RMSProp", "Rate", "Target",
-    "clip_by_global_norm",
-]  # fmt: skip
+SPEC_ONLY.update((SGD, Adam, AdamW, RMSProp, Adagrad))

@@ -1,8 +1,7 @@
-"""Data parallelism: each replica has the model and a share of the batch; gradients are summed.
+"""Data: data parallelism. Each replica has the model and a part of the batch; gradients are summed.
 
-It is `Shard` along one axis of the mesh with rules that go without saying: the batch is cut, the
-variables are whole. So losses, means and gradients are those of the whole batch, also where shares
-differ in size.
+It is `Shard` along one mesh axis with implicit rules: the batch is split, the variables are whole.
+So losses, means and gradients are those of the whole batch, also if parts differ in size.
 """
 
 from __future__ import annotations
@@ -38,34 +37,38 @@ from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVaria
 from graphflow.placement.clusters.cluster import Cluster
 
 DATA = "data"
-"""The axis of the mesh along which replicas are."""
+"""The mesh axis of replicas."""
 
 
 @checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Replicas of a model, each with its share of the batch.
+    """Replicas of a model, each with its part of the batch.
 
     Args:
-        replicas: how many. The first get one example more where the batch does not divide.
-        shard_state: each replica keeps only its share of the optimiser's slots, and updates that
-            part of the variables: gradients are reduce-scattered, new values gathered.
-        accumulate: in how many micro-batches a replica goes through its share; gradients are summed
-            before replicas exchange them.
-        synchronised: batch norm takes the moments of the whole batch, as one device would; else
-            each replica (and micro-batch) those of its own share, and the running ones are means.
+        replicas: their number. If the batch does not divide evenly, the first ones get one example
+            more.
+        shard_state: each replica keeps only its part of the optimiser's slots, and updates that
+            part of the variables. Gradients are reduce-scattered, new values are gathered.
+        accumulate: the number of micro-batches into which a replica divides its part. Gradients are
+            summed before replicas exchange them.
+        synchronised: batch norm takes the moments of the whole batch, as one device would.
+            Otherwise each replica (and micro-batch) takes those of its own part, and the running
+            moments are means.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
-            has the size that most have, see `batch_of`.
+            has the size that most have.
         bucket: bytes of gradients that are exchanged at once; 0: each by itself.
-        devices: of the replicas; default: the first of the cluster. In a product, in which each
-            takes several, a list for each; of stages, those of the first one come first.
+        devices: the devices of the replicas; default: the first of the cluster. In a product in
+            which a replica takes several devices, a list for each; with stages, those of the first
+            stage come first.
 
     Raises:
-        ShardingError: a count that is none; when a graph is divided: more replicas than devices, a
-            batch that is smaller than the replicas, no telling what the batch is.
+        ShardingError: a count is invalid; when a graph is partitioned: there are more replicas than
+            devices, the batch is smaller than the replicas, or it is unclear which placeholders
+            hold the batch.
 
-    Source: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Rajbhandari et al., "ZeRO",
-        SC 2020 (shares of the state).
+    Source: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Rajbhandari et al., "ZeRO", SC
+        2020 (shares of the state).
     """
 
     replicas: int
@@ -81,27 +84,29 @@ class Data:
         where = f"Data at {self.line}"
         count = as_count(self.replicas)
         if count is None:
-            raise ShardingError(f"{where}: replicas is a count from 1 on, not {self.replicas!r}")
+            raise ShardingError(
+                f"{where}: replicas must be an int of at least 1, not {self.replicas!r}"
+            )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """Sizes of the axes."""
+        """The sizes of the mesh axes."""
         return {DATA: self.replicas}
 
     @property
     def examples(self) -> Sequence[Tensor | str] | None:
-        """The placeholders that hold the batch, where that was said."""
+        """The placeholders that hold the batch, if the user names them."""
         return self.batch
 
     @property
     def replication(self) -> ReplicationConfig:
-        """On what terms replicas go together."""
+        """How replicas work together."""
         return replication_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
-        """The batch is cut, and variables are whole, but for slots whose state is shared out."""
+        """Return layouts that split the batch and leave variables whole, except sharded slots."""
         given = split_batch(graph, batch_placeholders(graph, self.batch), {}, DATA, mesh, strict)
         for node in graph.variables:
             if not (self.shard_state and is_slot(node)):
@@ -115,16 +120,23 @@ class Data:
         known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> ShardedGraph:
-        """A graph of replicas, for the devices of a cluster.
+        """Return the partitioned graph for the devices of a cluster (see
+        `sharding/partitioner.py`).
+
+        Args:
+            graph: the graph, with gradients and updates.
+            cluster: the cluster.
+            known: the shards of variables that exist already.
+            fed: the sizes of symbols, if a step is about to be fed.
 
         Raises:
-            ShardingError: see above.
+            ShardingError: see `Data`.
         """
         return divide_over_mesh(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
-        """With a Shard, one mesh of both, the replicas outermost; with a Pipeline, each stage has
-        replicas."""
+        """Return the product with a Shard (one mesh of both, replicas outermost) or with a Pipeline
+        (each stage has replicas)."""
         if isinstance(other, Shard):
             return self._replicate(other)
         if defines_products(other) and not isinstance(other, Data):
@@ -139,10 +151,10 @@ class Data:
     __rmul__ = __mul__
 
     def _replicate(self, shard: Shard) -> Shard:
-        """Replicas of what a Shard cuts.
+        """Return a Shard with these replicas as its outermost mesh axis.
 
         Raises:
-            ShardingError: both cut the batch, or say the same otherwise.
+            ShardingError: both split the batch, or both set the same option.
         """
         where = f"Data * Shard at {user_location()}"
         if DATA in shard.mesh or shard.batch is not None:
@@ -181,6 +193,6 @@ class Data:
         return product
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
-        """What the strategy makes of some fetches: each collective with its bytes and the line that
-        caused it. Print it."""
+        """Return what the strategy makes of some fetches: each collective with its bytes and the
+        line that caused it. Print it."""
         return report_of(self, fetches, cluster)

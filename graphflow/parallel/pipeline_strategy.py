@@ -47,7 +47,8 @@ from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVaria
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_EAGER_TASKS = 10_000
-"""Micro-batches of all stages, of a schedule that is made to see whether it can be."""
+"""The most (stage, micro-batch) pairs of a schedule that is made at once, to see whether it
+exists."""
 
 
 @checks_arguments(ShardingError)
@@ -56,21 +57,24 @@ class Pipeline:
     """A network in stages, and micro-batches that go through them by a schedule.
 
     Args:
-        stages: how many, of which the planner finds the split; "auto": as many as the cluster has
-            devices for; or a list with, for each stage, a name scope, a tensor, or a list of these.
-        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "chimera" or
-            "pipedream" (which does not flush); a function of (stages, microbatches), or a
-            `Schedule` of your own.
-        microbatches: into which each batch is cut; default: twice the number of stages.
-        recompute: whether backward passes compute forward passes again, for memory.
+        stages: their number, for which the planner finds the split; "auto": as many as the cluster
+            has devices for; or a list with, for each stage, a name scope, a tensor, or a list of
+            these.
+        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "chimera" or "pipedream"
+            (which does not flush), or a name that is registered with `register_schedule`; a
+            function of (stages, microbatches); or a `Schedule` of your own.
+        microbatches: into how many parts each batch is split; default: twice the number of stages.
+        recompute: whether backward passes compute forward passes again, to save memory.
         batch: placeholders (or their names) that hold the batch in their first axis; default: those
             that share the size of their first axis.
-        devices: of the stages; default: the first of the cluster. On a cluster of one device, all
-            stages are there.
+        devices: the devices of the stages; default: the first of the cluster. On a cluster of one
+            device, all stages are there.
+        beside: the strategy that splits each stage, as a product sets it.
 
     Raises:
-        ScheduleError: at once for arguments that fit no network; when a graph is divided, for nodes
-            in no stage or in two, more stages than devices, or a schedule that would deadlock.
+        ScheduleError: at once for arguments that fit no network; when a graph is partitioned, for
+            nodes in no stage or in two, more stages than devices, or a schedule that would
+            deadlock.
         ShardingError: a batch smaller than the micro-batches.
 
     Source: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., SC 2021; see `schedules`.
@@ -93,23 +97,24 @@ class Pipeline:
         if not (named or isinstance(given, Schedule) or callable(given)):
             hint = did_you_mean(str(given).lower(), SCHEDULES)
             raise ScheduleError(
-                f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
-                f"not {given!r}" + (f"; {hint}" if hint else "")
+                f"{where}: schedule must be one of {', '.join(SCHEDULES)}, a function, or a "
+                f"Schedule, not {given!r}" + (f"; {hint}" if hint else "")
             )
         count = as_count(self.stages)
         if count is not None:
             set_frozen_fields(self, stages=count)
         elif not is_stage_list(self.stages):
             raise ScheduleError(
-                f"{where}: stages is a number from 1 up, 'auto' or a list, not {self.stages!r}"
+                f"{where}: stages must be an int of at least 1, 'auto' or a list, not "
+                f"{self.stages!r}"
             )
         if self.recompute is not None and not isinstance(self.recompute, bool):
-            raise ScheduleError(f"{where}: recompute is True or False, not {self.recompute!r}")
+            raise ScheduleError(f"{where}: recompute must be True or False, not {self.recompute!r}")
         if self.microbatches is not None:
             number = as_count(self.microbatches)
             if number is None:
                 raise ScheduleError(
-                    f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
+                    f"{where}: microbatches must be an int of at least 1, not {self.microbatches!r}"
                 )
             set_frozen_fields(self, microbatches=number)
         if not isinstance(given, str | Schedule):
@@ -119,7 +124,7 @@ class Pipeline:
         self._try_schedule()
 
     def __mul__(self, other: Any) -> Pipeline:
-        """Each stage on several devices, as another strategy has it."""
+        """Return the pipeline whose stages another strategy splits over several devices each."""
         _check_inner_strategy(other, f"Pipeline at {user_location()}")
         product = replace(self, beside=other if self.beside is None else self.beside * other)
         set_frozen_fields(product, line=user_location())
@@ -128,7 +133,7 @@ class Pipeline:
     __rmul__ = __mul__
 
     def _microbatch_count(self) -> int:
-        """Micro-batches, as far as they were said."""
+        """Return the number of micro-batches, as far as the arguments fix it."""
         if isinstance(self.schedule, Schedule):
             return self.schedule.microbatches
         if self.microbatches is not None or isinstance(self.stages, str):
@@ -137,11 +142,11 @@ class Pipeline:
 
     @property
     def _accumulate(self) -> int:
-        """How many times as many micro-batches a product accumulates."""
+        """The factor by which a product's `accumulate` multiplies the number of micro-batches."""
         return 1 if self.beside is None else int(self.beside.accumulate)
 
     def _stage_count(self) -> int | None:
-        """Stages, as far as they were said."""
+        """Return the number of stages, as far as the arguments fix it."""
         if isinstance(self.stages, int | str):
             return None if isinstance(self.stages, str) else self.stages
         return len(self.stages)
@@ -153,18 +158,27 @@ class Pipeline:
         known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> ShardedGraph:
-        """A graph of stages and micro-batches, for the devices of a cluster.
+        """Return the graph of stages and micro-batches for the devices of a cluster.
+
+            graph ─_find_stages→ the stage of each node ─plan_schedule→ Schedule
+                  ─partition_pipeline, or unroll_pipeline without a flush→ ShardedGraph
+
+        Args:
+            graph: the graph, with gradients and updates.
+            cluster: the cluster.
+            known: the shards of variables that exist already.
+            fed: the sizes of symbols, if a step is about to be fed.
 
         Raises:
-            ScheduleError, ShardingError: see above.
+            ScheduleError, ShardingError: see `Pipeline`.
         """
         outer = dict(self.beside.mesh) if self.beside is not None else {}
         each = prod(outer.values())
         if isinstance(self.stages, int) and not self._stages:
             check_stage_count(losses_of(graph), self.stages)
         beside = self.beside
-        told = self.batch is None and beside is not None
-        batch = batch_placeholders(graph, beside.examples if told else self.batch)
+        from_product = self.batch is None and beside is not None
+        batch = batch_placeholders(graph, beside.examples if from_product else self.batch)
         if is_training(graph):
             check_batch(batch, self._microbatch_count(), fed or {}, self._accumulate)
         check_microbatch_count(graph, batch, self._microbatch_count())
@@ -191,10 +205,10 @@ class Pipeline:
         )
 
     def _devices(self, schedule: Schedule) -> Sequence[str] | None:
-        """The devices that were named, those of a stage beside each other.
+        """Return the devices that the user names, those of a stage next to each other.
 
         Raises:
-            ShardingError: they are not as many, or were named twice.
+            ShardingError: their number is wrong, or both strategies of a product name them.
         """
         beside = self.beside
         if beside is None or beside.devices is None:
@@ -209,11 +223,12 @@ class Pipeline:
         return group_by_stage(device_groups(beside.devices, count, each, where, places))
 
     def _try_schedule(self) -> None:
-        """Make a schedule whose size is known, so that one that cannot be is refused where the
-        pipeline is made. A large one is made once only, for a graph.
+        """Make the schedule if its size is known, so that an impossible one is refused at once.
+
+        A large schedule is made only once, for a graph.
 
         Raises:
-            ScheduleError: see above.
+            ScheduleError: there is no such schedule.
         """
         count = self._stage_count()
         if isinstance(self.schedule, Schedule) or (
@@ -222,10 +237,11 @@ class Pipeline:
             self._check_sizes(self._make_schedule(count or 1))
 
     def plan_schedule(self, cluster: Cluster, each: int = 1) -> Schedule:
-        """The schedule for a cluster.
+        """Return the schedule for a cluster.
 
         Args:
-            each: devices that share a stage.
+            cluster: the cluster.
+            each: how many devices share a stage.
         """
         name = self.schedule if isinstance(self.schedule, str) else ""
         automatic = max(1, len(cluster.devices) // each) * STAGES_PER_DEVICE.get(name, 1)
@@ -234,7 +250,7 @@ class Pipeline:
         return made if self.recompute is None else replace(made, recompute=self.recompute)
 
     def _make_schedule(self, count: int) -> Schedule:
-        """The schedule for a number of stages.
+        """Return the schedule for a number of stages.
 
         Raises:
             ScheduleError: there is none.
@@ -247,7 +263,8 @@ class Pipeline:
         return call_schedule(make, count, microbatches, f"Pipeline at {self.line}")
 
     def _check_sizes(self, schedule: Schedule) -> None:
-        """Refuse a schedule of other sizes than were asked for, or that divides them unevenly.
+        """Refuse a schedule whose sizes are not those that were asked for, or whose paths are
+        uneven.
 
         Raises:
             ScheduleError: see above.
@@ -273,21 +290,22 @@ class Pipeline:
         paths_of(schedule)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
-        """What the strategy makes of some fetches: layouts of variables, and each collective with
-        its bytes and the line that caused it. Print it."""
+        """Return what the strategy makes of some fetches: the layouts of variables, and each
+        collective with its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
     def set_stages(self, stages: Mapping[Node, int]) -> None:
-        """Take a split that `stages_of` found before."""
+        """Set stages that `stages_of` found before."""
         self._stages.update(stages)
 
     @property
     def stages_found(self) -> Mapping[Node, int]:
-        """The stage of each node of the forward passes that were divided so far."""
+        """The stage of each node of the forward passes that were partitioned so far."""
         return self._stages
 
     def _find_stages(self, graph: Graph, count: int, cluster: Cluster) -> None:
-        """Find the stages of a forward pass, once: what is fetched without it later keeps them."""
+        """Find the stages of a forward pass, once. A graph that is fetched without it later keeps
+        them."""
         losses = losses_of(graph)
         if all(loss.node in self._stages for loss in losses):
             return

@@ -1,5 +1,6 @@
-"""Devices that a user names for replicas, or places of a mesh, of which each takes several: in a
-product with what cuts a replica further, or has it in stages.
+"""Devices that a user names for replicas, or for places of a mesh, that take several devices each.
+
+In a product each replica is split further, or has stages:
 
     Data(2, devices=[["a", "b"], ["c", "d"]]) * Shard({"model": 2}, rules)
 """
@@ -12,18 +13,21 @@ from typing import Any
 from graphflow.errors import ShardingError
 
 DeviceGroups = list[list[str]]
+"""For each replica or place, the names of its devices."""
 
 
 def device_groups(devices: Any, count: int, each: int, where: str, what: str) -> DeviceGroups:
-    """The devices of some replicas or places, a list for each.
+    """Return the devices of each replica or place.
 
     Args:
-        count: of the lists.
-        each: a divisor of how many devices one takes.
-        what: takes them, for errors.
+        devices: what the user gave.
+        count: the number of replicas or places.
+        each: how many devices one of them takes, or a divisor of that.
+        where: the strategy and its line, for errors.
+        what: "replicas" or "places of the mesh", for errors.
 
     Raises:
-        ShardingError: they are no such lists, or of other lengths.
+        ShardingError: `devices` is no list of `count` lists of names, or these have other lengths.
     """
     lists = isinstance(devices, Sequence) and not isinstance(devices, str)
     if lists and each == 1 and all(isinstance(name, str) for name in devices):
@@ -45,8 +49,12 @@ def device_groups(devices: Any, count: int, each: int, where: str, what: str) ->
 
 
 def flatten_groups(teams: DeviceGroups, places: int) -> list[Any]:
-    """The devices of all places of replicas, a list for each where stages are still to come, of
-    which a replica's devices have those of all its places, one after the other."""
+    """Return the devices of all places of all replicas.
+
+    If a Pipeline is still to come, each place has a list with a device for each stage. A replica's
+    list then has the devices of all its places for the first stage, then those for the second, and
+    so on.
+    """
     stages = len(teams[0]) // places
     if stages == 1:
         return [name for own in teams for name in own]
@@ -54,7 +62,7 @@ def flatten_groups(teams: DeviceGroups, places: int) -> list[Any]:
 
 
 def group_by_stage(teams: DeviceGroups) -> list[str]:
-    """The devices of all places, those of a stage beside each other."""
+    """Return the devices of all places, those of a stage next to each other."""
     return [name for stage in zip(*teams, strict=True) for name in stage]
 
 

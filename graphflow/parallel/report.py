@@ -1,4 +1,4 @@
-"""Reports: what a strategy made of a graph, as a table."""
+"""Reports: what a strategy made of a graph, as tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import Strategy, divide_with
 
 MAX_LINE = 100
-"""Letters of a line of a schedule."""
+"""The most characters of a line of a drawn schedule."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class StrategyReport:
     """What a strategy made of some fetches. Print it.
 
     Attributes:
-        division: the graph of shards.
-        cluster: for which it was divided, and whose cost model predicts what a pipeline waits for.
+        division: the partitioned graph.
+        cluster: the cluster that it was partitioned for. Its cost model predicts the times of a
+            pipeline.
     """
 
     division: ShardedGraph
@@ -47,7 +48,7 @@ class StrategyReport:
 
     @cached_property
     def collectives(self) -> tuple[CommunicationRecord, ...]:
-        """What was inserted, in order, and is left when equal ones are one."""
+        """The collectives in order, without those that passes merge with equal ones."""
         return tuple(move for move in self._records if move.kind != "fetch")
 
     @cached_property
@@ -57,14 +58,14 @@ class StrategyReport:
 
     @property
     def bytes(self) -> int:
-        """That travel between places in a step, in all: in collectives, to be fetched, and from
-        stage to stage."""
+        """The bytes that travel between places in a step: in collectives, to be fetched, and
+        between stages."""
         return sum(move.bytes for move in self._records) + self.between
 
     @cached_property
     def fed(self) -> dict[str, int]:
-        """Bytes that the client feeds to each device in a step: of a batch that is cut its share
-        only."""
+        """The bytes that the client feeds to each device in a step. Of a split batch, a device is
+        fed its part."""
         graph, guess = self._optimized.graph, self.division.partitioner.guess
         found: dict[str, int] = {}
         for node in graph.placeholders:
@@ -74,14 +75,14 @@ class StrategyReport:
         return dict(sorted(found.items()))
 
     def count(self, kind: str) -> int:
-        """How many collectives of a kind there are."""
+        """Return how many collectives of a kind there are."""
         return sum(move.kind == kind for move in self.collectives)
 
     # Pipelines --------------------------------------------------------------------------------
 
     @cached_property
     def stages(self) -> tuple[StageRow, ...]:
-        """What each stage of a pipeline has; else none."""
+        """What each stage of a pipeline has; () if the strategy is no pipeline."""
         cut = self.division
         if cut.pipeline is None:
             return ()
@@ -97,7 +98,7 @@ class StrategyReport:
 
     @cached_property
     def between(self) -> int:
-        """Bytes that stages of a pipeline hand to each other in a step."""
+        """The bytes that stages of a pipeline send each other in a step."""
         cut = self.division
         if cut.pipeline is None:
             return 0
@@ -107,23 +108,23 @@ class StrategyReport:
 
     @cached_property
     def timeline(self) -> ScheduleTimeline | None:
-        """When a pipeline's tasks run, with the seconds that are predicted of each stage."""
+        """When a pipeline's tasks run, with the seconds that are predicted for each stage; None if
+        there are no stages."""
         cut = self.division
         if cut.pipeline is None:
             return None
         return predict_timeline(cut.pipeline, cut.graph, cut.partitioner, self.cluster)
 
-    # As it will run ---------------------------------------------------------------------------
+    # Optimised --------------------------------------------------------------------------------
 
     @cached_property
     def _optimized(self) -> ShardedGraph:
-        """The division, optimised."""
+        """The partitioned graph after the passes, as it will run."""
         return self.division.map_graph(optimize)
 
     @cached_property
     def _records(self) -> tuple[CommunicationRecord, ...]:
-        """What travels of the moves that were made: nothing that is sent already, or that nobody
-        reads."""
+        """What really travels: nothing that was sent before, and nothing that no node reads."""
         graph = self._optimized.graph
         together = {node for group in groups_of(graph.nodes) for node in group}
         seen: set[SentTensor] = set()
@@ -145,7 +146,8 @@ class StrategyReport:
         return tuple(found)
 
     def _received_alone(self, node: Node) -> dict[SentTensor, float]:
-        """What a node of a collective is sent, if others of its group have no use for theirs."""
+        """Return what a node of a collective receives if the other nodes of its group are
+        unused."""
         guess, rank = self.division.partitioner.guess, node.attrs["rank"]
         return {
             (t, rank): guess(product(t.shape)) * t.spec.dtype.itemsize
@@ -155,6 +157,7 @@ class StrategyReport:
 
     @cached_property
     def _in_collectives(self) -> set[SentTensor]:
+        """The parts that are sent in collectives."""
         return {part for move in self._records for part in move.sent}
 
     # Text -------------------------------------------------------------------------------------
@@ -164,18 +167,18 @@ class StrategyReport:
 
     def _lines(self) -> Iterator[str]:
         mesh = self.division.mesh
-        told = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
+        shape = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
         division = self.division
         named = dict.fromkeys(str(device) for device in mesh.devices if str(device))
-        if not named:  # a pipeline's places share devices: each stage has its own
+        if not named:  # in a pipeline the nodes have devices, not the places
             named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
-        yield f"mesh {told}: {', '.join(named)}"
+        yield f"mesh {shape}: {', '.join(named)}"
         yield from self._pipeline_lines()
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [
             (node, division.values[node.outputs[0]].layout)
             for node in division.source.placeholders
-            if node.outputs[0] in division.values  # a pipeline that does not flush has none
+            if node.outputs[0] in division.values  # not in a pipeline that does not flush
         ]
         cut = [
             (division.source.names[node], str(node.specs[0]), str(layout))
@@ -201,16 +204,16 @@ class StrategyReport:
         )  # fmt: skip
 
     def _fed_lines(self) -> Iterator[str]:
-        """Devices by the bytes that they are fed."""
+        """Yield how much each device is fed; devices that are fed alike share a line."""
         by_size: dict[int, list[str]] = {}
         for device, size in self.fed.items():
             by_size.setdefault(size, []).append(device)
         for size, devices in by_size.items():
-            told = devices[0] if len(devices) == 1 else f"each of {len(devices)} devices"
-            yield f"{size:,} bytes to {told}"
+            names = devices[0] if len(devices) == 1 else f"each of {len(devices)} devices"
+            yield f"{size:,} bytes to {names}"
 
     def _pipeline_lines(self) -> Iterator[str]:
-        """What is told of pipelines only."""
+        """Yield the lines that only pipelines have: stages, schedule, idle time."""
         if self.division.pipeline is None or self.timeline is None:
             return
         schedule = self.division.pipeline.schedule
@@ -235,6 +238,7 @@ class StrategyReport:
 
 
 def _table_lines(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table with aligned columns."""
     if rows:
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         for row in (heads, *rows):
@@ -242,10 +246,14 @@ def _table_lines(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Ite
 
 
 def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> StrategyReport:
-    """The report of a strategy."""
+    """Return the report of a strategy for some fetches.
+
+    Raises:
+        ShardingError: `cluster` is no gf.Cluster, or the strategy cannot partition the graph.
+    """
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(
-            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
+            f"report at {user_location()}: the cluster must be a gf.Cluster, not {cluster!r}"
         )
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster

@@ -1,11 +1,12 @@
-"""The search over strategies: meshes, stages, schedules, micro-batches and recomputation, each
-planned in the simulator with what the cluster was measured to take.
+"""The search for the best strategy, by simulation with what the cluster was measured to take.
 
     found = gf.parallel.auto(loss, gf.Cluster.local(2), shapes={x: (64, 784)})
     train = gf.optim.Adam(1e-3).minimize(loss, strategy=found)
 
-candidates ─closed forms→ in order ─written, tried out, simulated→ until none of the rest can win
-and showing them would take more than a moment
+    candidates ─closed forms→ in order of predicted time ─partitioned, profiled, simulated→ results
+
+The search covers meshes, stages, schedules, micro-batches and recomputation. It ends when no other
+candidate can win and showing more of them would take longer than a moment.
 """
 
 from __future__ import annotations
@@ -55,14 +56,16 @@ from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.sessions.session import Session
 
 NODE_BUDGET = 60_000
-"""Nodes of strategies that are written: some seconds. The best `LEAST` are anyway, and others until
-one fits."""
+"""How many nodes of candidates are written: some seconds' worth. At least `MIN_SIMULATED`
+candidates are simulated, and more until one fits in memory."""
 HOPELESS_BUDGET = 20_000
-"""Of these, for strategies that cannot win by closed forms: they are shown beside the others."""
+"""The part of the budget for candidates that cannot win by closed forms. They are shown for
+comparison."""
 MIN_SIMULATED = 3
+"""The least number of candidates that are simulated."""
 MEMORY_MARGIN = 1.1
-"""By how much a candidate has to exceed the memory that there is for those that take about as much
-to be refused as well."""
+"""If a candidate exceeds the memory by this factor, candidates that need about as much are refused,
+too."""
 
 
 @checks_arguments(ArgumentError)
@@ -77,35 +80,33 @@ def auto(
     measure: int = 0,
     quiet: bool = False,
 ) -> Search:
-    """Look for the strategy with which a training step takes the least time, and print what was
-    tried.
+    """Search for the strategy with the fastest training step, and print what was tried.
 
-    Data, tensor and pipeline parallelism and their combinations, over the cluster's fastest
-    devices, some or all; splits into stages by the planner; several schedules and numbers of
-    micro-batches; where it does not fit in memory, with the optimiser's state in shares, and with
-    recomputation. Of those that take as long, as far as can be told (3 %), the one over the fewest
-    devices that sends least. Closed forms say in which order; strategies are written and simulated
-    until no other can be faster, or enough were; of those that cannot, as many as take a moment, so
-    that their seconds can be compared.
+    The search covers data, tensor and pipeline parallelism and their combinations, over all or some
+    of the cluster's fastest devices; splits into stages by the planner; several schedules and
+    numbers of micro-batches. If a candidate does not fit in memory, its leaner variants are tried:
+    sharded optimiser state, then a split sequence, then recomputation. Among candidates within 3 %
+    of the fastest, the one with the fewest devices wins, and then the one that sends least.
 
     Args:
+        loss: the loss to be trained.
         cluster: default: this process.
         shapes: of placeholders with sizes that are not known.
         optimizer: default: Adam.
         memory: bytes of each device that may be used; default: what the devices have.
-        trial: whether steps of what is simulated may be tried out for a moment in this process, if
-            the cluster is this machine's processors: the simulator then knows what nodes take. What
-            steps and links cost is measured on its workers, once.
-        measure: how many of the best are run, a few steps each with made-up feeds, on the cluster's
-            workers; what they take decides then.
+        trial: whether steps may be profiled for a moment in this process, if the cluster is this
+            machine's processors. The simulator then knows what nodes take. The overheads of steps
+            and links are measured on its workers, once.
+        measure: how many of the best candidates run for a few steps with synthetic feeds on the
+            cluster's workers. Their measured times then decide.
         quiet: print nothing.
 
     Raises:
         MemoryLimitError: nothing fits; the message lists what was tried.
         PlanError: a shape is missing.
-        ArgumentError: another argument is not what it should be.
+        ArgumentError: another argument is invalid.
         VariableError, DifferentiationError: there is nothing to train, or no gradient.
-        SessionError: it is to be measured on a cluster that is hypothetical.
+        SessionError: `measure` is given and the cluster is hypothetical.
     """
     _check(loss, cluster, optimizer, memory, trial, measure)
     there = Cluster.here() if cluster is None else cluster
@@ -129,27 +130,36 @@ def auto(
 
 
 def _check(loss: Any, cluster: Any, optimizer: Any, memory: Any, trial: Any, measure: Any) -> None:
+    """Check the arguments of `auto`.
+
+    Raises:
+        ArgumentError: one of them is invalid.
+    """
     where = f"auto at {user_location()}"
     if not isinstance(loss, Tensor):
-        raise ArgumentError(f"{where}: a search is for a loss, a tensor, not {loss!r}")
+        raise ArgumentError(f"{where}: the loss must be a tensor, not {loss!r}")
     if cluster is not None and not isinstance(cluster, Cluster):
-        raise ArgumentError(f"{where}: a search is for a gf.Cluster, not {cluster!r}")
+        raise ArgumentError(f"{where}: the cluster must be a gf.Cluster, not {cluster!r}")
     if optimizer is not None and not isinstance(optimizer, optim.Optimizer):
         raise ArgumentError(
-            f"{where}: optimizer is one of gf.optim's, such as gf.optim.Adam(), not {optimizer!r}"
+            f"{where}: optimizer must be one of gf.optim's, such as gf.optim.Adam(), not "
+            f"{optimizer!r}"
         )
     if memory is not None and as_count(memory) is None:
         raise ArgumentError(
-            f"{where}: memory is a number of bytes for each device, such as 8 << 30, not {memory!r}"
+            f"{where}: memory must be a number of bytes for each device, such as 8 << 30, "
+            f"not {memory!r}"
         )
     if not isinstance(trial, bool):
-        raise ArgumentError(f"{where}: trial is True or False, not {trial!r}")
+        raise ArgumentError(f"{where}: trial must be True or False, not {trial!r}")
     if as_count(measure, least=0) is None:
-        raise ArgumentError(f"{where}: measure is a number of strategies, 0 or more: {measure!r}")
+        raise ArgumentError(
+            f"{where}: measure must be a number of strategies, 0 or more, not {measure!r}"
+        )
 
 
 class _StrategySearch:
-    """One search: what is known of the step and the cluster, and what was tried so far."""
+    """One search: the step, the cluster, and the results so far."""
 
     def __init__(
         self,
@@ -162,7 +172,7 @@ class _StrategySearch:
     ) -> None:
         self._loss, self._cluster, self._memory, self._trial = loss, cluster, memory, trial
         self._optimizer = optimizer
-        train = optimizer.minimize(loss, strategy=Data(1))  # as strategies find it
+        train = optimizer.minimize(loss, strategy=Data(1))  # strategies partition such a graph
         self._fetches = (loss, train)
         self._source = Graph(self._fetches).verify()
         self._sizes = sizes_of(self._source, shapes)
@@ -184,13 +194,13 @@ class _StrategySearch:
         self.fastest = [self._names[i] for i in order]
 
     def progress(self, seconds: float) -> str:
-        """What is being done."""
+        """Describe the current candidate."""
         return f"strategies: {self._doing}"
 
     # Search -----------------------------------------------------------------------------------
 
     def run(self) -> list[CandidateResult]:
-        """All candidates, in any order."""
+        """Return the results of all candidates, in any order."""
         queue, tried = self._rank_candidates()
         spent, written, best = 0, 0, inf
         while queue:
@@ -224,7 +234,8 @@ class _StrategySearch:
     def _rank_candidates(
         self,
     ) -> tuple[list[tuple[StepBounds, StrategyCandidate]], list[CandidateResult]]:
-        """Candidates, the most promising first; and those that cannot be."""
+        """Return candidates with their bounds, the most promising first; and results of impossible
+        ones."""
         queue, refused = [], []
         for candidate in candidates(self.fastest, self._rules):
             try:
@@ -234,10 +245,10 @@ class _StrategySearch:
         return sorted(queue, key=lambda pair: pair[0].seconds), refused
 
     def _bounds(self, candidate: StrategyCandidate) -> StepBounds:
-        """What closed forms say.
+        """Return the bounds of a candidate by closed forms.
 
         Raises:
-            ScheduleError, ShardingError: it cannot be.
+            ScheduleError, ShardingError: the candidate is impossible.
         """
         shares = candidate.data * candidate.microbatches
         if shares > 1 and self._batch < shares:
@@ -246,17 +257,18 @@ class _StrategySearch:
 
     @cached_property
     def _batch(self) -> int:
-        """Samples of a step."""
+        """The number of samples in a step."""
         sizes = [evaluate(t.shape[0], self._bindings) for t in batch_placeholders(self._source)]
         if not sizes:
             raise ShardingError("nothing is fed that could be cut as a batch")
         return int(min(sizes))
 
     def _stages_of(self, candidate: StrategyCandidate) -> dict[Node, int] | None:
-        """The split into stages, one for each number of them.
+        """Return the stages of a candidate's pipeline, None if it has none. Each number of stages
+        is split once.
 
         Raises:
-            ScheduleError: there is none.
+            ScheduleError: there is no such split.
         """
         if not candidate.schedule:
             return None
@@ -272,6 +284,7 @@ class _StrategySearch:
         return found
 
     def _strategy(self, candidate: StrategyCandidate) -> Any:
+        """Return the strategy of a candidate, with the stages that were found."""
         made = candidate.strategy(self._rules, self._names)
         if isinstance(made, Pipeline):
             found = self._stages_of(candidate)
@@ -280,6 +293,7 @@ class _StrategySearch:
         return made
 
     def _refuse(self, candidate: StrategyCandidate, error: GraphflowError) -> CandidateResult:
+        """Return the result of a candidate that cannot run."""
         why, needed = _first_line(error), 0
         if isinstance(error, MemoryLimitError):
             why, needed = f"memory: {why}", max(error.needed, default=0)
@@ -289,8 +303,12 @@ class _StrategySearch:
     def _refuse_by_memory(
         self, candidate: StrategyCandidate, rough: StepBounds
     ) -> CandidateResult | None:
-        """What need not be written to know that it takes more memory than there is: what it has at
-        least does, or what was refused takes no more."""
+        """Return a result if a candidate surely needs too much memory; None if it has to be
+        simulated.
+
+        It does if its lower bound exceeds the memory, or if a candidate that needs no more was
+        refused.
+        """
         room = max(self._memory_limit(name) for name in candidate.devices)
         needed, why = int(rough.min_memory), "at least"
         for other, known in self._too_large:
@@ -302,12 +320,12 @@ class _StrategySearch:
         return CandidateResult(candidate.name, self._strategy(candidate), inf, needed, why)
 
     def _memory_limit(self, name: str) -> float:
-        """Bytes of a device that may be used."""
+        """Return the bytes of a device that may be used."""
         return min(self._cluster.device(name).memory, self._memory or inf)
 
     @without_collection
     def _simulate(self, candidate: StrategyCandidate) -> CandidateResult:
-        """A candidate, written and simulated."""
+        """Partition and simulate a candidate."""
         strategy = self._strategy(candidate)
         try:
             bindings, graph = self._bindings, self._source
@@ -331,7 +349,7 @@ class _StrategySearch:
         )  # fmt: skip
 
     def _profile_nodes(self, graph: Graph, bindings: Mapping[str, int], busy: bool) -> None:
-        """Learn what its nodes take, beside neighbours or alone, where that may be."""
+        """Profile the nodes of a candidate in this process, if that is allowed."""
         if not self._trial or not is_known(self._cluster):
             return
         made = CompiledFetches(tuple(graph.outputs), graph, graph)
@@ -343,27 +361,29 @@ class _StrategySearch:
     # Measuring --------------------------------------------------------------------------------
 
     def training_fetches(self, strategy: Any) -> list[Tensor]:
-        """Fetches of a step with a strategy."""
+        """Return the fetches of a training step with a strategy."""
         return [self._loss, self._optimizer.minimize(self._loss, strategy=strategy)]
 
     @cached_property
     def synthetic_feeds(self) -> dict[Tensor, Any]:
-        """Made-up feeds."""
+        """Random arrays for all placeholders."""
         from graphflow.planning.profiling_run import synthetic_feeds
 
         return {n.outputs[0]: a for n, a in synthetic_feeds(self._source, self._bindings).items()}
 
 
 def _measure_workers(cluster: Cluster) -> None:
-    """Measure what steps and links cost on this machine's workers, where that is not known."""
+    """Measure the overheads of steps and links on this machine's workers, if they are not known
+    yet."""
     if cluster.kind != "local" or len(cluster.workers) < 2:
         return
     if known_of(cluster)[1] is None:
         x = placeholder("float32", ())
-        with Session(cluster, trial=False) as session:  # which surveys what it places for
+        with Session(cluster, trial=False) as session:  # the session measures its cluster
             session.run(x + 1.0, {x: 0.0})
 
 
 def _first_line(error: GraphflowError) -> str:
+    """Return the first line of an error's message, shortened."""
     line = str(error).partition("\n")[0]
     return line if len(line) <= 90 else line[:89] + "…"

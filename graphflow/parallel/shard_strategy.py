@@ -1,8 +1,9 @@
-"""Strategies by annotations: how a mesh of devices is laid over a model, in a few words.
+"""Shard: a strategy by annotations. It lays a mesh over a model and splits some tensors by rules.
 
     gf.parallel.Shard(mesh={"data": 2, "model": 2}, rules={"w1": (None, "model"), "x": ("data",)})
 
-What is not said follows (see `propagate`). `Data` is the short form in which only the batch is cut.
+All other layouts follow by propagation (`sharding/propagation.py`). `Data` is the short form that
+splits only the batch.
 """
 
 from __future__ import annotations
@@ -33,33 +34,34 @@ from graphflow.placement.clusters.cluster import Cluster
 @checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A mesh of devices, and how some tensors are cut over it.
+    """A mesh of devices, and how some tensors are split over it.
 
     Args:
-        mesh: sizes of its axes by name, `{"data": 2, "model": 2}`.
-        rules: for each axis of a tensor the axis of the mesh along which it is cut, several for one
-            cut by both, or None; axes left out at the end stay whole. A tensor is told by itself,
-            by the name of a variable or placeholder, or by a pattern such as `"*/wq"`.
-        batch: an axis of the mesh along which the batch is cut: the first axis of all placeholders
-            that have its size, unless a rule cuts it.
+        mesh: the sizes of its axes by name, `{"data": 2, "model": 2}`.
+        rules: for each axis of a tensor, the mesh axis that splits it, several, or None for whole.
+            Axes left out at the end stay whole. The key is a tensor, the name of a variable or
+            placeholder, or a pattern such as `"*/wq"`.
+        batch: the mesh axis that splits the batch: the first axis of all placeholders that have its
+            size, unless a rule splits it.
         bucket: bytes of gradients that are summed in one exchange.
-        devices: of the mesh, the last axis running fastest; default: the first of the cluster. On a
-            cluster of one device, all shards are there. In a product with a Pipeline, a list for
-            each place, with a device for each stage.
-        shard_state, accumulate, synchronised: as of `Data`, along `batch`: whether each place keeps
-            only its share of the optimiser's slots; in how many micro-batches a place goes through
-            its part of the batch; whether batch norm takes the moments of the whole batch.
-        examples: the placeholders that hold the batch, or their names; default: see `batch_of`.
-        sequence: an axis of the mesh. What the rules leave whole along it, such as norms and sums
-            between layers that they cut, is cut along the second axis of the batch.
+        devices: the devices of the mesh, the last axis running fastest; default: the first of the
+            cluster. On a cluster of one device, all shards are there. In a product with a Pipeline,
+            a list for each place, with a device for each stage.
+        shard_state, accumulate, synchronised: as in `Data`, along `batch`: whether each place keeps
+            only its part of the optimiser's slots; the number of micro-batches that a place runs
+            one after the other; whether batch norm takes the moments of the whole batch.
+        examples: the placeholders that hold the batch, or their names; default: those whose first
+            axis has the size that most have.
+        sequence: a mesh axis. Activations that the rules leave whole along it, such as norms and
+            sums between tensor-parallel layers, are split along the second axis of the batch.
 
     Raises:
-        ShardingError: when a graph is divided, with numbers: the mesh is larger than the cluster, a
-            rule names nothing, an axis that the mesh does not have, more axes than a tensor has, or
-            one that is too small.
+        ShardingError: when a graph is partitioned, with numbers: the mesh is larger than the
+            cluster; a rule names nothing, an axis that the mesh does not have, more axes than a
+            tensor has, or one that is too small.
 
-    Source: Xu et al., "GSPMD", arXiv:2105.04663; Rajbhandari et al., "ZeRO", SC 2020 (shares of
-        the state).
+    Source: Xu et al., "GSPMD", arXiv:2105.04663; Rajbhandari et al., "ZeRO", SC 2020 (shares of the
+        state).
     """
 
     mesh: Mapping[str, int]
@@ -79,14 +81,15 @@ class Shard:
         where = f"Shard at {self.line}"
         if not isinstance(self.rules, Mapping):
             raise ShardingError(
-                f"{where}: rules are a dict from tensors or names to axes of the mesh, "
+                f"{where}: rules must be a dict from tensors or names to axes of the mesh, "
                 f'{{"w": (None, "model")}}, not {self.rules!r}'
             )
         for what in ("batch", "sequence"):
             axis = getattr(self, what)
             if axis is not None and axis not in list(self.mesh):
                 raise ShardingError(
-                    f"{where}: {what} is an axis of the mesh ({', '.join(self.mesh)}), not {axis!r}"
+                    f"{where}: {what} must be an axis of the mesh ({', '.join(self.mesh)}), "
+                    f"not {axis!r}"
                 )
         if self.batch is not None and self.batch == self.sequence:
             raise ShardingError(
@@ -102,7 +105,7 @@ class Shard:
 
     @property
     def replication(self) -> ReplicationConfig:
-        """On what terms places with other parts of the batch go together."""
+        """How places with different parts of the batch work together."""
         replication = replication_of(self, self.batch)
         return replace(replication, sequence_axis=self.sequence, examples=self.examples)
 
@@ -113,30 +116,40 @@ class Shard:
         known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> ShardedGraph:
-        """A graph of shards, for the devices of a cluster.
+        """Return the partitioned graph for the devices of a cluster (see
+        `sharding/partitioner.py`).
+
+        Args:
+            graph: the graph, with gradients and updates.
+            cluster: the cluster.
+            known: the shards of variables that exist already.
+            fed: the sizes of symbols, if a step is about to be fed.
 
         Raises:
-            ShardingError: see above.
+            ShardingError: see `Shard`.
         """
         return divide_over_mesh(self, graph, cluster, known, fed)
 
     def __mul__(self, other: Any) -> Any:
-        """With a Data, one mesh of both; with a Pipeline, each stage is cut so."""
+        """Return the product with a Data (one mesh of both) or with a Pipeline (each stage is
+        split)."""
         if defines_products(other):
             return NotImplemented
         if isinstance(other, Shard):
             both = {**self.mesh, **other.mesh}
-            told = "a Shard's mesh may have several axes: write one Shard, mesh="
-            raise ShardingError(f"at {user_location()}: {told}{both!r}, with the rules of both")
+            hint = "a Shard's mesh may have several axes: write one Shard, mesh="
+            raise ShardingError(f"at {user_location()}: {hint}{both!r}, with the rules of both")
         raise no_product_error(self, other)
 
     __rmul__ = __mul__
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
-        """What the rules say of tensors of a graph.
+        """Return the layouts that the rules and the batch give to tensors of a graph.
 
         Args:
-            strict: refuse rules that name nothing in it.
+            graph: the graph.
+            mesh: the mesh.
+            strict: refuse rules that name nothing in the graph.
         """
         given = layouts_of_rules(graph, self.rules, mesh, strict)
         if self.batch is None and not mesh.sequential:
@@ -145,13 +158,13 @@ class Shard:
         return split_batch(graph, batch, given, self.batch, mesh, strict)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
-        """What the strategy makes of some fetches: layouts of variables, and each collective with
-        its bytes and the line that caused it. Print it."""
+        """Return what the strategy makes of some fetches: the layouts of variables, and each
+        collective with its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
 
 
 def defines_products(other: Any) -> bool:
-    """Whether something is a strategy that says itself what a product with it is."""
+    """Return True if `other` is a strategy that defines the product itself."""
     return (
         not isinstance(other, Shard | type)
         and callable(getattr(other, "divide", None))
@@ -160,7 +173,7 @@ def defines_products(other: Any) -> bool:
 
 
 def no_product_error(strategy: Any, other: Any) -> ShardingError:
-    """There is no such product."""
+    """Return the error of a product that has no meaning."""
     name = type(strategy).__name__
     return ShardingError(
         f"at {user_location()}: a {name} goes with a Data, a Shard or a Pipeline of gf.parallel's, "
@@ -169,28 +182,28 @@ def no_product_error(strategy: Any, other: Any) -> ShardingError:
 
 
 def check_replication(strategy: Any, where: str) -> None:
-    """Refuse what says nothing of how places with the same model go together.
+    """Check the arguments that say how places with the same model work together.
 
     Raises:
-        ShardingError: see above.
+        ShardingError: `accumulate`, `bucket`, `shard_state` or `synchronised` is invalid.
     """
     turns = as_count(strategy.accumulate)
     if turns is None:
         raise ShardingError(
-            f"{where}: accumulate is a count from 1 on, not {strategy.accumulate!r}"
+            f"{where}: accumulate must be an int of at least 1, not {strategy.accumulate!r}"
         )
     bucket = as_count(strategy.bucket, least=0)
     if bucket is None:
-        raise ShardingError(f"{where}: bucket is a number of bytes, not {strategy.bucket!r}")
+        raise ShardingError(f"{where}: bucket must be a number of bytes, not {strategy.bucket!r}")
     for what in ("shard_state", "synchronised"):
         given = getattr(strategy, what)
         if not isinstance(given, bool):
-            raise ShardingError(f"{where}: {what} is True or False, not {given!r}")
+            raise ShardingError(f"{where}: {what} must be True or False, not {given!r}")
     set_frozen_fields(strategy, accumulate=turns, bucket=bucket)
 
 
 def replication_of(strategy: Any, axis: str | None) -> ReplicationConfig:
-    """What a strategy whose batch is cut along an axis of the mesh says of it."""
+    """Return how places work together if the batch is split along a mesh axis."""
     apart = frozenset({MICRO, PATH, *([] if axis is None else [axis])})
     return ReplicationConfig(
         strategy.bucket,

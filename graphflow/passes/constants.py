@@ -37,10 +37,8 @@ class FoldConstants(Pass):
                 return None
         if not node.op.pure or node.op.name == "constant":
             return None
-        if (
-            owner_module(node.op) is not None
-        ):  # a user's op may end its process: a worker's, not this one
-            return None
+        if owner_module(node.op) is not None:
+            return None  # a user's op may crash its process, which should be a worker's
         if not all(s.is_concrete for s in node.specs):
             return None
         size = sum(map(nbytes, node.specs))

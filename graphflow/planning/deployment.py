@@ -81,9 +81,11 @@ class Deployment:
         """
         compiled = self.find(tensors)
         source = compiled.source if compiled is not None else Graph(tensors)
+        own = list(source.placeholders)
+        derived = sorted(placeholders_behind(source) - {*own}, key=lambda node: node.serial)
+        known = {*own, *derived}
         others = {n: None for c in list(self.compiled.values()) for n in c.source.placeholders}
-        derived = sorted(placeholders_behind(source), key=lambda node: node.serial)
-        return [list(source.placeholders), derived, list(others)]
+        return [own, derived, [node for node in others if node not in known]]
 
     @without_collection
     def compile(self, tensors: Sequence[Tensor], shapes: Mapping[Node, Any]) -> CompiledFetches:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,13 +21,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from graphflow.base.interrupts import defer_signals, is_interrupt
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
 from graphflow.execution.checkpoint_matching import Rename, load_renamed
 from graphflow.execution.step_prefetch import Decide, Run, not_begun
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
 from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter, PendingCheckpoint
+from graphflow.recovery.replay_log import CommittedStep, ReplayLog, ReplaySegment, VariableWrite
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.host.host_interface import NO_WORKER_LEFT
 from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
@@ -41,44 +40,9 @@ MAX_RECOVERIES = 10
 """Recoveries in a row without a new step, after which the session gives up."""
 REPLAY_BYTES = 256 * 2**20
 """Size of the log beyond which a checkpoint is written early."""
-_ENTRY_BYTES = 1000  # counted for each entry of the log beside its arrays
 _FINISH_SECONDS = 10.0  # to wait for a checkpoint whose workers are gone
 
 _log = Log("graphflow.session")
-
-
-@dataclass(frozen=True)
-class CommittedStep:
-    """A committed step in the log: fetches, feeds, and the number of steps before it."""
-
-    tensors: Sequence[Tensor]
-    feeds: Mapping[Node, Array]
-    before: int
-
-
-@dataclass(frozen=True)
-class VariableWrite:
-    """A variable that was set, in the log."""
-
-    node: Node
-    value: Array
-
-
-@dataclass
-class ReplaySegment:
-    """A checkpoint, and the log from it to the next one.
-
-    Attributes:
-        read: reads the checkpoint again; None for the initial values of variables.
-        written: True once the checkpoint is on disk.
-        entries: what changed the state since.
-        nbytes: size of the entries.
-    """
-
-    read: Callable[[], Checkpoint] | None
-    written: bool
-    entries: list[CommittedStep | VariableWrite] = field(default_factory=list)
-    nbytes: int = 0
 
 
 class Recovery:
@@ -115,7 +79,7 @@ class Recovery:
         self._keeps_log = self._hosts.can_be_lost
         folder = writer.resume(strict, rename)
         again = None if folder is None else partial(load_renamed, folder, rename)
-        self._segments = [ReplaySegment(again, written=True)]
+        self._replay_log = ReplayLog(again)
         self._writing: ReplaySegment | None = None
         self._pending_loss: WorkerLost | None = None
         self._target_step = 0  # steps committed before the first of several losses in a row
@@ -148,8 +112,7 @@ class Recovery:
             self._losses_in_a_row = 0
             if self._keeps_log:
                 copies = {node: np.array(value) for node, value in feeds.items()}
-                size = _ENTRY_BYTES + sum(value.nbytes for value in copies.values())
-                self._note(CommittedStep(tuple(tensors), copies, before), size)
+                self._replay_log.add(CommittedStep(tuple(tensors), copies, before))
         return values
 
     def set(self, node: Node, value: Array) -> None:
@@ -158,7 +121,7 @@ class Recovery:
         with self._note_interrupt():
             self.retry_on_loss(lambda: self._state.set(node, value))
             if self._keeps_log:
-                self._note(VariableWrite(node, value), _ENTRY_BYTES + value.nbytes)
+                self._replay_log.add(VariableWrite(node, value))
 
     @contextmanager
     def _note_interrupt(self) -> Iterator[None]:
@@ -179,7 +142,7 @@ class Recovery:
             self.save()
         except CheckpointError as error:
             _log.tell("recovery.lost", step=self._steps.committed, reason=str(error))
-            self._segments.clear()
+            self._replay_log.clear()
             self._uncertain = False
 
     def retry_on_loss(self, operation: Callable[[], T]) -> T:
@@ -217,14 +180,14 @@ class Recovery:
             StaleEpoch: another process has taken the session over.
         """
         self._collect_finished()
-        writer, size = self.writer, sum(each.nbytes for each in self._segments)
+        writer = self.writer
         if writer.check_due():
             if writer.pending is not None:
                 writer.skip()
             else:
                 self._begin_checkpoint()
-        elif size > REPLAY_BYTES:
-            self._reduce_log(size)
+        elif self._replay_log.nbytes > REPLAY_BYTES:
+            self._reduce_log()
         self.leave_draining_workers()
 
     def save(self) -> Path:
@@ -310,7 +273,7 @@ class Recovery:
             with defer_signals():  # a loaded state must not stay unwritten
                 take()
                 self.writer.restart()
-                self._segments = [ReplaySegment(read, written=True)]
+                self._replay_log.restart(read)
                 if not self._keeps_log:
                     self._begin_checkpoint()
 
@@ -320,25 +283,18 @@ class Recovery:
             self.retry_on_loss(anew)
             if self._keeps_log:
                 self._make_certain()
-                self._drop_before(self._last_written())
+                self._replay_log.drop_old()
             else:
                 self.wait()
 
     # Checkpoints --------------------------------------------------------------------------------
 
-    def _note(self, entry: CommittedStep | VariableWrite, nbytes: int) -> None:
-        if self._segments:
-            self._segments[-1].entries.append(entry)
-            self._segments[-1].nbytes += nbytes
-
     def _begin_checkpoint(self) -> PendingCheckpoint | None:
         with defer_signals():  # the log must know of every checkpoint that is begun
             pending = self.writer.begin()
             if pending is not None and self._keeps_log:
-                self._writing = ReplaySegment(
-                    partial(load_renamed, pending.draft.target), written=False
-                )
-                self._segments.append(self._writing)
+                read = partial(load_renamed, pending.draft.target)
+                self._writing = self._replay_log.begin_segment(read)
         return pending
 
     def _collect_finished(self) -> None:
@@ -349,26 +305,17 @@ class Recovery:
         self._writing = None
         if self.writer.error is None:
             segment.written = True
-            self._drop_before(self._last_written(1))
+            self._replay_log.drop_old(spare=1)  # the new checkpoint might turn out damaged
 
-    def _last_written(self, skip: int = 0) -> int:
-        """Return the index of the last segment with a written checkpoint, or `skip` before it; else
-        0."""
-        places = [i for i, each in enumerate(self._segments) if each.written]
-        return places[-1 - skip] if len(places) > skip else 0
-
-    def _drop_before(self, place: int) -> None:
-        del self._segments[:place]
-
-    def _reduce_log(self, size: int) -> None:
+    def _reduce_log(self) -> None:
         """Shrink the log: drop what only older checkpoints need, then write a new checkpoint."""
-        self._drop_before(self._last_written())
-        size = sum(each.nbytes for each in self._segments)
+        self._replay_log.drop_old()
+        size = self._replay_log.nbytes
         if size > 2 * REPLAY_BYTES:
             self.wait()  # steps come faster than the disk can write
         if size > 4 * REPLAY_BYTES and self.writer.error is not None:
             _log.tell("recovery.lost", step=self._steps.committed, reason=str(self.writer.error))
-            self._segments.clear()
+            self._replay_log.clear()
         elif size > REPLAY_BYTES and self.writer.pending is None:
             self._begin_checkpoint()
 
@@ -416,10 +363,9 @@ class Recovery:
         steps.committed = base.step
         count = 0
         try:
-            for segment in self._segments[place:]:
-                for entry in segment.entries:
-                    self._replay(entry)
-                    count += isinstance(entry, CommittedStep)
+            for entry in self._replay_log.entries_from(place):
+                self._replay(entry)
+                count += isinstance(entry, CommittedStep)
         finally:
             self._steps_before_loss = steps.committed
             steps.trace, steps.committed = trace, self._target_step
@@ -439,28 +385,16 @@ class Recovery:
             self._run(entry.tensors, entry.feeds, not_begun)
 
     def _find_base(self) -> tuple[int, Checkpoint]:
-        """Return the last readable checkpoint of the log, and the index of its segment.
+        """Return the checkpoint to recover from, and the index of its segment in the log.
 
         Raises:
             StateLost: there is none.
         """
-        why = (
-            "none was written since a step was interrupted, another checkpoint was loaded, or what "
-            "was kept became too much"
-        )
-        for place in reversed(range(len(self._segments))):
-            segment = self._segments[place]
-            if not segment.written:
-                continue
-            if segment.read is None:
-                return place, Checkpoint({}, 0)
-            try:
-                return place, segment.read()
-            except CheckpointError as error:
-                why = str(error)
-                _log.tell("checkpoint.ignored", reason=why)
-        raise StateLost(
-            f"the session lost a worker ({self._pending_loss}), and no checkpoint leads to step "
-            f"{self._target_step}: {why}; open a new session on {self.writer.store.root}: it "
-            "goes on from the newest that can be read"
-        )
+        try:
+            return self._replay_log.find_base()
+        except CheckpointError as error:
+            raise StateLost(
+                f"the session lost a worker ({self._pending_loss}), and no checkpoint leads to "
+                f"step {self._target_step}: {error}; open a new session on "
+                f"{self.writer.store.root}: it continues from the newest readable checkpoint"
+            ) from None

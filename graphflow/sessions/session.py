@@ -20,6 +20,7 @@ import numpy as np
 
 from graphflow.base.argument_checks import (
     as_seconds,
+    check_flag,
     checks_argument_names,
     describe_unexpected,
     did_you_mean,
@@ -29,7 +30,6 @@ from graphflow.base.environment import check_environment
 from graphflow.base.interrupts import defer_signals, passes_interrupts, passing_interrupts
 from graphflow.base.user_modules import import_allowed, module_names
 from graphflow.errors import (
-    ArgumentError,
     CheckpointError,
     FetchError,
     SessionError,
@@ -45,7 +45,7 @@ from graphflow.execution.warmup_shapes import as_shape, by_placeholder
 from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import flatten
 from graphflow.ir.numpy_interop import SESSION_HINTS
-from graphflow.ir.op import Node, Tensor, user_location
+from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
@@ -131,18 +131,22 @@ class Session:
     ) -> None:
         allowed = as_seconds(deadline)
         if not allowed:
-            raise SessionError(f"deadline must be a positive number of seconds, not {deadline!r}")
-        if not isinstance(trial, bool):
-            raise ArgumentError(f"trial must be True or False, not {trial!r}")
-        if not isinstance(check_finite, bool):
-            raise ArgumentError(f"check_finite must be True or False, not {check_finite!r}")
+            raise SessionError(
+                f"Session at {user_location()}: deadline must be a positive number of seconds, "
+                f"not {deadline!r}"
+            )
+        with error_location("Session"):
+            check_flag("trial", trial)
+            check_flag("check_finite", check_finite)
+            self._automatic = check_replan(replan)
+            names = module_names(ops, "ops")
+            policy = CheckpointPolicy.from_arguments(
+                checkpoint, every, keep, rejoin, strict, rename
+            )
         get_placer(placer)
         check_environment()
         configure_by_environment()
-        self._automatic = check_replan(replan)
-        names = module_names(ops, "ops")
         import_allowed(names)
-        policy = CheckpointPolicy.from_arguments(checkpoint, every, keep, rejoin, strict, rename)
         parts = open_session(
             cluster_of(cluster, plan),
             plan=plan,
@@ -544,8 +548,8 @@ class Session:
             ArgumentError: memory is no bool, or path no path.
             SessionError: the file cannot be written; raised before the block begins.
         """
-        if not isinstance(memory, bool):
-            raise ArgumentError(f"trace: memory must be True or False, not {memory!r}")
+        with error_location("trace"):
+            check_flag("memory", memory)
         counting = memory and not tracemalloc.is_tracing()
         trace = Trace()
         with passing_interrupts():

@@ -80,7 +80,7 @@ def pull_back(
     wanted = _nodes_leading_to(nodes, xs)
     results: dict[Tensor, Tensor] = {}
     targets = set(xs)
-    groups = _groups(nodes)
+    groups = _groups_by_node(nodes)
     for node in reversed(nodes):
         for tensor in node.outputs:
             if tensor in targets:
@@ -88,7 +88,7 @@ def pull_back(
                     results[tensor] = cotangents.total(tensor)
         flows = any(t.node in wanted for t in node.inputs)
         if node in groups:
-            if flows and groups[node][0] is node:  # the first: all that reads any of them is done
+            if flows and groups[node][0] is node:  # the first one: all consumers are done
                 _propagate_group(groups[node], cotangents, wanted)
         elif flows and any(cotangents.has(t) for t in node.outputs):
             _propagate(node, cotangents, wanted)
@@ -103,9 +103,11 @@ class _Cotangents:
         self._parts: dict[Tensor, list[Tensor]] = {}
 
     def add(self, tensor: Tensor, part: Tensor) -> None:
+        """Add a contribution to the cotangent of a tensor."""
         self._parts.setdefault(tensor, []).append(part)
 
     def has(self, tensor: Tensor) -> bool:
+        """Return True if a tensor has a contribution."""
         return tensor in self._parts
 
     def total(self, tensor: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ def input_cotangents(node: Node, g: Any) -> Sequence[Tensor | None]:
     y, xs, wide = in_float32(node, g)
     parts: Sequence[Tensor | None] = op.vjp(wide, y, *xs, **node.attrs)
     if y is not node.outputs[0] and _reads_only_output(parts, y, xs, since):
-        y, xs, wide = in_float32(node, g, again=False)  # else both x and y were kept
+        y, xs, wide = in_float32(node, g, again=False)  # computing y again would keep x alive
         parts = op.vjp(wide, y, *xs, **node.attrs)
     if len(parts) != len(xs):
         raise DifferentiationError(
@@ -185,7 +187,7 @@ def nodes_built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
     return sorted(seen, key=lambda node: node.serial)
 
 
-def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+def _groups_by_node(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """Map each node of a complete group of collectives to the group, in build order."""
     return {
         node: sorted(group, key=lambda each: each.serial)
@@ -288,4 +290,4 @@ def _require_inexact(tensor: Any) -> None:
         )
 
 
-FUNCTIONS["gradients"] = gradients  # vjps of ops that hold bodies differentiate these
+FUNCTIONS["gradients"] = gradients  # vjps of control flow ops differentiate bodies

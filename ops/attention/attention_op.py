@@ -31,7 +31,7 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as row_sharding
+from graphflow.ops.sharding import attention_rules
 from graphflow.ops.tensors.shape import expand_dims, squeeze_op
 
 # Shapes -----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ attention_grad = register(
         into=attention_grad_into,
         vjp=_grad_vjp,
         batch=batching.attention(6),
-        sharding=row_sharding.attention_grad_rule,
+        sharding=attention_rules.attention_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 5),
         rate="product",
         samples=tuple(
@@ -176,7 +176,7 @@ attention_mask_grad = register(
         kernel=mask_grad_kernel,
         vjp=_mask_grad_vjp,
         batch=batching.attention(6, masks=True),
-        sharding=row_sharding.attention_mask_grad_rule,
+        sharding=attention_rules.attention_mask_grad_rule,
         cost=lambda g, delta, q, k, *rest, **attrs: _flops(q, k, 2),
         rate="product",
         samples=tuple(
@@ -194,7 +194,7 @@ _attention = register(
         into=attention_into,
         vjp=_attention_vjp,
         batch=batching.attention(3),
-        sharding=row_sharding.attention_rule,
+        sharding=attention_rules.attention_rule,
         cost=lambda q, k, v, *mask, **attrs: _flops(q, k, 2),
         rate="half_product",
         autocast="low",

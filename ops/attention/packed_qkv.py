@@ -20,7 +20,7 @@ from graphflow.ops.base.shape_rules import is_zeros, require_kind
 from graphflow.ops.kernels.sequence import flash_attention
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions.reduce import sum
-from graphflow.ops.sharding import row_ops as sharding_coupled
+from graphflow.ops.sharding import attention_rules
 from graphflow.ops.tensors.shape import permute_dims, reshape, reshape_op
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.slicing import window as part_of
@@ -274,7 +274,7 @@ packed_op: Op = register(
         into=_compute_into,
         vjp=_vjp,
         batch=_batch_rows,
-        sharding=sharding_coupled.packed_attention_rule,
+        sharding=attention_rules.packed_attention_rule,
         cost=lambda x, *mask, heads, shared, **attrs: _forward_cost(x, heads, shared),
         autocast="low",
         samples=(
@@ -300,7 +300,7 @@ packed_grad: Op = register(
         into=_grad_into,
         vjp=_grad_vjp,
         batch=_batch_rows,
-        sharding=sharding_coupled.packed_attention_rule,
+        sharding=attention_rules.packed_attention_rule,
         cost=lambda g, x, y, logs, *mask, heads, shared, **attrs: _backward_cost(x, heads, shared),
         samples=(
             sample(_Y, _X, _Y, _LOGS, low=-1.0, high=1.0, **_ATTRS),

@@ -13,13 +13,8 @@ from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.ir.spec import Shape, Size, kind
 from graphflow.ops.base.shape_rules import unbroadcast
 from graphflow.ops.matrices.matmul import matmul
-from graphflow.ops.pointwise.arithmetic import (
-    equal,
-    greater_equal,
-    less_equal,
-    logical_and,
-    square,
-)
+from graphflow.ops.pointwise.arithmetic import square
+from graphflow.ops.pointwise.comparison import equal, greater_equal, less_equal, logical_and
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.pointwise.transcendental import exp, tanh

@@ -152,9 +152,8 @@ def divide_by_root(
         product: Tensor = x * widen(quotient)
         return product
     where, y = FUNCTIONS["where"], one_where_masked(g, y)
-    bend = where(
-        FUNCTIONS["isnan"](g), g, _zero_of_infinite_slope(y)
-    )  # NaN comes from a derivative of `bend`
+    # a NaN comes from a derivative of `bend`
+    bend = where(FUNCTIONS["isnan"](g), g, _zero_of_infinite_slope(y))
     result: Tensor = x * widen(where(y == 0, bend, g / where(y == 0, 1, y)))
     return result
 

@@ -29,6 +29,7 @@ Hosts = tuple[int, ...] | None
 def reduce_into(
     xp: Any, out: Any, *xs: Any, rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> None:
+    """Reduce all ranks' tensors into `out`, in the order that algorithm, count and size fix."""
     count, size = len(xs), int(xs[0].size)
     algorithm = resolve_algorithm(algorithm, count, size, hosts)
     whole = [x.reshape(-1) for x in xs]
@@ -45,6 +46,7 @@ def scatter_into(
     xp: Any, out: Any, *xs: Any, rank: int, axis: int, sizes: Sizes, reduction: str,
     algorithm: str, hosts: Hosts,
 ) -> None:  # fmt: skip
+    """Reduce a rank's part of all ranks' tensors into `out`."""
     at = starts(sizes)
     parts = [xp.ascontiguousarray(part(x, axis, at[rank], at[rank + 1])) for x in xs]
     algorithm = resolve_algorithm(algorithm, len(xs), int(xs[0].size), hosts)
@@ -54,10 +56,12 @@ def scatter_into(
 
 
 def gather_into(xp: Any, out: Any, *xs: Any, rank: int, axis: int) -> None:
+    """Concatenate all ranks' tensors into `out`."""
     xp.concatenate(xs, axis=axis, out=out)
 
 
 def copy_into(xp: Any, out: Any, x: Any, rank: int, count: int) -> None:
+    """Copy the tensor of rank 0 into `out`."""
     xp.copyto(out, x)
 
 
@@ -65,6 +69,7 @@ def exchange_into(
     xp: Any, out: Any, *xs: Any, rank: int, split_axis: int, concat_axis: int,
     sizes: tuple[Sizes, ...],
 ) -> None:  # fmt: skip
+    """Concatenate the parts that all ranks have for one rank into `out`."""
     parts = []
     for x, own in zip(xs, sizes, strict=True):
         at = starts(own)
@@ -73,7 +78,7 @@ def exchange_into(
 
 
 def part(x: Any, axis: int, start: Any, stop: Any) -> Any:
-    """Some of an axis: of an array or a tensor."""
+    """Slice an axis of an array or a tensor."""
     return x[(slice(None),) * axis + (slice(start, stop),)]
 
 
@@ -81,7 +86,11 @@ def part(x: Any, axis: int, start: Any, stop: Any) -> Any:
 
 
 def common_shape(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[Size, ...]:
-    """The shape that all ranks' tensors have, sizes along the axis `but` left open."""
+    """Return the shape of all ranks' tensors; the size of axis `but` may differ.
+
+    Raises:
+        ArgumentError, DTypeError, ShapeError: there are no tensors, or they differ.
+    """
     if not specs:
         raise ArgumentError("there are no tensors; give one for each replica")
     first = specs[0]
@@ -105,12 +114,14 @@ def common_shape(specs: Sequence[TensorSpec], but: int | None = None) -> tuple[S
 
 
 def replace_size(shape: tuple[Size, ...], axis: int, size: Size) -> tuple[Size, ...]:
+    """Return a shape with another size of one axis."""
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def infer_reduce(
     *xs: TensorSpec, rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> TensorSpec:
+    """Infer the result of all_reduce."""
     shape = _common(xs, rank, reduction, algorithm, hosts)
     return TensorSpec(shape, xs[0].dtype)
 
@@ -118,7 +129,11 @@ def infer_reduce(
 def _common(
     xs: Sequence[TensorSpec], rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> tuple[Size, ...]:
-    """The shape of all ranks' tensors, if they can be reduced so."""
+    """Return the shape of all ranks' tensors, if they can be reduced.
+
+    Raises:
+        ArgumentError, DTypeError, ShapeError: the tensors or the options do not allow it.
+    """
     shape = common_shape(xs)
     _require_rank(rank, len(xs))
     if reduction not in REDUCTIONS or algorithm not in ALGORITHMS:
@@ -132,11 +147,21 @@ def _common(
 
 
 def _require_rank(rank: int, count: int) -> None:
+    """Check a rank.
+
+    Raises:
+        ArgumentError: there is no such rank.
+    """
     if not (type(rank) is int and 0 <= rank < count):
         raise ArgumentError(f"there is no rank {rank!r} among {count}")
 
 
 def _require_reducible(x: TensorSpec, reduction: str) -> None:
+    """Check that a dtype allows a reduction.
+
+    Raises:
+        DTypeError: it does not.
+    """
     if reduction == "mean" and not is_inexact(x.dtype):
         raise DTypeError(f"a mean of {x.dtype} is no {x.dtype}; convert with .astype('float32')")
     if reduction in ("sum", "prod") and kind(x.dtype) == "bool":
@@ -152,12 +177,18 @@ def infer_scatter(
     *xs: TensorSpec, rank: int, axis: int, sizes: Sizes, reduction: str, algorithm: str,
     hosts: Hosts,
 ) -> TensorSpec:  # fmt: skip
+    """Infer a rank's part of reduce_scatter."""
     shape = _common(xs, rank, reduction, algorithm, hosts)
     _require_parts(sizes, len(xs), shape, axis)
     return TensorSpec(replace_size(shape, axis, sizes[rank]), xs[0].dtype)
 
 
 def _require_parts(sizes: Sizes, count: int, shape: tuple[Size, ...], axis: int) -> None:
+    """Check that there is a size for each rank, and that they add up.
+
+    Raises:
+        ShapeError: see above.
+    """
     if len(sizes) != count:
         raise ShapeError(f"{len(sizes)} sizes for {count} ranks; give one for each")
     whole: Size = 0
@@ -167,6 +198,7 @@ def _require_parts(sizes: Sizes, count: int, shape: tuple[Size, ...], axis: int)
 
 
 def infer_gather(*xs: TensorSpec, rank: int, axis: int) -> TensorSpec:
+    """Infer the result of all_gather."""
     shape = common_shape(xs, but=axis)
     _require_rank(rank, len(xs))
     whole: Size = 0
@@ -176,6 +208,7 @@ def infer_gather(*xs: TensorSpec, rank: int, axis: int) -> TensorSpec:
 
 
 def infer_broadcast(x: TensorSpec, rank: int, count: int) -> TensorSpec:
+    """Infer the result of broadcast."""
     _require_rank(rank, count)
     return x
 
@@ -183,6 +216,7 @@ def infer_broadcast(x: TensorSpec, rank: int, count: int) -> TensorSpec:
 def infer_exchange(
     *xs: TensorSpec, rank: int, split_axis: int, concat_axis: int, sizes: tuple[Sizes, ...]
 ) -> TensorSpec:
+    """Infer the result of all_to_all."""
     whole: Size = 0
     _require_rank(rank, len(xs))
     if len(sizes) != len(xs):

@@ -1,10 +1,10 @@
-"""Collectives: what several replicas compute of each other's tensors.
+"""Collective ops: what several ranks compute of each other's tensors.
 
-There is a node for each rank, and each has the tensors of all ranks as inputs: its meaning is a
-plain function of these, in a fixed order (`reduction_order.py`), so that any placement gives the
-same bits. Nodes that are alike but for their rank are a group; where a group lies on several
-devices, the partition makes one exchange of it, and the cost model counts what that moves. The
-gradient of a group is a group again (`joint`).
+A collective has a node for each rank, with the tensors of all ranks as inputs. Its value is a plain
+function of these, in a fixed order (`reduction_order.py`), so every placement gives the same bits.
+Nodes that differ only in their rank are a group. If a group lies on several devices, partitioning
+makes one exchange of it, and the cost model counts what that sends. The gradient of a group is a
+group again (`joint`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ G = FUNCTIONS
 
 
 def group_key(node: Node) -> Hashable:
-    """What the nodes of one group have in common; None for what is no collective."""
+    """Return what the nodes of one group have in common; None if the node is no collective."""
     if node.op.joint is None:
         return None
     attrs = tuple(sorted((k, v) for k, v in node.attrs.items() if k != "rank"))
@@ -57,7 +57,7 @@ def group_key(node: Node) -> Hashable:
 
 
 def groups_of(nodes: Iterable[Node]) -> list[list[Node]]:
-    """Groups that are complete, their nodes in order of rank."""
+    """Return the complete groups among some nodes, each in order of rank."""
     found: dict[Hashable, list[dict[int, Node]]] = {}
     for node in nodes:
         if node.op.joint is not None:
@@ -76,13 +76,13 @@ def groups_of(nodes: Iterable[Node]) -> list[list[Node]]:
 
 
 def own_inputs(node: Node) -> tuple[Tensor, ...]:
-    """The inputs that the device of a collective's node has to have for an exchange: its rank's."""
+    """Return the inputs that a node's device needs for an exchange: that of its own rank."""
     rank: int = node.attrs["rank"]
     return node.inputs[rank : rank + 1]
 
 
 def rank_count(node: Node) -> int:
-    """How many ranks the group of a node has."""
+    """Return the number of ranks in a node's group."""
     count: int = node.attrs.get("count", len(node.inputs))
     return count
 
@@ -90,14 +90,16 @@ def rank_count(node: Node) -> int:
 def received_bytes(
     node: Node, source: int, specs: Sequence[TensorSpec], known: Callable[[Size], int] = int
 ) -> float:
-    """Bytes of input `source` that the device of a node of another rank gets in an exchange.
+    """Return the bytes of input `source` that the device of another rank receives in an exchange.
 
-    An all-reduce brings each rank a share of every other's tensor and, of every other rank, its
-    share of the result: 2 (n - 1) / n of the bytes in all.
+    In an all-reduce each rank receives a share of every other rank's tensor, and from every other
+    rank its share of the result: 2 (n - 1) / n of the bytes in all.
 
     Args:
-        specs: of the inputs, with known shapes.
-        known: the number that a size stands for.
+        node: the node of the receiving rank.
+        source: the rank that sends.
+        specs: the specs of the inputs, with known shapes.
+        known: maps a size to its number.
     """
     whole = float(nbytes(specs[source]))
     if node.op.name == "all_reduce":
@@ -129,6 +131,7 @@ def _reduce_vjp(
 
 
 def _product(xs: Sequence[Tensor], like: Tensor) -> Any:
+    """Return the product of conjugated tensors; ones like `like` if there are none."""
     result: Any = None
     for x in xs:
         x = G["conj"](x) if kind(x.dtype) == "complex" else x
@@ -165,6 +168,7 @@ def _scatter_vjp(
 
 
 def _zeros(g: Tensor, axis: int, size: Size) -> Tensor:
+    """Return zeros like g with another size of one axis."""
     zeros: Tensor = G["zeros"](replace_size(g.shape, axis, size), g.dtype)
     return zeros
 
@@ -222,14 +226,14 @@ def _exchange_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Ten
 
 
 def _broadcast_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What all ranks have of it comes together at rank 0: the others' sums nobody reads."""
+    """Sum all ranks' cotangents at rank 0. No node reads the sums at other ranks."""
     attrs = {"reduction": "sum", "algorithm": "auto", "hosts": None}
     return group(all_reduce, gs, nodes, attrs)[:1]
 
 
 def group(op: Op, tensors: Sequence[Any], like: Sequence[Any], attrs: Any) -> list[Tensor]:
-    """One node for each rank, placed as the tensor of that rank in `like` is pinned, or the node
-    of which it is the gradient."""
+    """Return one node for each rank. It is pinned where that rank's tensor in `like` is, or belongs
+    to that node as its gradient."""
     results = []
     for rank, each in enumerate(like):
         near = device(each.node.device) if isinstance(each, Tensor) else origin_scope(each)
@@ -242,7 +246,7 @@ def group(op: Op, tensors: Sequence[Any], like: Sequence[Any], attrs: Any) -> li
 
 
 def _kernel(into: Any, infer: Any) -> Any:
-    """A kernel that makes its result, of one that writes to a buffer."""
+    """Return a kernel that allocates its result and calls one that writes into it."""
 
     def kernel(xp: Any, *xs: Any, **attrs: Any) -> Any:
         made = infer(*(TensorSpec(x.shape, x.dtype) for x in xs), **attrs)
@@ -254,16 +258,17 @@ def _kernel(into: Any, infer: Any) -> Any:
 
 
 def _reduction_cost(*xs: TensorSpec, **attrs: Any) -> Cost:
-    """Each rank's share of the work: what its device does when the group is exchanged."""
+    """Return the cost of one rank's share of the work."""
     return Cost(flops=xs[0].size, bytes=3 * xs[0].nbytes)
 
 
 def _copy_cost(*xs: TensorSpec, **attrs: Any) -> Cost:
+    """Return the cost of a collective that only copies."""
     return Cost(flops=0)
 
 
 def _batch_rule(*names: str) -> Any:
-    """The rule of a batch for ops along axes counted from the front."""
+    """Return the batching rule of ops whose axis attributes count from the front."""
 
     def rule(op: Op, inputs: Sequence[Tensor], batched: Sequence[bool], **attrs: Any) -> Any:
         moved = {name: attrs[name] + 1 for name in names}

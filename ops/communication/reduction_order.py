@@ -1,8 +1,8 @@
-"""In which order the tensors of a collective are combined: fixed by algorithm, count and size.
+"""The order in which the tensors of a collective are combined: fixed by algorithm, count and size.
 
 An order is a rank, or a pair of orders whose values are combined, left with right. The kernels of
-`collectives.py` and the exchanges of the runtime go by the same orders, so a sum has the same bits
-on one device and over any number of them, whatever carries it.
+`collectives.py` and the exchanges of the runtime follow the same orders. So a sum has the same bits
+on one device and on any number of them, whatever transport carries it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ from functools import cache, partial
 from typing import Any
 
 Order = int | tuple["Order", "Order"]
+"""A rank, or a pair of orders whose values are combined."""
 
 ALGORITHMS = ("auto", "ring", "tree", "halving", "two_level", "direct")
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 _UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
-_FEW = 8  # ranks that exchange with each other directly
-_SMALL = 1 << 18  # elements, below which the number of rounds counts more than the bytes
+_FEW = 8  # up to so many ranks exchange directly
+_SMALL = 1 << 18  # elements; below, the number of rounds costs more than the bytes
 
 
 def resolve_algorithm(algorithm: str, count: int, size: int, hosts: Sequence[int] | None) -> str:
-    """What "auto" stands for, by the number of ranks, of elements, and whether hosts are known:
-    never by what carries the tensors."""
+    """Return the algorithm that "auto" stands for.
+
+    It follows from the numbers of ranks and elements, and from whether hosts are known, but never
+    from the transport: bits must not depend on that.
+    """
     if algorithm != "auto":
         return algorithm
     if hosts is not None and len(set(hosts)) > 1:
@@ -35,11 +39,11 @@ def resolve_algorithm(algorithm: str, count: int, size: int, hosts: Sequence[int
 
 @cache
 def order_of(algorithm: str, count: int, share: int, hosts: tuple[int, ...] | None = None) -> Order:
-    """How the elements of one share (see `shares`) are combined.
+    """Return the order in which the elements of one share are combined (see `shares`).
 
-    "direct" goes by rank, "tree" and "halving" pairwise (neighbours, then pairs of neighbours),
-    "ring" from the rank after the share's around to its own, "two_level" pairwise on each host and
-    then over hosts, in order of their first ranks.
+    "direct" goes by rank. "tree" and "halving" go pairwise (neighbours, then pairs of neighbours).
+    "ring" goes from the rank after the share's around to the share's own. "two_level" goes pairwise
+    on each host and then over hosts, in the order of their first ranks.
     """
     ranks = range(count)
     if algorithm == "direct":
@@ -53,7 +57,7 @@ def order_of(algorithm: str, count: int, share: int, hosts: tuple[int, ...] | No
 
 
 def members_of(hosts: Sequence[int]) -> list[list[int]]:
-    """The ranks on each host, hosts in order of their first ranks."""
+    """Return the ranks of each host, hosts in the order of their first ranks."""
     members: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
@@ -61,6 +65,7 @@ def members_of(hosts: Sequence[int]) -> list[list[int]]:
 
 
 def _chain(orders: Sequence[Order]) -> Order:
+    """Combine orders from left to right."""
     first, *rest = orders
     for each in rest:
         first = (first, each)
@@ -68,7 +73,7 @@ def _chain(orders: Sequence[Order]) -> Order:
 
 
 def _balanced_tree(orders: Sequence[Order]) -> Order:
-    """Pairwise; of a number that is no power of two, the largest such comes first."""
+    """Combine orders pairwise; the largest power of two of them comes first."""
     if len(orders) == 1:
         return orders[0]
     half = split_at(len(orders))
@@ -76,18 +81,18 @@ def _balanced_tree(orders: Sequence[Order]) -> Order:
 
 
 def split_at(count: int) -> int:
-    """The largest power of two that is less than a count of at least two."""
+    """Return the largest power of two below a count of at least two."""
     return 1 << (count - 1).bit_length() - 1
 
 
 def shares(size: int, count: int) -> list[int]:
-    """A size in `count` parts that differ by one at most, the larger ones first."""
+    """Return a size in `count` parts that differ by at most one, the larger ones first."""
     each, more = divmod(size, count)
     return [each + (i < more) for i in range(count)]
 
 
 def starts(sizes: Sequence[int]) -> list[int]:
-    """Where parts of these sizes begin, and where the last one ends."""
+    """Return where parts of these sizes begin, and where the last one ends."""
     at = [0]
     for size in sizes:
         at.append(at[-1] + size)
@@ -95,7 +100,7 @@ def starts(sizes: Sequence[int]) -> list[int]:
 
 
 def combine_function(reduction: str, xp: Any) -> Callable[..., Any]:
-    """What combines two arrays: (a, b, out=), where out may be either."""
+    """Return a function (a, b, out=) that combines two arrays; `out` may be either of them."""
     if reduction == "prod":
         return partial(_multiply, xp)
     ufunc: Callable[..., Any] = getattr(xp, _UFUNCS[reduction])
@@ -103,7 +108,11 @@ def combine_function(reduction: str, xp: Any) -> Callable[..., Any]:
 
 
 def _multiply(xp: Any, a: Any, b: Any, out: Any) -> None:
-    """Complex products are written out: numpy fuses their steps or not, as memory overlaps."""
+    """Multiply in a fixed order of steps.
+
+    Complex products are written out: numpy fuses their steps or not, depending on how memory
+    overlaps, and the bits would differ.
+    """
     if out.dtype.kind != "c":
         xp.multiply(a, b, out=out)
         return
@@ -122,9 +131,13 @@ def fold(
     """Combine arrays in an order into `out`, which overlaps none of them.
 
     Args:
-        scratch: makes a further array like the given one.
+        order: the order.
+        arrays: the arrays by rank.
+        combine: see `combine_function`.
+        out: the result.
+        scratch: allocates a further array like the given one.
     """
-    spine = []  # chains may be as long as there are ranks: no recursion along them
+    spine = []  # a chain is as long as there are ranks, too deep to recurse
     while not isinstance(order, int):
         order, right = order
         spine.append(right)
@@ -142,7 +155,7 @@ def fold(
 
 
 def finish(reduction: str, count: int, out: Any) -> None:
-    """What is left to do once everything is combined: a mean is a sum divided."""
+    """Complete a combination: divide a sum to a mean."""
     if reduction == "mean":
         parts = out.reshape(-1)
         if parts.dtype.kind == "c":

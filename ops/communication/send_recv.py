@@ -1,5 +1,7 @@
-"""Ops at the ends of a cut edge, and of an exchange between several devices. They move tensors
-between partitions; the executor runs them."""
+"""Ops at the ends of a cut edge, and of an exchange between several devices.
+
+They move tensors between partitions; the executor runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from graphflow.ir.spec import Shape, TensorSpec, as_dtype
 
 
 def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
+    """Return no cost: edges and exchanges are priced as transfers."""
     return Cost(flops=0, bytes=0)
 
 
@@ -28,7 +31,7 @@ recv = register(
     )
 )
 
-# Sends its input as `edge` to `target` (a device); no value of its own.
+# Sends its input as `edge` to `target` (a device). It has no value.
 send = register(
     Op(
         "send",
@@ -43,6 +46,12 @@ def _infer_start(
     *xs: TensorSpec, kind: str, group: int, rank: int, devices: Sequence[str],
     shapes: Sequence[Shape], dtype: str, **attrs: Any,
 ) -> TensorSpec:  # fmt: skip
+    """Infer the result of a rank's part in an exchange.
+
+    Raises:
+        ArgumentError, ShapeError: the op is no collective, or ranks, devices and tensors do not
+            fit.
+    """
     op = REGISTRY.get(kind)
     if op is None or op.joint is None:
         raise ArgumentError(f"{kind!r} is no collective")
@@ -60,9 +69,9 @@ def _infer_start(
     return made
 
 
-# A rank takes part in the exchange of a group, with its tensor if it has one. The output is where
-# the result will be when the twin, `collective_finish`, is done; attributes are those of the
-# collective, and which ranks are on which `devices` with tensors of which `shapes`.
+# Starts the exchange of a group for one rank, with the rank's tensor if it has one. The output is
+# the buffer that holds the result after `collective_finish`. The attributes are those of the
+# collective, and the `devices` and `shapes` of all ranks.
 collective_start = register(
     Op(
         "collective_start",
@@ -72,7 +81,8 @@ collective_start = register(
     )
 )
 
-# The result of the start that is its first input, whose tensor (the second) is free from now on.
+# The result of an exchange. Its first input is the `collective_start`. The second one, the rank's
+# tensor, is free from now on.
 collective_finish = register(
     Op(
         "collective_finish",

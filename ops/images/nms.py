@@ -130,10 +130,9 @@ def non_max_suppression(
         centers: True if boxes are given by centre and extent.
 
     Returns:
-        indices and their number, both int64: (batch·classes·max_output, 3) of (image, class, box),
-            or
-        (max_output,) of boxes for inputs without a batch. Rows after the last are -1. Not
-        differentiable.
+        indices and their number, both int64, without a gradient. The indices are rows (image,
+        class, box), (batch·classes·max_output, 3) of them, or for inputs without a batch those
+        of boxes, (max_output,); rows after the last hold -1.
 
     Raises:
         ShapeError, DTypeError, ArgumentError: the arguments do not fit each other.

@@ -83,13 +83,19 @@ def space_to_depth(x: Any, block: int, mode: str = "DCR", channels_last: bool = 
 
 @function
 def pixel_shuffle(x: Any, factor: int, channels_last: bool = False) -> Tensor:
-    """Move channels into blocks of pixels in PyTorch's order: `depth_to_space` with mode "CRD"."""
+    """Move channels into blocks of pixels in PyTorch's order: `depth_to_space` with mode "CRD".
+
+    Shapes and errors as for `depth_to_space`.
+    """
     return depth_to_space(x, factor, "CRD", channels_last)
 
 
 @function
 def pixel_unshuffle(x: Any, factor: int, channels_last: bool = False) -> Tensor:
-    """Move blocks of pixels into channels: the inverse of `pixel_shuffle`."""
+    """Move blocks of pixels into channels: the inverse of `pixel_shuffle`.
+
+    Shapes and errors as for `space_to_depth`.
+    """
     return space_to_depth(x, factor, "CRD", channels_last)
 
 

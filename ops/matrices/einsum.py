@@ -124,7 +124,7 @@ def _contraction_order(
     """Return pairs of positions to contract; each result is appended to the list."""
     count = len(terms)
     if count < 3 or not all(x.spec.is_concrete for x, _ in terms):
-        # the first two, then the result, which stands last, with the next
+        # from left to right: the last entry is the result so far
         return [(0, 1) if i == 0 else (0, count - 1 - i) for i in range(count - 1)]
     import opt_einsum
 

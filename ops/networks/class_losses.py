@@ -26,10 +26,8 @@ from graphflow.ops.base.shape_rules import (
     require_kind,
 )
 from graphflow.ops.networks.losses import as_weights, matching_pair, reduce_loss
-from graphflow.ops.pointwise.arithmetic import (
-    F,
-    not_equal,
-)
+from graphflow.ops.pointwise.comparison import not_equal
+from graphflow.ops.pointwise.elementwise import F
 from graphflow.ops.pointwise.select import stop_gradient_unless, where
 from graphflow.ops.reductions.reduce import mean, sum
 from graphflow.ops.reductions.softmax import (

@@ -8,7 +8,7 @@ from graphflow.errors import ArgumentError
 from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec, broadcast_shapes, spec
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.pointwise.arithmetic import elementwise
+from graphflow.ops.pointwise.elementwise import elementwise
 from graphflow.ops.randomness.random import keep_mask
 
 F = spec("float32", (3, 4))

@@ -69,6 +69,12 @@ def _torch_names(weights: RecurrentWeights, suffix: str = "") -> dict[str, Tenso
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
+def _document(base: type[Layer], what: str, extra: str = "") -> str:
+    """Return the docstring of a base class, about one kind of network."""
+    _, _, rest = (base.__doc__ or "").partition(":")
+    return f"{what}:{rest}" + (f"\n    {extra}\n" if extra else "")
+
+
 # Cells ------------------------------------------------------------------------------------------
 
 
@@ -129,7 +135,11 @@ def _as_states(layer: Layer, state: Any, number: int) -> State:
 
 
 class RNNCell(_CellLayer):
-    __doc__ = (_CellLayer.__doc__ or "") + "\n    `activation`: a function or its name.\n"
+    __doc__ = _document(
+        _CellLayer,
+        "One step of a recurrent network h = act(W·x + R·h + bias)",
+        "`activation`: a function or its name.",
+    )
 
     @staticmethod
     def _make(activation: Any = "tanh") -> Cell:
@@ -137,7 +147,9 @@ class RNNCell(_CellLayer):
 
 
 class LSTMCell(_CellLayer):
-    __doc__ = (_CellLayer.__doc__ or "") + "\n    The state is a pair (h, c).\n"
+    __doc__ = _document(
+        _CellLayer, "One step of long short-term memory", "The state is a pair (h, c)."
+    )
 
     @staticmethod
     def _make() -> Cell:
@@ -145,7 +157,7 @@ class LSTMCell(_CellLayer):
 
 
 class GRUCell(_CellLayer):
-    __doc__ = _CellLayer.__doc__
+    __doc__ = _document(_CellLayer, "One step of gated recurrent units")
 
     @staticmethod
     def _make() -> Cell:
@@ -236,7 +248,11 @@ class _Recurrent(Layer):
 
 
 class RNN(_Recurrent):
-    __doc__ = (_Recurrent.__doc__ or "") + "\n    `activation`: a function or its name.\n"
+    __doc__ = _document(
+        _Recurrent,
+        "A stack of recurrent networks h = act(W·x + R·h + bias)",
+        "`activation`: a function or its name.",
+    )
 
     @staticmethod
     def _cell(activation: Any = "tanh") -> Cell:
@@ -244,7 +260,9 @@ class RNN(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    __doc__ = (_Recurrent.__doc__ or "") + "\n    The state is a pair (h, c).\n"
+    __doc__ = _document(
+        _Recurrent, "A stack of long short-term memories", "The state is a pair (h, c)."
+    )
 
     @staticmethod
     def _cell() -> Cell:
@@ -252,7 +270,7 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    __doc__ = _Recurrent.__doc__
+    __doc__ = _document(_Recurrent, "A stack of gated recurrent units")
 
     @staticmethod
     def _cell() -> Cell:

@@ -28,14 +28,9 @@ from graphflow.ops.base.shape_rules import (
     same_float,
 )
 from graphflow.ops.pointwise.activations import sigmoid
-from graphflow.ops.pointwise.arithmetic import (
-    SCALAR,
-    F,
-    elementwise,
-    equal,
-    not_equal,
-    square,
-)
+from graphflow.ops.pointwise.arithmetic import square
+from graphflow.ops.pointwise.comparison import equal, not_equal
+from graphflow.ops.pointwise.elementwise import SCALAR, F, elementwise
 from graphflow.ops.pointwise.select import clip, maximum, stop_gradient_unless, where
 from graphflow.ops.pointwise.transcendental import exp, log, sqrt
 from graphflow.ops.reductions.reduce import mean, sum

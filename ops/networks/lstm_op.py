@@ -70,9 +70,8 @@ def _vjp(
     gs: Sequence[Tensor], ys: Sequence[Tensor], z: Tensor, r: Tensor, bias: Tensor, h: Tensor,
     c: Tensor, gates: str, reverse: bool,
 ) -> Sequence[Tensor]:  # fmt: skip
-    if not all(
-        is_zeros(g) for g in gs[3:]
-    ):  # the kept gates or states have a cotangent of their own
+    # the kept gates or states may have a cotangent of their own
+    if not all(is_zeros(g) for g in gs[3:]):
         inputs = _alias_inputs(z, r, bias, h, c)
         found: list[Tensor] = FUNCTIONS["gradients"](
             list(_lstm_by_scan(*inputs, gates=gates, reverse=reverse)), inputs, list(gs)

@@ -20,7 +20,8 @@ from graphflow.ir.op import (
 )
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
-from graphflow.ops.pointwise.arithmetic import ROW, SCALAR, F, elementwise, greater
+from graphflow.ops.pointwise.comparison import greater
+from graphflow.ops.pointwise.elementwise import ROW, SCALAR, F, elementwise
 from graphflow.ops.pointwise.select import clip_grad, clip_op, where
 from graphflow.ops.reductions.extrema import argmax
 
@@ -128,7 +129,7 @@ hard_swish: Op = elementwise(
     samples=(sample(F), sample(F, low=3.2, high=5.0), sample(SCALAR, low=-5.0, high=-3.2)),
     flops=5,
     into=lambda xp, out, x: xp.copyto(out, _hard_swish_of(xp, x)),
-    doc="x·hard_sigmoid(x). Source: Howard et al., ICCV 2019.",
+    doc="x·hard_sigmoid(x).\n\nSource: Howard et al., ICCV 2019.",
 )
 
 

@@ -28,7 +28,7 @@ from graphflow.ops.networks.recurrent_cells import (
     make_gru_cell,
     make_lstm_cell,
 )
-from graphflow.ops.pointwise.arithmetic import less
+from graphflow.ops.pointwise.comparison import less
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.tensors.creation import arange, zeros
 from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape, squeeze

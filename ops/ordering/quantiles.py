@@ -13,7 +13,8 @@ from graphflow.ir.spec import product
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import reduced_shape, require_kind
 from graphflow.ops.ordering.sort import sort
-from graphflow.ops.pointwise.arithmetic import ceil, equal, floor, isnan
+from graphflow.ops.pointwise.arithmetic import ceil, floor
+from graphflow.ops.pointwise.comparison import equal, isnan
 from graphflow.ops.pointwise.convert import astype, size_of
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import Axes, normalize_arguments, require_elements

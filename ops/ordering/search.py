@@ -15,7 +15,7 @@ from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import Dim, Size, TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.pointwise.arithmetic import less, not_equal
+from graphflow.ops.pointwise.comparison import less, not_equal
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.reductions.reduce import sum

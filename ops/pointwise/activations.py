@@ -13,15 +13,8 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, error_location, function, sample
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, same_float
-from graphflow.ops.pointwise.arithmetic import (
-    SCALAR,
-    F,
-    divide,
-    elementwise,
-    multiply,
-    reciprocal,
-    square,
-)
+from graphflow.ops.pointwise.arithmetic import divide, multiply, reciprocal, square
+from graphflow.ops.pointwise.elementwise import SCALAR, F, elementwise
 from graphflow.ops.pointwise.select import clip
 from graphflow.ops.pointwise.transcendental import erf_of, exp, tanh
 
@@ -167,7 +160,7 @@ mish = elementwise(
     samples=_SMOOTH,
     flops=38,
     into=lambda xp, out, x: xp.copyto(out, _mish_of(xp, x)),
-    doc="x·tanh(softplus(x)). Source: Misra, BMVC 2020.",
+    doc="x·tanh(softplus(x)).\n\nSource: Misra, BMVC 2020.",
 )
 
 

@@ -1,142 +1,39 @@
-"""Elementwise arithmetic, comparison, logic and rounding; `elementwise` declares such ops.
-
-Each op gives `expr`, the value of one element. It serves numpy, CuPy and the kernel generators
-alike. An op that is a single ufunc also gets `into`, so that it writes straight to its buffer.
-"""
+"""Elementwise arithmetic, and rounding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import (
-    FUNCTIONS,
-    Cost,
-    Op,
-    Sample,
-    Sharding,
-    Tensor,
-    function,
-    promote_inputs,
-    register,
-    sample,
-    user_location,
-)
-from graphflow.ir.spec import (
-    TensorSpec,
-    broadcast_shapes,
-    is_inexact,
-    kind,
-    product,
-    real_dtype,
-    spec,
-)
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, function, promote_inputs, sample, user_location
+from graphflow.ir.spec import is_inexact, kind, real_dtype
 from graphflow.ops.base.roots import divide_out, one_where_masked, zero_at_root
 from graphflow.ops.base.shape_rules import (
-    bool_result,
     conj,
     constant_value,
     jvp_from_slopes,
-    require_kind,
     same_float,
     same_inexact,
     same_number,
-    same_numeric,
     zero_where_zero,
 )
-from graphflow.ops.sharding.rules import linear_rule
-
-F = spec("float32", (3, 4))
-ROW = spec("float32", (4,))
-COLUMN = spec("float32", (3, 1))
-SCALAR = spec("float32", ())
-INT = spec("int32", (3, 4))
-BOOL = spec("bool", (3, 4))
-COMPLEX = spec("complex64", (3, 4))
-COMPLEX_ROW = spec("complex64", (4,))
-
-UNARY = (sample(F), sample(SCALAR))
-UNARY_INT = (*UNARY, sample(INT))
-POSITIVE = (sample(F, low=0.3, high=3.0), sample(SCALAR, low=0.3, high=3.0))
-BINARY = (sample(F, F), sample(F, ROW), sample(COLUMN, ROW), sample(SCALAR, F))
-BINARY_INT = (*BINARY, sample(INT, INT))
-NUMBER = (*UNARY_INT, sample(COMPLEX))
-BINARY_NUMBER = (
-    *BINARY_INT,
-    sample(COMPLEX, COMPLEX_ROW),
-    sample(SCALAR.with_dtype("complex64"), COMPLEX),
+from graphflow.ops.pointwise.comparison import equal, greater, less, logical_and, not_equal
+from graphflow.ops.pointwise.elementwise import (
+    BINARY_NUMBER,
+    COLUMN,
+    COMPLEX,
+    COMPLEX_ROW,
+    INT,
+    NUMBER,
+    POSITIVE,
+    RATIO,
+    ROW,
+    SCALAR,
+    F,
+    elementwise,
+    no_gradient,
 )
-# Both inputs positive: away from poles and branch points.
-RATIO = tuple(sample(*s.inputs, low=0.4, high=3.0) for s in BINARY)
-
-
-def per_element(flops: int) -> Callable[..., Cost]:
-    """Return a cost rule of `flops` for each element of the broadcast inputs."""
-
-    def cost(*specs: TensorSpec, **attrs: Any) -> Cost:
-        return Cost(flops=product(broadcast_shapes(*(s.shape for s in specs))) * flops)
-
-    return cost
-
-
-def elementwise(
-    name: str,
-    expr: str | Callable[..., Any],
-    vjp: Callable[..., Sequence[Tensor | None]] | None,
-    infer: Callable[..., TensorSpec] = same_numeric,
-    samples: Sequence[Sample] = (),
-    flops: int = 1,
-    into: Callable[..., None] | None = None,
-    promotes: bool = True,
-    halves: bool = False,
-    doc: str = "",
-    sharding: Callable[..., Sharding] | None = None,
-    jvp: Callable[..., Tensor | None] | None = None,
-) -> Op:
-    """Register an elementwise op.
-
-    Args:
-        expr: the name of a ufunc, or a function (xp, *scalars, **attrs).
-        into: (xp, out, *arrays, **attrs). `out` may share the buffer of an input, so it is written
-            last.
-        vjp: gives cotangents of the result's shape, whatever was broadcast to it; reverse mode
-            reduces them to the inputs' shapes.
-    """
-    ufunc = None
-    if isinstance(expr, str):
-        ufunc = expr
-
-        def expr(xp: Any, *arrays: Any) -> Any:
-            return getattr(xp, ufunc)(*arrays)
-
-        def into(xp: Any, out: Any, *arrays: Any) -> None:
-            getattr(xp, ufunc)(*arrays, out=out)
-
-    return register(
-        Op(
-            name,
-            infer=infer,
-            expr=expr,
-            ufunc=ufunc,
-            into=into,
-            vjp=vjp,
-            jvp=jvp,
-            cost=per_element(flops),
-            samples=samples,
-            promotes=promotes,
-            elementwise=True,
-            halves=halves,
-            doc=doc,
-            sharding=sharding,
-        )
-    )
-
-
-def no_gradient(g: Tensor, y: Tensor, *inputs: Tensor, **attrs: Any) -> tuple[None, ...]:
-    """Return no cotangents: the vjp of functions that are flat almost everywhere."""
-    return (None,) * len(inputs)
-
+from graphflow.ops.sharding.rules import linear_rule
 
 _COMPLEX_RATIO = sample(COMPLEX, COMPLEX_ROW, low=0.4, high=3.0)
 
@@ -149,6 +46,7 @@ add = elementwise(
     same_number,
     BINARY_NUMBER,
     sharding=linear_rule,
+    doc="a + b.",
 )
 subtract = elementwise(
     "subtract",
@@ -157,6 +55,7 @@ subtract = elementwise(
     same_number,
     BINARY_NUMBER,
     sharding=linear_rule,
+    doc="a - b.",
 )
 multiply = elementwise(
     "multiply",
@@ -164,6 +63,7 @@ multiply = elementwise(
     lambda g, y, a, b: (g * conj(b), g * conj(a)),
     same_number,
     BINARY_NUMBER,
+    doc="a·b.",
 )
 
 
@@ -198,6 +98,7 @@ floor_divide = elementwise(
     no_gradient,
     samples=(sample(F, F, low=0.4, high=0.9), sample(COLUMN, ROW, low=0.4, high=0.9)),
     flops=6,
+    doc="The largest integer not above a / b, in the common dtype.",
 )
 
 
@@ -264,8 +165,17 @@ def pow(x: Any, exponent: Any, name: str | None = None) -> Tensor:
     return result
 
 
-negative = elementwise("negative", "negative", lambda g, y, x: (-g,), same_number, NUMBER)
-positive = elementwise("positive", "positive", lambda g, y, x: (g,), same_number, NUMBER)
+negative = elementwise(
+    "negative", "negative", lambda g, y, x: (-g,), same_number, NUMBER, doc="-x."
+)
+positive = elementwise(
+    "positive",
+    "positive",
+    lambda g, y, x: (g,),
+    same_number,
+    NUMBER,
+    doc="+x: the values of x as they are.",
+)
 
 
 def _sign(xp: Any, x: Any) -> Any:
@@ -333,7 +243,9 @@ def signbit(x: Any, name: str | None = None) -> Tensor:
     return result
 
 
-square = elementwise("square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER)
+square = elementwise(
+    "square", "square", lambda g, y, x: (g * (conj(x) * 2),), same_number, NUMBER, doc="x²."
+)
 reciprocal = elementwise(
     "reciprocal",
     "reciprocal",
@@ -341,6 +253,7 @@ reciprocal = elementwise(
     same_inexact,
     (*POSITIVE, sample(COMPLEX, low=0.3, high=3.0)),
     flops=4,
+    doc="1 / x.",
 )
 
 
@@ -365,45 +278,3 @@ floor = _rounding("floor", "floor", "The largest integer not above x, in its dty
 ceil = _rounding("ceil", "ceil", "The smallest integer not below x, in its dtype.")
 trunc = _rounding("trunc", "trunc", "x without its fraction, in its dtype.")
 round = _rounding("round", "rint", "The nearest integer, in the dtype of x; halves go to the even.")
-
-
-# Comparison and logic ---------------------------------------------------------------------------
-
-
-def _orderable(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    require_kind(x, "int", "float")
-    return bool_result(x, *others)
-
-
-def _numbers(x: TensorSpec) -> TensorSpec:
-    return same_number(x).with_dtype(bool)
-
-
-def _logical(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
-    require_kind(x, "bool")
-    return bool_result(x, *others)
-
-
-def _comparison(
-    name: str, infer: Callable[..., TensorSpec] = _orderable, samples: Any = BINARY_INT
-) -> Op:
-    return elementwise(name, name, None, infer, samples)
-
-
-equal = _comparison("equal", bool_result, BINARY_NUMBER)
-not_equal = _comparison("not_equal", bool_result, BINARY_NUMBER)
-less = _comparison("less")
-less_equal = _comparison("less_equal")
-greater = _comparison("greater")
-greater_equal = _comparison("greater_equal")
-
-_BOOLS = (sample(BOOL, BOOL), sample(spec("bool"), BOOL))
-logical_and = elementwise("logical_and", "logical_and", None, _logical, _BOOLS)
-logical_or = elementwise("logical_or", "logical_or", None, _logical, _BOOLS)
-logical_xor = elementwise("logical_xor", "logical_xor", None, _logical, _BOOLS)
-logical_not = elementwise("logical_not", "logical_not", None, _logical, (sample(BOOL),))
-
-_TESTED = (*UNARY, sample(COMPLEX))
-isnan = elementwise("isnan", "isnan", None, _numbers, _TESTED)
-isinf = elementwise("isinf", "isinf", None, _numbers, _TESTED)
-isfinite = elementwise("isfinite", "isfinite", None, _numbers, _TESTED)

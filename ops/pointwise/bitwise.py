@@ -5,22 +5,17 @@ On bools, the operators `& | ^ ~` are the logical ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import DTypeError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, sample
+from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, as_tensor, function, sample
 from graphflow.ir.spec import TensorSpec, as_dtype, spec
 from graphflow.ops.base.shape_rules import require_kind, same, same_numeric
-from graphflow.ops.pointwise.arithmetic import (
-    COLUMN,
-    ROW,
-    SCALAR,
-    F,
-    divisor_cotangent,
-    elementwise,
-)
+from graphflow.ops.pointwise.arithmetic import divisor_cotangent
+from graphflow.ops.pointwise.elementwise import COLUMN, ROW, SCALAR, F, elementwise
 
 INT = spec("int32", (3, 4))
 BYTES = spec("uint8", (4,))
@@ -40,20 +35,46 @@ def _ints(x: TensorSpec, *others: TensorSpec) -> TensorSpec:
 _PAIRS = (sample(INT, INT, classes=100), sample(spec("uint8", (3, 1)), BYTES), sample(BOOL, BOOL))
 _SHIFTS = (sample(INT, INT, classes=8), sample(spec("uint8", (3, 1)), BYTES))
 
-bitwise_and = elementwise("bitwise_and", "bitwise_and", None, _bits, _PAIRS)
-bitwise_or = elementwise("bitwise_or", "bitwise_or", None, _bits, _PAIRS)
-bitwise_xor = elementwise("bitwise_xor", "bitwise_xor", None, _bits, _PAIRS)
-bitwise_invert = elementwise("bitwise_invert", "invert", None, _bits, (sample(INT), sample(BOOL)))
-# A shift by the width of the type or more gives 0 (to the right, -1 for negative numbers).
-bitwise_left_shift = elementwise("bitwise_left_shift", "left_shift", None, _ints, _SHIFTS)
-bitwise_right_shift = elementwise("bitwise_right_shift", "right_shift", None, _ints, _SHIFTS)
+
+def _bitwise(name: str, ufunc: str, doc: str, samples: Sequence[Sample] = _PAIRS) -> Op:
+    return elementwise(name, ufunc, None, _bits, samples, doc=doc)
+
+
+def _shift(name: str, ufunc: str, doc: str) -> Op:
+    return elementwise(name, ufunc, None, _ints, _SHIFTS, doc=doc)
+
+
+bitwise_and = _bitwise(
+    "bitwise_and", "bitwise_and", "The bits that both a and b have; of bools the logical and."
+)
+bitwise_or = _bitwise(
+    "bitwise_or", "bitwise_or", "The bits that a or b has; of bools the logical or."
+)
+bitwise_xor = _bitwise(
+    "bitwise_xor", "bitwise_xor", "The bits that a or b has, but not both; of bools the same."
+)
+bitwise_invert = _bitwise(
+    "bitwise_invert",
+    "invert",
+    "The bits that x does not have; of bools the logical not.",
+    (sample(INT), sample(BOOL)),
+)
+bitwise_left_shift = _shift(
+    "bitwise_left_shift",
+    "left_shift",
+    "The bits of a, moved up by b places; 0 if b is the width of the dtype or more.",
+)
+bitwise_right_shift = _shift(
+    "bitwise_right_shift",
+    "right_shift",
+    "The bits of a, moved down by b places, which keeps the sign: in the end 0 or -1.",
+)
 
 
 def _fmod_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return g, divisor_cotangent(g, FUNCTIONS["trunc"](a / b))
 
 
-# The remainder of a truncating division: the result has the sign of a.
 fmod: Op = elementwise(
     "fmod",
     "fmod",
@@ -65,6 +86,7 @@ fmod: Op = elementwise(
         sample(INT, INT),
     ),
     flops=6,
+    doc="a - trunc(a / b)·b, with the sign of a.",
 )
 
 

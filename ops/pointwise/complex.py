@@ -14,8 +14,8 @@ from typing import Any
 from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, complex_dtype, kind, real_dtype
 from graphflow.ops.base.shape_rules import require_kind, same_float
-from graphflow.ops.pointwise.arithmetic import COLUMN, COMPLEX, ROW, F, elementwise
 from graphflow.ops.pointwise.convert import astype, zeros_like
+from graphflow.ops.pointwise.elementwise import COLUMN, COMPLEX, ROW, F, elementwise
 from graphflow.ops.pointwise.transcendental import atan2
 
 DOUBLE = COMPLEX.with_dtype("complex128")

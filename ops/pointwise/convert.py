@@ -20,7 +20,7 @@ from graphflow.ir.op import (
 )
 from graphflow.ir.spec import TensorSpec, as_dtype, is_inexact, kind, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.pointwise.arithmetic import BOOL, COMPLEX, INT, F, elementwise, no_gradient
+from graphflow.ops.pointwise.elementwise import BOOL, COMPLEX, INT, F, elementwise, no_gradient
 from graphflow.ops.sharding import rules as sharding
 
 

@@ -13,10 +13,8 @@ from graphflow.ir.op import Op, Tensor, function, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import require_finite, same_float, zeros_like
 from graphflow.ops.pointwise.activations import SIDE_PAIRS, SIDES
-from graphflow.ops.pointwise.arithmetic import (
-    elementwise,
-    greater,
-)
+from graphflow.ops.pointwise.comparison import greater
+from graphflow.ops.pointwise.elementwise import elementwise
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.pointwise.transcendental import exp
 

@@ -14,7 +14,8 @@ from graphflow.errors import ArgumentError, DTypeError
 from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
 from graphflow.ir.spec import TensorSpec, kind, spec
 from graphflow.ops.base.shape_rules import same, same_float, same_numeric
-from graphflow.ops.pointwise.arithmetic import (
+from graphflow.ops.pointwise.convert import stop_gradient
+from graphflow.ops.pointwise.elementwise import (
     BINARY_INT,
     BOOL,
     COLUMN,
@@ -24,7 +25,6 @@ from graphflow.ops.pointwise.arithmetic import (
     F,
     elementwise,
 )
-from graphflow.ops.pointwise.convert import stop_gradient
 
 
 def _greater_grad_of(xp: Any, g: Any, a: Any, b: Any) -> Any:
@@ -41,18 +41,19 @@ greater_grad: Op = elementwise(
     flops=5,
     into=lambda xp, out, g, a, b: xp.copyto(out, _greater_grad_of(xp, g, a, b)),
 )
-# At a tie half of the gradient goes to each.
 maximum = elementwise(
     "maximum",
     "maximum",
     vjp=lambda g, y, a, b: (greater_grad(g, a, b), greater_grad(g, b, a)),
     samples=BINARY_INT,
+    doc="The larger of a and b, NaN if one is; at a tie each has half of the gradient.",
 )
 minimum = elementwise(
     "minimum",
     "minimum",
     vjp=lambda g, y, a, b: (greater_grad(g, b, a), greater_grad(g, a, b)),
     samples=BINARY_INT,
+    doc="The smaller of a and b, NaN if one is; at a tie each has half of the gradient.",
 )
 
 

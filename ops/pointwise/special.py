@@ -13,7 +13,8 @@ from graphflow.errors import ArgumentError
 from graphflow.ir.op import Op, Tensor, error_location, function, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.base.shape_rules import require_int, same_float
-from graphflow.ops.pointwise.arithmetic import SCALAR, UNARY, F, elementwise, square
+from graphflow.ops.pointwise.arithmetic import square
+from graphflow.ops.pointwise.elementwise import SCALAR, UNARY, F, elementwise
 from graphflow.ops.pointwise.transcendental import ERFC_PARTS, erf_of, exp, horner
 
 # The gamma function -------------------------------------------------------------------------------

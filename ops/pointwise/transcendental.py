@@ -13,13 +13,10 @@ from typing import Any
 from graphflow.ir.op import FUNCTIONS, Op, Sample, Tensor, sample
 from graphflow.ir.spec import TensorSpec, kind, limits
 from graphflow.ops.base.roots import divide_out, one_where_masked, zero_at_root
-from graphflow.ops.base.shape_rules import (
-    conj,
-    jvp_from_slopes,
-    same_float,
-    same_inexact,
-)
-from graphflow.ops.pointwise.arithmetic import (
+from graphflow.ops.base.shape_rules import conj, jvp_from_slopes, same_float, same_inexact
+from graphflow.ops.pointwise.arithmetic import square
+from graphflow.ops.pointwise.comparison import equal, isinf, logical_and
+from graphflow.ops.pointwise.elementwise import (
     BINARY,
     COMPLEX,
     POSITIVE,
@@ -28,10 +25,6 @@ from graphflow.ops.pointwise.arithmetic import (
     UNARY,
     F,
     elementwise,
-    equal,
-    isinf,
-    logical_and,
-    square,
 )
 
 
@@ -59,7 +52,9 @@ def _sqrt_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (g * 0.5 / conj(y) if quotient is None else quotient * 0.5,)
 
 
-sqrt = _function("sqrt", _sqrt_vjp, samples=POSITIVE, flops=4)
+sqrt = _function(
+    "sqrt", _sqrt_vjp, samples=POSITIVE, flops=4, doc="√x; NaN where x is real and negative."
+)
 rsqrt = _function(
     "rsqrt",
     lambda g, y, x: (g * conj(y * y * y * -0.5),),
@@ -70,12 +65,36 @@ rsqrt = _function(
     doc="1 / √x.",
 )
 
-exp = _function("exp", lambda g, y, x: (g * conj(y),))
-expm1 = _function("expm1", lambda g, y, x: (g * conj(exp(x)),))
-log = _function("log", lambda g, y, x: (g / conj(x),), samples=POSITIVE)
-log1p = _function("log1p", lambda g, y, x: (g / (conj(x) + 1),), samples=POSITIVE)
-log2 = _function("log2", lambda g, y, x: (g / (conj(x) * math.log(2)),), samples=POSITIVE)
-log10 = _function("log10", lambda g, y, x: (g / (conj(x) * math.log(10)),), samples=POSITIVE)
+exp = _function("exp", lambda g, y, x: (g * conj(y),), doc="eˣ.")
+expm1 = _function(
+    "expm1",
+    lambda g, y, x: (g * conj(exp(x)),),
+    doc="eˣ - 1, to the last digits where x is small, too.",
+)
+log = _function(
+    "log",
+    lambda g, y, x: (g / conj(x),),
+    samples=POSITIVE,
+    doc="The natural logarithm; -inf at 0, NaN where x is real and negative.",
+)
+log1p = _function(
+    "log1p",
+    lambda g, y, x: (g / (conj(x) + 1),),
+    samples=POSITIVE,
+    doc="log(1 + x), to the last digits where x is small, too.",
+)
+log2 = _function(
+    "log2",
+    lambda g, y, x: (g / (conj(x) * math.log(2)),),
+    samples=POSITIVE,
+    doc="The logarithm to base 2; otherwise as `log`.",
+)
+log10 = _function(
+    "log10",
+    lambda g, y, x: (g / (conj(x) * math.log(10)),),
+    samples=POSITIVE,
+    doc="The logarithm to base 10; otherwise as `log`.",
+)
 
 
 def _logaddexp(xp: Any, a: Any, b: Any) -> Any:
@@ -95,9 +114,17 @@ logaddexp = _function(
     doc="log(exp(a) + exp(b)), for any a and b; `logsumexp` goes along an axis.",
 )  # fmt: skip
 
-sin = _function("sin", lambda g, y, x: (g * conj(cos(x)),))
-cos: Op = _function("cos", lambda g, y, x: (-(g * conj(sin(x))),))
-tan = _function("tan", lambda g, y, x: (g * conj(square(y) + 1),), samples=_INSIDE, flops=20)
+sin = _function("sin", lambda g, y, x: (g * conj(cos(x)),), doc="The sine of an angle in radians.")
+cos: Op = _function(
+    "cos", lambda g, y, x: (-(g * conj(sin(x))),), doc="The cosine of an angle in radians."
+)
+tan = _function(
+    "tan",
+    lambda g, y, x: (g * conj(square(y) + 1),),
+    samples=_INSIDE,
+    flops=20,
+    doc="The tangent of an angle in radians.",
+)
 
 
 def _one_less_square(x: Tensor) -> Tensor:
@@ -107,12 +134,28 @@ def _one_less_square(x: Tensor) -> Tensor:
 
 
 asin = _function(
-    "asin", lambda g, y, x: (g * conj(rsqrt(_one_less_square(x))),), "arcsin", _INSIDE, flops=20
+    "asin",
+    lambda g, y, x: (g * conj(rsqrt(_one_less_square(x))),),
+    "arcsin",
+    _INSIDE,
+    flops=20,
+    doc="The angle in [-π/2, π/2] whose sine is x; NaN where x is real and outside [-1, 1].",
 )
 acos = _function(
-    "acos", lambda g, y, x: (-(g * conj(rsqrt(_one_less_square(x)))),), "arccos", _INSIDE, flops=20
+    "acos",
+    lambda g, y, x: (-(g * conj(rsqrt(_one_less_square(x)))),),
+    "arccos",
+    _INSIDE,
+    flops=20,
+    doc="The angle in [0, π] whose cosine is x; NaN where x is real and outside [-1, 1].",
 )
-atan = _function("atan", lambda g, y, x: (g / conj(square(x) + 1),), "arctan", flops=20)
+atan = _function(
+    "atan",
+    lambda g, y, x: (g / conj(square(x) + 1),),
+    "arctan",
+    flops=20,
+    doc="The angle in [-π/2, π/2] whose tangent is x.",
+)
 
 
 def _atan2_vjp(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,9 +176,15 @@ def _direction(y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor,
     return a, b, hypot(a, b), scale
 
 
-# The angle of the point (b, a), in (-π, π].
 atan2 = _function(
-    "atan2", _atan2_vjp, "arctan2", RATIO, 24, same_float, jvp=jvp_from_slopes(_atan2_vjp)
+    "atan2",
+    _atan2_vjp,
+    "arctan2",
+    RATIO,
+    24,
+    same_float,
+    jvp=jvp_from_slopes(_atan2_vjp),
+    doc="The angle of the point (b, a) of the plane, in [-π, π] radians.",
 )
 
 
@@ -154,8 +203,18 @@ hypot: Op = _function(
     doc="√(a² + b²), where the squares are too large or small, too; the gradient at 0 is 0.",
 )  # fmt: skip
 
-sinh = _function("sinh", lambda g, y, x: (g * conj(cosh(x)),), flops=20)
-cosh: Op = _function("cosh", lambda g, y, x: (g * conj(sinh(x)),), flops=20)
+sinh = _function(
+    "sinh",
+    lambda g, y, x: (g * conj(cosh(x)),),
+    flops=20,
+    doc="The hyperbolic sine, (exp(x) - exp(-x)) / 2.",
+)
+cosh: Op = _function(
+    "cosh",
+    lambda g, y, x: (g * conj(sinh(x)),),
+    flops=20,
+    doc="The hyperbolic cosine, (exp(x) + exp(-x)) / 2.",
+)
 
 
 def _asinh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -164,7 +223,7 @@ def _asinh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (g / hypot(x, 1.0),)
 
 
-asinh = _function("asinh", _asinh_vjp, "arcsinh", flops=20)
+asinh = _function("asinh", _asinh_vjp, "arcsinh", flops=20, doc="The number whose `sinh` is x.")
 
 
 def _acosh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
@@ -172,9 +231,21 @@ def _acosh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (g * conj(rsqrt(x - 1) * rsqrt(x + 1)),)
 
 
-acosh = _function("acosh", _acosh_vjp, "arccosh", _ABOVE_ONE, flops=20)
+acosh = _function(
+    "acosh",
+    _acosh_vjp,
+    "arccosh",
+    _ABOVE_ONE,
+    flops=20,
+    doc="The number, 0 or above, whose `cosh` is x; NaN where x is real and below 1.",
+)
 atanh = _function(
-    "atanh", lambda g, y, x: (g / conj(_one_less_square(x)),), "arctanh", _INSIDE, flops=20
+    "atanh",
+    lambda g, y, x: (g / conj(_one_less_square(x)),),
+    "arctanh",
+    _INSIDE,
+    flops=20,
+    doc="The number whose `tanh` is x; infinite at -1 and 1, NaN where x is real and beyond.",
 )
 
 
@@ -197,7 +268,7 @@ def _tanh_vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (g * conj(1 - square(y)) if kind(x.dtype) == "complex" else tanh_grad(g, y),)
 
 
-tanh = _function("tanh", _tanh_vjp, flops=16)
+tanh = _function("tanh", _tanh_vjp, flops=16, doc="The hyperbolic tangent, from -1 to 1.")
 
 
 # The error function -----------------------------------------------------------------------------

@@ -29,7 +29,8 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import Dim, Shape, as_dtype, kind, normalize_shape
 from graphflow.ops.base.shape_rules import normalize_axis, require_int, require_kind
 from graphflow.ops.ordering.sort import argsort_op
-from graphflow.ops.pointwise.arithmetic import less, negative
+from graphflow.ops.pointwise.arithmetic import negative
+from graphflow.ops.pointwise.comparison import less
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.transcendental import log
 from graphflow.ops.randomness.probabilities import bernoulli_probabilities, categorical_logits

@@ -18,7 +18,7 @@ from graphflow.ops.base.shape_rules import (
     restore_reduced_axes,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
-from graphflow.ops.pointwise.arithmetic import equal, isinf
+from graphflow.ops.pointwise.comparison import equal, isinf
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import minimum, where
 from graphflow.ops.pointwise.transcendental import exp

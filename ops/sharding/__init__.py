@@ -4,6 +4,7 @@ Rules have the names of their ops. The names that they had before stay importabl
 """
 
 from graphflow.ops.sharding import rules
+from graphflow.ops.sharding.reshapes import reshape_rule
 from graphflow.ops.sharding.rules import *  # noqa: F403
 
 Cut = rules.ShardView
@@ -27,7 +28,7 @@ multiplied = rules.prod_rule
 permuted = rules.permute_rule
 product_rule = rules.matmul_rule
 reduced = rules.sum_rule
-reshaped = rules.reshape_rule
+reshaped = reshape_rule
 rows = rules.row_rule
 squeezed = rules.squeeze_rule
 turned = rules.rotate_rule

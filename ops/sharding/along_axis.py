@@ -1,5 +1,7 @@
-"""How ops that go along an axis are cut within it, where each shard can begin with its own piece
-and a little of the others' is enough to finish: running sums, the largest few.
+"""Sharding rules of ops along an axis whose shards need only a little of each other: running sums,
+top_k.
+
+Each shard computes on its own piece, sends a summary to the others, and finishes with theirs.
 """
 
 from __future__ import annotations
@@ -16,26 +18,31 @@ from graphflow.ops.sharding.rules import equation, letters, without
 
 G = FUNCTIONS
 FEW = 4
-"""Of at least so many times as many elements, the largest few travel and not all."""
-Told = tuple[Tensor, ...]
+"""If an axis has at least so many times k elements, the largest k of each shard travel, and not
+all."""
+Tensors = tuple[Tensor, ...]
 
 
 def cumulative_rule(combined: str, linear: bool = False) -> Callable[..., Sharding]:
-    """Running sums and extrema: a shard's last one goes to those after it.
+    """Return the rule of running sums and extrema: the last element of a shard goes to those after
+    it.
 
     Args:
-        combined: the function that adds what was before to what is here.
+        combined: the name of the op that adds the total before a shard to its own results.
+        linear: whether the op is linear, so that partial sums may pass.
     """
 
     def rule(x: TensorSpec, axis: int, **attrs: Any) -> Sharding:
         names = letters(x.rank)
         reverse = attrs.get("reverse", False)
-        exchange = ShardExchange(names[axis], tell, hear, "after" if reverse else "before")
+        exchange = ShardExchange(names[axis], contribute, combine, "after" if reverse else "before")
         return Sharding(
             equation([names], [names]), linear=((0,),) if linear else (), exchange=exchange
         )
 
-    def tell(op: Op, start: Any, x: Tensor, axis: int, **attrs: Any) -> tuple[Told, Told]:
+    def contribute(
+        op: Op, start: Any, x: Tensor, axis: int, **attrs: Any
+    ) -> tuple[Tensors, Tensors]:
         own = op(x, axis=axis, **attrs)
         last = 0 if attrs.get("reverse", False) else own.shape[axis] - 1
         begin = tuple(last if d == axis else 0 for d in range(x.ndim))
@@ -43,37 +50,43 @@ def cumulative_rule(combined: str, linear: bool = False) -> Callable[..., Shardi
         step = (1,) * x.ndim
         return (own,), (G["slice"](own, start=begin, size=size, step=step),)
 
-    def hear(op: Op, kept: Told, heard: list[Told], **attrs: Any) -> Told:
+    def combine(op: Op, kept: Tensors, received: list[Tensors], **attrs: Any) -> Tensors:
         (own,) = kept
-        if not heard:
+        if not received:
             return kept
-        before = reduce(G[combined], [total for (total,) in heard])
+        before = reduce(G[combined], [total for (total,) in received])
         return (G[combined](before, own),)
 
     return rule
 
 
 def top_k_rule(x: TensorSpec, k: Any, axis: int, **attrs: Any) -> Sharding:
-    """top_k: of the largest k of each shard, with their places, the largest k; where that is less
-    than everything."""
+    """Split top_k along its axis: the largest k of all are among the largest k of each shard.
+
+    Axes of fewer than `FEW`·k elements stay whole.
+    """
     names = letters(x.rank)
     held = without(names, (axis,))
     size = x.shape[axis]
     if not isinstance(k, int) or not isinstance(size, int) or FEW * k > size:
         return Sharding(equation([held], [held] * 2))
 
-    def tell(op: Op, start: Any, x: Tensor, k: int, axis: int, **attrs: Any) -> tuple[Told, Told]:
+    def contribute(
+        op: Op, start: Any, x: Tensor, k: int, axis: int, **attrs: Any
+    ) -> tuple[Tensors, Tensors]:
         few = min(k, int(x.shape[axis]))
         values, places = op(x, k=few, axis=axis, **attrs)
         return (), (values, places + start)
 
-    def hear(op: Op, kept: Told, heard: list[Told], k: int, axis: int, **attrs: Any) -> Told:
-        values, places = (G["concat"](each, axis=axis) for each in zip(*heard, strict=True))
+    def combine(
+        op: Op, kept: Tensors, received: list[Tensors], k: int, axis: int, **attrs: Any
+    ) -> Tensors:
+        values, places = (G["concat"](each, axis=axis) for each in zip(*received, strict=True))
         best, at = op(values, k=k, axis=axis, **attrs)
         return best, G["take_along_axis"](places, at, axis=axis)
 
     found = Sharding(equation([names], [held] * 2))
-    return replace(found, exchange=ShardExchange(names[axis], tell, hear, "all"))
+    return replace(found, exchange=ShardExchange(names[axis], contribute, combine, "all"))
 
 
 __all__ = ["top_k_rule", "cumulative_rule"]

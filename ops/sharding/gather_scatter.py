@@ -1,5 +1,7 @@
-"""How ops that choose rows of tables are cut: of a table in pieces each shard gives or takes the
-rows that it has, so that an embedding of a large vocabulary need not be together anywhere.
+"""Sharding rules of ops that choose rows of tables: each shard reads or writes the rows that it
+has.
+
+So an embedding of a large vocabulary need not be whole on any device.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ G = FUNCTIONS
 def _local_indices(
     indices: Tensor, start: Size, size: Size, total: Size, negative: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Places in a piece of a table, 0 for those outside; and which are inside.
+    """Return indices into a shard's rows, 0 for rows of other shards; and a mask of the shard's
+    own.
 
-    An index of nothing is an error at every shard.
+    An index outside of the whole table is an error at every shard.
     """
     indices = G["astype"](indices, "int64")
     begin, count, every = (G["size_of"](size=n, dtype="int64") for n in (start, size, total))
@@ -33,20 +36,20 @@ def _local_indices(
 
 
 def _broadcast_mask(mask: Tensor, before: int, after: int) -> Tensor:
-    """A mask of indices as it broadcasts to what was taken by them."""
+    """Reshape a mask of indices so that it broadcasts to the rows that they choose."""
     shape = (*(1,) * before, *mask.shape, *(1,) * after)
     spread: Tensor = G["reshape"](mask, shape)
     return spread
 
 
 def _letters_around(x: TensorSpec, indices: TensorSpec, axis: int) -> tuple[str, str, str, str]:
-    """Letters before an axis, of the axis, behind it, and of the indices that choose along it."""
+    """Return the letters before an axis, of the axis, behind it, and of the indices along it."""
     names = letters(x.rank)
     return names[:axis], names[axis], names[axis + 1 :], letters(indices.rank, names)
 
 
 def take_rule(x: TensorSpec, indices: TensorSpec, axis: int) -> Sharding:
-    """take: of a table that is cut each shard gives the rows that it has, and zeros for others."""
+    """Split take. Each shard gives the rows that it has, and zeros for others."""
     before, own, after, names = _letters_around(x, indices, axis)
     if x.dtype.kind == "b":
         own = "."
@@ -64,7 +67,7 @@ def take_rule(x: TensorSpec, indices: TensorSpec, axis: int) -> Sharding:
 
 
 def take_grad_rule(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) -> Sharding:
-    """take_grad: each shard adds up those rows that fall into its piece."""
+    """Split take_grad. Each shard sums the rows that belong to its piece."""
     whole = TensorSpec(shape, g.dtype)
     before, own, after, names = _letters_around(whole, indices, axis)
 
@@ -84,7 +87,7 @@ def take_grad_rule(g: TensorSpec, indices: TensorSpec, shape: Shape, axis: int) 
 def scatter_add_rule(
     x: TensorSpec, indices: TensorSpec, updates: TensorSpec, axis: int
 ) -> Sharding:
-    """scatter_add: each shard adds up those rows that fall into its piece."""
+    """Split scatter_add. Each shard adds the rows that belong to its piece."""
     before, own, after, _ = _letters_around(x, indices, axis)
     held = "." * indices.rank
 
@@ -105,7 +108,7 @@ def scatter_add_rule(
 def update_rows_rule(
     x: TensorSpec, rows: TensorSpec, updates: TensorSpec, number: TensorSpec
 ) -> Sharding:
-    """update_rows: each shard sets those rows that are in its piece; they come first there."""
+    """Split update_rows. Each shard sets the rows of its piece, which it moves to the front."""
     names = letters(x.rank)
     own = names[0]
 
@@ -127,7 +130,7 @@ def update_rows_rule(
 
 
 def take_along_axis_rule(*specs: TensorSpec, axis: int) -> Sharding:
-    """take_along_axis and scatter_add_along_axis."""
+    """Split take_along_axis and scatter_add_along_axis along all other axes."""
     names = letters(specs[0].rank)
     chosen = names if len(specs) == 2 else without(names, (axis,))
     table = without(names, (axis,))
@@ -136,7 +139,7 @@ def take_along_axis_rule(*specs: TensorSpec, axis: int) -> Sharding:
 
 
 def one_hot_rule(indices: TensorSpec, depth: Size, dtype: str) -> Sharding:
-    """one_hot: each shard has some of the classes."""
+    """Split one_hot along the indices, and along the classes."""
     names = letters(indices.rank)
     own = letters(1, names)
 
@@ -154,18 +157,18 @@ def one_hot_rule(indices: TensorSpec, depth: Size, dtype: str) -> Sharding:
 
 
 def bincount_rule(x: TensorSpec, size: Size) -> Sharding:
-    """bincount."""
+    """Leave bincount whole."""
     return Sharding(equation([letters(x.rank)], ["."]))
 
 
 def searchsorted_rule(table: TensorSpec, values: TensorSpec, side: str) -> Sharding:
-    """searchsorted."""
+    """Split searchsorted along the values."""
     names = letters(values.rank)
     return Sharding(equation([".", names], [names]))
 
 
 def flat_rows_rule(indices: TensorSpec, sizes: Any, batch_dims: int) -> Sharding:
-    """flat_rows."""
+    """Split flat_rows along the axes of the indices."""
     names = "." * batch_dims + letters(indices.rank)[batch_dims:-1]
     return Sharding(equation([names + "."], [names]))
 
@@ -173,7 +176,7 @@ def flat_rows_rule(indices: TensorSpec, sizes: Any, batch_dims: int) -> Sharding
 def scatter_rows_rule(
     x: TensorSpec, indices: TensorSpec, updates: TensorSpec, reduction: str, axes: int = 1
 ) -> Sharding:
-    """scatter_rows: rows are cut along what they hold."""
+    """Split scatter_rows along the axes within a row."""
     names = letters(x.rank - axes)
     return Sharding(
         equation(

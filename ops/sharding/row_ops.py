@@ -1,7 +1,7 @@
-"""How ops that look along whole rows are cut within these: softmax, norms, losses over classes.
+"""Sharding rules of ops along whole rows: softmax, norms, losses over classes.
 
-Such an op is made of simpler ones (`expand`), whose reductions give partial results that shards
-combine. So the logits of a large vocabulary need not be together anywhere.
+Such an op is expanded into simpler ones (`expand`) whose partial reductions the shards combine. So
+the logits of a large vocabulary need not be whole on any device.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Sharding, Tensor, make_node
-from graphflow.ir.spec import Outer, Size, TensorSpec, is_inexact, product
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Sharding, Tensor
+from graphflow.ir.spec import Size, TensorSpec, is_inexact, product
 from graphflow.ops.sharding.rules import capital, equation, letters
 
 G = FUNCTIONS
@@ -20,11 +20,12 @@ Axes = tuple[int, ...]
 
 
 def _axes(axis: Any) -> Axes:
+    """Return axes as a tuple."""
     return tuple(axis) if isinstance(axis, tuple) else (axis,)
 
 
 def same_shape_rule(expand: Callable[..., Any]) -> Callable[..., Sharding]:
-    """Ops along `axis` whose inputs and output are alike."""
+    """Return the rule of ops along `axis` whose inputs and output have one shape."""
 
     def rule(*specs: TensorSpec, axis: Any, **attrs: Any) -> Sharding:
         names = capital(letters(specs[0].rank), _axes(axis))
@@ -34,7 +35,7 @@ def same_shape_rule(expand: Callable[..., Any]) -> Callable[..., Sharding]:
 
 
 def reduction_rule(expand: Callable[..., Any]) -> Callable[..., Sharding]:
-    """Ops that reduce `axis`."""
+    """Return the rule of ops that reduce `axis`."""
 
     def rule(x: TensorSpec, axis: Any, keepdims: bool = False, **attrs: Any) -> Sharding:
         at = {a % x.rank for a in _axes(axis)} if x.rank else set()
@@ -46,7 +47,8 @@ def reduction_rule(expand: Callable[..., Any]) -> Callable[..., Sharding]:
 
 
 def arg_extremum_rule(extreme: str) -> Callable[..., Sharding]:
-    """argmax and argmin: the first place that has the extreme of all, or no number."""
+    """Return the rule of argmax and argmin: the first index of the extremum of all shards, or of
+    NaN."""
 
     def expand(x: Tensor, axis: int | None, keepdims: bool) -> Any:
         axes = list(range(x.ndim)) if axis is None else [axis % x.ndim]
@@ -73,7 +75,7 @@ def arg_extremum_rule(extreme: str) -> Callable[..., Sharding]:
 
 
 def _shard_moments(op: Any, cut: Any, x: Tensor, axis: Axes) -> Any:
-    """Of a shard: what part of all values it has, their mean and variance."""
+    """Return a shard's share of all values, and the mean and variance of its values, stacked."""
     names = letters(x.ndim)
     number, every = (
         REGISTRY["size_of"](size=product([sizes[names[a]] for a in axis]), dtype="float64")
@@ -86,7 +88,7 @@ def _shard_moments(op: Any, cut: Any, x: Tensor, axis: Axes) -> Any:
 
 
 def moments_rule(x: TensorSpec, axis: Axes) -> Sharding:
-    """moments: those of shards make those of the whole."""
+    """Split moments along their axes: those of shards are combined into those of the whole."""
     names = letters(x.rank)
     out = "".join("." if i in axis else c for i, c in enumerate(names))
     text = equation([names], ["." + out])
@@ -94,18 +96,18 @@ def moments_rule(x: TensorSpec, axis: Axes) -> Sharding:
 
 
 def _center(x: Tensor, axis: Axes) -> tuple[Any, Any, Any]:
-    """x about its mean along some axes, that mean, and the variance."""
+    """Return x minus its mean along some axes, that mean, and the variance."""
     found = REGISTRY["moments"](x, axis=tuple(a % x.ndim for a in axis))
     return x - found[1], found[1], found[2]
 
 
 def _number(size: Size, like: Tensor) -> Any:
-    """A size as a number in a tensor's dtype."""
+    """Return a size as a tensor of x's dtype."""
     return REGISTRY["size_of"](size=size, dtype=like.dtype.name)
 
 
 def variance(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
-    """var."""
+    """Expand var."""
     spread = _center(x, axis)[2]
     if correction:
         number = _number(product([x.shape[a] for a in axis]), x)
@@ -114,12 +116,12 @@ def variance(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
 
 
 def deviation(x: Tensor, axis: Axes, keepdims: bool, correction: float) -> Any:
-    """std."""
+    """Expand std."""
     return G["sqrt"](variance(x, axis, keepdims, correction))
 
 
 def vector_norm(x: Tensor, axis: Axes, keepdims: bool, ord: float) -> Any:
-    """vector_norm."""
+    """Expand vector_norm."""
     size = G["abs"](x)
     if ord == np.inf:
         return G["max"](size, axis, keepdims)
@@ -135,7 +137,7 @@ def vector_norm(x: Tensor, axis: Axes, keepdims: bool, ord: float) -> Any:
 
 
 def log_sum_exp(x: Tensor, axis: Axes, keepdims: bool) -> Any:
-    """logsumexp."""
+    """Expand logsumexp."""
     top = G["max"](x, axis, keepdims=True)
     level = G["where"](G["isfinite"](top), top, G["zeros_like"](top))
     total = G["log"](G["sum"](G["exp"](x - level), axis, keepdims=True)) + level
@@ -143,28 +145,29 @@ def log_sum_exp(x: Tensor, axis: Axes, keepdims: bool) -> Any:
 
 
 def softmax(x: Tensor, axis: int) -> Any:
-    """softmax."""
+    """Expand softmax."""
     powers = G["exp"](x - G["max"](x, axis, keepdims=True))
     return powers / G["sum"](powers, axis, keepdims=True)
 
 
 def log_softmax(x: Tensor, axis: int) -> Any:
-    """log_softmax."""
+    """Expand log_softmax."""
     shifted = x - G["max"](x, axis, keepdims=True)
     return shifted - G["log"](G["sum"](G["exp"](shifted), axis, keepdims=True))
 
 
 def softmax_grad(g: Tensor, y: Tensor, axis: int) -> Any:
-    """softmax_grad."""
+    """Expand softmax_grad."""
     return y * (g - G["sum"](g * y, axis, keepdims=True))
 
 
 def log_softmax_grad(g: Tensor, y: Tensor, axis: int) -> Any:
-    """log_softmax_grad."""
+    """Expand log_softmax_grad."""
     return g - G["exp"](y) * G["sum"](g, axis, keepdims=True)
 
 
 def _standardize(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[Any, Any]:
+    """Return the standardised rows and the reciprocal of their deviation."""
     if centred:
         about, _, spread = _center(x, axis)
     else:
@@ -174,18 +177,19 @@ def _standardize(x: Tensor, axis: Axes, epsilon: float, centred: bool) -> tuple[
 
 
 def standardize(x: Tensor, axis: Axes, epsilon: float, centred: bool = True) -> Any:
-    """standardize."""
+    """Expand standardize."""
     return _standardize(x, axis, epsilon, centred)[0]
 
 
 def standardize_grad(g: Tensor, x: Tensor, axis: Axes, epsilon: float, centred: bool = True) -> Any:
-    """standardize_grad."""
+    """Expand standardize_grad."""
     unit, per_deviation = _standardize(x, axis, epsilon, centred)
     rest = g - unit * G["mean"](g * unit, axis, keepdims=True)
     return (rest - G["mean"](g, axis, keepdims=True) if centred else rest) * per_deviation
 
 
 def _broadcast_shape(x: Tensor, axes: Sequence[int]) -> tuple[Size, ...]:
+    """Return the shape in which a tensor along some axes broadcasts to x."""
     return tuple(size if i in axes else 1 for i, size in enumerate(x.shape))
 
 
@@ -200,7 +204,7 @@ def _affine_norm(
 def affine_norm_rule(
     x: TensorSpec, *parameters: TensorSpec, axis: Axes, along: Axes, **attrs: Any
 ) -> Sharding:
-    """affine_norm."""
+    """Split affine_norm along its rows, by expansion."""
     names = capital(letters(x.rank), axis)
     own = "".join(names[a] for a in along)
     return Sharding(equation([names, *[own] * len(parameters)], [names]), expand=_affine_norm)
@@ -210,6 +214,7 @@ def affine_norm_rule(
 
 
 def _others(x: Any, channel: int) -> Axes:
+    """Return all axes but that of the channels."""
     return tuple(i for i in range(x.ndim) if i != channel)
 
 
@@ -239,7 +244,7 @@ def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon:
 
 
 def batch_norm_rule(x: TensorSpec, *parameters: TensorSpec, channel: int, **attrs: Any) -> Sharding:
-    """batch_norm: the moments are those of the whole batch, wherever it is."""
+    """Split batch_norm. The moments are those of the whole batch, wherever its parts are."""
     names = letters(x.rank)
     own = names[channel]
     wide = capital(names, [i for i in range(x.rank) if i != channel])
@@ -249,7 +254,7 @@ def batch_norm_rule(x: TensorSpec, *parameters: TensorSpec, channel: int, **attr
 def batch_norm_grad_rule(
     g: TensorSpec, x: TensorSpec, scale: TensorSpec, channel: int, epsilon: float
 ) -> Sharding:
-    """batch_norm_grad."""
+    """Split batch_norm_grad. The moments are those of the whole batch."""
     names = letters(x.rank)
     own = names[channel]
     wide = capital(names, [i for i in range(x.rank) if i != channel])
@@ -260,7 +265,7 @@ def batch_norm_grad_rule(
 def channel_affine_rule(
     x: TensorSpec, *parameters: TensorSpec, channel: int, epsilon: float
 ) -> Sharding:
-    """channel_affine."""
+    """Split channel_affine along all axes."""
     names = letters(x.rank)
     return Sharding(equation([names, *[names[channel]] * len(parameters)], [names]))
 
@@ -269,18 +274,20 @@ def channel_affine_rule(
 
 
 def _is_label(logits: Tensor, labels: Tensor) -> Any:
+    """Return a mask of the logit of each label."""
     return G["one_hot"](labels, logits.shape[-1], "bool")
 
 
 def _pick_label(logits: Tensor, labels: Tensor) -> Any:
+    """Return the logit of each label."""
     zeros = G["zeros_like"](logits)
     return G["sum"](G["where"](_is_label(logits, labels), logits, zeros), -1)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
     shifted = logits - G["max"](logits, -1, keepdims=True)
-    total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # as softmax has it, for the gradient
-    picked = _pick_label(shifted, labels)  # before the total is read: both travel together
+    total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # the gradient reuses this sum
+    picked = _pick_label(shifted, labels)  # before `total` is read: one exchange for both
     return G["squeeze"](G["log"](total), -1) - picked
 
 
@@ -291,14 +298,14 @@ def _cross_entropy_grad(g: Tensor, logits: Tensor, labels: Tensor) -> Any:
 
 
 def cross_entropy_rule(logits: TensorSpec, labels: TensorSpec) -> Sharding:
-    """cross_entropy."""
+    """Split cross_entropy along the classes, by expansion."""
     names = letters(labels.rank)
     own = letters(1, names).upper()
     return Sharding(equation([names + own, names], [names]), expand=_cross_entropy)
 
 
 def nll_rule(x: TensorSpec, labels: TensorSpec) -> Sharding:
-    """nll."""
+    """Split nll along the classes, by expansion."""
     names = letters(labels.rank)
     own = letters(1, names).upper()
     return Sharding(
@@ -307,105 +314,7 @@ def nll_rule(x: TensorSpec, labels: TensorSpec) -> Sharding:
 
 
 def cross_entropy_grad_rule(g: TensorSpec, logits: TensorSpec, labels: TensorSpec) -> Sharding:
-    """cross_entropy_grad."""
+    """Split cross_entropy_grad along the classes, by expansion."""
     names = letters(labels.rank)
     own = names + letters(1, names).upper()
     return Sharding(equation([names, own, names], [own]), expand=_cross_entropy_grad)
-
-
-# Attention --------------------------------------------------------------------------------------
-
-
-def _attention_rule(
-    specs: Sequence[TensorSpec], kinds: Sequence[str], outs: Sequence[str]
-) -> Sharding:
-    """Ops of attention: cut along the batch, heads (in multiples of those that share keys) and
-    queries. The kinds of tensors: "q" (…, heads, T, d), "k" (…, shared, S, d), "l" (…, heads, T)
-    and "m", a mask that broadcasts to (…, heads, T, S)."""
-    q = specs[kinds.index("q", 2) if kinds[0] != "q" else 0]
-    k = specs[kinds.index("k")]
-    front = letters(q.rank - 3)
-    head, row = tuple(letters(2, front))
-    heads, shared = q.shape[-3], k.shape[-3]
-    if not isinstance(q.shape[-2], int):
-        row = "."
-    scale: dict[tuple[int, int], Size] = {}
-    whole = (*q.shape[:-1], k.shape[-2])
-    names = {"q": front + head + row + ".", "k": front + head + "..", "l": front + head + row}
-    tensors = [*kinds, *outs]
-    texts = []
-    for number, kind in enumerate(tensors):
-        if kind == "m":
-            mask = specs[min(number, len(specs) - 1)]
-            wide = front + head + row + "."
-            own = wide[len(whole) - mask.rank :]
-            text = "".join("." if n == 1 else c for n, c in zip(mask.shape, own, strict=True))
-        else:
-            text = names[kind]
-        texts.append(text)
-        if kind != "k" and head in text and heads != shared:
-            scale[number, text.index(head)] = heads // shared
-
-    def build(op: Any, cut: Any, *inputs: Tensor, **attrs: Any) -> Any:
-        start = int(cut.start[row]) if row in cut.start else 0
-        return op(*inputs, **{**attrs, "offset": attrs["offset"] + start})
-
-    return Sharding(equation(texts[: len(specs)], texts[len(specs) :]), scale, build=build)
-
-
-def attention_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
-    """attention."""
-    return _attention_rule(specs, ["q", "k", "k", *"m" * (len(specs) - 3)], ["q", "l"])
-
-
-def attention_grad_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
-    """attention_grad."""
-    kinds = ["q", "l", "q", "k", "k", "l", *"m" * (len(specs) - 6)]
-    return _attention_rule(specs, kinds, ["q", "k", "k"])
-
-
-def attention_mask_grad_rule(*specs: TensorSpec, **attrs: Any) -> Sharding:
-    """attention_mask_grad."""
-    return _attention_rule(specs, ["q", "l", "q", "k", "k", "l", "m"], ["m"])
-
-
-def packed_attention_rule(*specs: TensorSpec, heads: int, shared: int, **attrs: Any) -> Sharding:
-    """attention_packed and its gradient: cut along the batch, and along heads of keys, which
-    queries, keys and values have side by side, in stretches of unlike length where queries share
-    keys."""
-    x = specs[0]
-    front = letters(x.rank - 2)
-    head = letters(1, front)
-    each = heads // shared
-    depth = x.shape[-1] // (heads + 2 * shared if len(specs) < 4 else heads)
-    kinds = ["x", "m"] if len(specs) < 4 else ["y", "x", "y", "l", "m"]
-    outs = ["y", "l"] if len(specs) < 4 else ["x"]
-    names = {"x": front + "." + head, "y": front + "." + head, "l": front + head + "."}
-    texts = []
-    scale: dict[tuple[int, int], Size] = {}
-    outer: dict[tuple[int, int], Outer] = {}
-    for number, kind in enumerate([*kinds[: len(specs)], *outs]):
-        if kind == "m":
-            mask = specs[number].shape
-            own = (front + head + "..")[x.rank + 1 - len(mask) :]
-            texts.append("".join("." if n == 1 else c for n, c in zip(mask, own, strict=True)))
-            if head in texts[-1] and each != 1:
-                scale[number, texts[-1].index(head)] = each
-            continue
-        texts.append(names[kind])
-        if kind == "l" and each != 1:
-            scale[number, x.rank - 2] = each
-        elif kind == "x":
-            scale[number, x.rank - 1] = depth
-            outer[number, x.rank - 1] = 3 if each == 1 else (each, 1, 1)
-        elif kind == "y":
-            scale[number, x.rank - 1] = depth * each
-
-    def build(op: Any, cut: Any, *inputs: Tensor, **attrs: Any) -> Any:
-        count = cut.size[head]
-        own = {"heads": count * each, "shared": count}
-        made = make_node(op, inputs, {**attrs, **own}).outputs
-        return made if len(made) > 1 else made[0]
-
-    text = equation(texts[: len(specs)], texts[len(specs) :])
-    return Sharding(text, scale, build=build, ignores_start=each == 1, outer=outer)

@@ -1,5 +1,6 @@
-"""How parts of tensors are cut, and tensors put together of parts: along their own axis, too, each
-shard of the result finding its elements wherever they are.
+"""Sharding rules of slice, pad and concat, along their own axis, too.
+
+Each shard of the result finds its elements wherever they are.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from graphflow.ops.sharding.rules import Range, ShardView, equation, letters, wi
 
 
 def concat_rule(*xs: TensorSpec, axis: int) -> Sharding:
-    """concat: cut along the other axes; along its own, each shard of the result finds its elements
-    wherever they are."""
+    """Split concat. Along its own axis, each shard of the result finds its elements wherever they
+    are."""
     names = letters(xs[0].rank)
     axis %= xs[0].rank
     sizes = [x.shape[axis] for x in xs]
@@ -46,7 +47,7 @@ def concat_rule(*xs: TensorSpec, axis: int) -> Sharding:
 def slice_rule(
     x: TensorSpec, start: Sequence[Any], size: Sequence[Any], step: Sequence[int]
 ) -> Sharding:
-    """slice: each shard of the result finds its elements wherever they are."""
+    """Split slice. Each shard of the result finds its elements wherever they are."""
     names = letters(x.rank)
     axes = [*zip(x.shape, start, size, step, strict=True)]
     stays = [_is_whole(*axis) for axis in axes]
@@ -83,26 +84,30 @@ def slice_rule(
 
 
 def _is_diagonal(flat: Size, start: Any, size: Size, step: Any) -> bool:
-    """Whether these are the elements on the diagonal of a matrix whose rows stand one behind the
-    other: of some rows, those from the column on that is the first row's number. Where the size is
-    known, windows find them."""
+    """Return True if a strided slice of a flattened square matrix is its diagonal (start 0, step
+    n+1).
+
+    Only symbolic sizes need this case: if the size is known, windows find the elements.
+    """
     return not isinstance(size, int) and bool(
         start == 0 and step == size + 1 and flat == size * size
     )
 
 
 def _is_whole(have: Size, start: Any, size: Any, step: int) -> bool:
+    """Return True if a slice takes the whole axis."""
     return bool(have == size) and start == 0 and step == 1
 
 
 def _is_window(have: Size, start: Any, size: Any) -> bool:
+    """Return True if a slice has known bounds and is not empty."""
     return all(isinstance(n, int) for n in (have, start, size)) and size > 0
 
 
 def pad_rule(
     x: TensorSpec, shape: Shape, start: Sequence[Any], step: Sequence[int], value: Any
 ) -> Sharding:
-    """pad: each shard of the result finds its elements wherever they are."""
+    """Split pad. Each shard of the result finds its elements wherever they are."""
     names = letters(x.rank)
     axes = [*zip(x.shape, start, shape, step, strict=True)]
     stays = [_is_whole(*axis) for axis in axes]

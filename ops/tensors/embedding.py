@@ -12,7 +12,7 @@ from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ir.spec import kind
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.pointwise.arithmetic import not_equal
+from graphflow.ops.pointwise.comparison import not_equal
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import stop_gradient_unless
 from graphflow.ops.tensors.take import as_indices, take

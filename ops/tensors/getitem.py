@@ -68,9 +68,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     at = [i for i, kind in enumerate(layout) if kind == "take"]
     x, places = _merge_indexed_axes(x, taken, at)
     x = take(x, places, at[0])
-    if at[0] and _are_separated(
-        items
-    ):  # numpy moves the axes of separated ints and arrays to the front
+    # numpy moves the axes of separated ints and arrays to the front
+    if at[0] and _are_separated(items):
         axes = list(range(at[0], at[0] + places.ndim))
         x = moveaxis(x, axes, list(range(places.ndim)))
     return x

@@ -16,7 +16,7 @@ from graphflow.ir.spec import Shape, TensorSpec, equate, is_inexact, product, sh
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import kernel_like_first, normalize_axis, require_kind
 from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, combine_rows, normalize_indices
-from graphflow.ops.pointwise.arithmetic import equal
+from graphflow.ops.pointwise.comparison import equal
 from graphflow.ops.pointwise.convert import astype, full_like
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.sharding import gather_scatter as gather_sharding

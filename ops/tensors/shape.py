@@ -29,6 +29,7 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, normalize_axis, require_list, unbroadcast
 from graphflow.ops.sharding import rules as sharding
+from graphflow.ops.sharding.reshapes import reshape_rule
 
 F = spec("float32", (3, 4))
 CUBE = spec("float32", (2, 3, 4))
@@ -59,7 +60,7 @@ reshape_op = register(
         kernel=lambda xp, x, shape: xp.reshape(x, shape),
         vjp=lambda g, y, x, shape: (reshape(g, x.shape),),
         batch=batching.leading_size("shape"),
-        sharding=sharding.reshape_rule,
+        sharding=reshape_rule,
         cost=_no_cost,
         samples=(
             sample(F, shape=(2, 6)),

@@ -220,7 +220,8 @@ def for_rank(f: Callable[P, Tensor], rank: int) -> Callable[P, Tensor]:
         return f(*args, **kwargs)
 
     wrapper.__name__ = wrapper.__qualname__ = f"{f.__name__}{rank}d"
-    wrapper.__doc__ = f"`{f.__name__}` over {rank} spatial axes.\n\n    {f.__doc__}"
+    axes = "one spatial axis" if rank == 1 else f"{rank} spatial axes"
+    wrapper.__doc__ = f"`{f.__name__}` over {axes}.\n\n    {f.__doc__}"
     return function(wrapper)
 
 

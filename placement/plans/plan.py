@@ -29,8 +29,8 @@ from graphflow.placement.plans.plan_records import MeasuredSteps
 if TYPE_CHECKING:
     import networkx
 
-    from graphflow.placement.plans.plan_diff import Difference
-    from graphflow.placement.plans.report import Report
+    from graphflow.placement.plans.reports.plan_diff import Difference
+    from graphflow.placement.plans.reports.report import Report
 
 SUFFIXES = (".html", ".svg", ".json", ".dot")
 
@@ -91,25 +91,25 @@ class Plan(PlanData):
     def report(self) -> Report:
         """A table: busy and idle time and peak memory of each device, predicted and measured;
         bytes over each link; the critical path with names and lines. Print it."""
-        from graphflow.placement.plans.report import report
+        from graphflow.placement.plans.reports.report import report
 
         return report(self)
 
     def diff(self, other: Plan) -> Difference:
-        """What another plan does otherwise: nodes that moved and what each move alone would cost
+        """Compare with another plan: nodes that moved and what each move alone would cost
         here, makespans, bytes over each link. Print it.
 
         Raises:
             PlanError: the other is no plan.
         """
-        from graphflow.placement.plans.plan_diff import difference
+        from graphflow.placement.plans.reports.plan_diff import difference
 
         if not isinstance(other, Plan):
             raise PlanError(f"a plan is compared with another gf.Plan, not {other!r}")
         return difference(self, other)
 
     def compare(self, other: Plan) -> str:
-        """What another plan of the same graph does otherwise, as text.
+        """Describe how another plan of the same graph differs, as text.
 
         Raises:
             PlanError: the other is no plan.
@@ -219,7 +219,7 @@ class Plan(PlanData):
         return f"<Plan of {nodes} on {devices} by {self.placer}: {show_seconds(self.makespan)}>"
 
     def __str__(self) -> str:
-        from graphflow.placement.plans.report import FEW, device_uses, shown_devices
+        from graphflow.placement.plans.reports.report import FEW, device_uses, shown_devices
 
         nodes = show_count(len(self.nodes), "node")
         rows = [f"plan of {nodes} by {self.placer}: {show_seconds(self.makespan)}"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.plans.report import DeviceUse, device_uses
+from graphflow.placement.plans.reports.report import DeviceUse, device_uses
 from graphflow.placement.view import colours
 from graphflow.placement.view.fold import fold_large
 from graphflow.placement.view.layout import NODE_WIDTH, EdgeRoute, GraphLayout, arrange
@@ -74,7 +74,7 @@ class DrawnEdge:
 
     @cached_property
     def middle(self) -> tuple[float, float]:
-        """Where on a cut wire its mark goes: the middle of its first piece, where it crosses."""
+        """Return the place of a cut wire's mark: the middle of its first crossing piece."""
         x0, y0, x1, y1 = self.route.segments()[0]
         return (x0 + x1) / 2, (y0 + y1) / 2
 

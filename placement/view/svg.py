@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
-from graphflow.placement.plans.report import shown_devices
+from graphflow.placement.plans.reports.report import shown_devices
 from graphflow.placement.view import colours
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
 from graphflow.placement.view.scene import Box, DrawnEdge, Scene, TimelineRow, headlines, scene
@@ -20,7 +20,7 @@ from graphflow.placement.view.text import printable, shorten, ticks
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData
     from graphflow.placement.plans.plan_records import Interval
-    from graphflow.placement.plans.report import DeviceUse
+    from graphflow.placement.plans.reports.report import DeviceUse
 
 MARGIN, NARROWEST = 32.0, 1120.0
 ROW, BAR = 24.0, 16.0
@@ -147,7 +147,7 @@ def _row(row: TimelineRow, y: float, scale: float, first: bool) -> Iterator[str]
 
 
 def _merge_bars(bars: Sequence[Interval], pixel: float) -> Iterator[Interval]:
-    """Of many bars, those that no eye tells apart as one."""
+    """Merge bars that are too close to be told apart."""
     if len(bars) <= MANY:
         yield from bars
         return

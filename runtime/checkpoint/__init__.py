@@ -2,9 +2,9 @@
 
     variables ─shard→ safetensors ─files→ disk;  manifest + rename = a checkpoint
 
-`shard` and `manifest` know the formats, `files` what survives a crash, `folder` makes of both one
-checkpoint, `store` keeps the last few in a directory, and `remote` is what a worker writes for its
-coordinator.
+`shard` and `manifest` define the formats. `files` has the operations that survive a crash. `folder`
+makes one checkpoint of them, and `store` keeps the last few in a directory. `remote` writes a
+worker's shard for its coordinator.
 """
 
 from graphflow.runtime.checkpoint.folder import Checkpoint, load, save

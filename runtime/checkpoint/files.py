@@ -1,13 +1,13 @@
-"""Files and folders that are there after a crash, whole, or not at all.
+"""Files and folders that are either complete after a crash, or absent.
 
-All that a checkpoint does to a disk goes through here: written, synced, then renamed. What a crash
-leaves behind has a name by which the next start knows it, with 16 digits that were drawn:
+All writes of checkpoints go through here: write, sync, then rename. Leftovers of a crash have names
+by which the next start finds them, with 16 random digits:
 
-    .NAME.partial-0123456789abcdef   was being written
-    .NAME.old-0123456789abcdef       made room for a new NAME; it is NAME where that never came
-    .NAME.gone-0123456789abcdef      was being removed
+    .NAME.partial-0123456789abcdef   was being written .NAME.old-0123456789abcdef       was set
+    aside for a new NAME, and is NAME if that never came .NAME.gone-0123456789abcdef      was being
+    removed
 
-Anything else is the user's, however much it looks like it.
+All other names are the user's, however similar.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from graphflow.base.interrupts import defer_signals
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview
-_MAX_NAME = 255  # bytes of a name in a path
+_MAX_NAME = 255  # bytes of one name in a path
 _LEFTOVER = re.compile(r"\.(.+)\.(partial|old|gone)-[0-9a-f]{16}", re.DOTALL)
-_PIECE = 8 * 2**20  # bytes, hashed and written by turns while they are in the cache
+_PIECE = 8 * 2**20  # bytes to write and then hash, while they are in the cache
 
 
 def write_new(
@@ -39,17 +39,17 @@ def write_new(
     within: int | None = None,
     mode: int = 0o666,
 ) -> tuple[str, int]:
-    """Write a file that is not there yet, to the disk itself.
+    """Write a new file, and sync it to disk.
 
     Args:
-        parts: its content, as bytes.
+        parts: its content.
         within: descriptor of the folder that a relative path is in.
 
     Returns:
         Its SHA-256, and its size in bytes.
 
     Raises:
-        OSError: it exists, or the disk does not take it.
+        OSError: the file exists, or cannot be written.
     """
     digest, size = hashlib.sha256(), 0
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,15 +69,15 @@ def write_new(
 
 
 def read_file(path: str | os.PathLike[str], most: int, size: int | None = None) -> bytes:
-    """All of a file. Nothing else is waited for or read without an end: no pipe, no device.
+    """Return the content of a regular file. Pipes and devices, which might block, are refused.
 
     Args:
-        most: bytes that it may have.
-        size: bytes that it has, where that is known; one of another size is not read.
+        most: largest size to read, in bytes.
+        size: the expected size, if it is known.
 
     Raises:
-        OSError: it cannot be read, is no file, or is too large.
-        WrongSize: it has another size.
+        OSError: it cannot be read, is no regular file, or is too large.
+        WrongSize: it does not have the expected size.
     """
     with open(path, "rb", opener=_open_nonblocking) as file:
         there = os.fstat(file.fileno())
@@ -91,7 +91,7 @@ def read_file(path: str | os.PathLike[str], most: int, size: int | None = None) 
 
 
 class WrongSize(Exception):
-    """A file does not have the bytes that were written; how many it has."""
+    """The actual size of a file that does not have the expected one."""
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
@@ -99,7 +99,7 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -108,18 +108,18 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder that is there after a crash, too, and those above it."""
+    """Make a folder and its parents so that they survive a crash."""
     if folder.is_dir():
         return
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
-        with suppress(PermissionError):  # one that may be written to, and not be listed
+        with suppress(PermissionError):  # a folder may be writable but not readable
             sync_folder(each.parent)
 
 
 def begin_folder(target: Path) -> Path:
-    """A new folder beside a target, to write what will take its place."""
+    """Make a new folder beside `target`, to write its replacement."""
     make_folder(target.parent)
     for left in _leftovers_of(target, "partial"):
         remove_folder(left)
@@ -129,10 +129,10 @@ def begin_folder(target: Path) -> Path:
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Rename a folder that is complete; one that was there goes when the new one is there.
+    """Rename a complete folder to `target`, and remove what was there afterwards.
 
     Raises:
-        OSError: it cannot; what was there is there.
+        OSError: it cannot be renamed; the old content is intact.
     """
     sync_folder(partial)
     old = None
@@ -151,8 +151,10 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file for its owner alone, in place of another, or of whatever else is there
-    but a folder with something in it: a crash leaves either."""
+    """Write a small file, readable by its owner only, in place of another one.
+
+    A crash leaves the old file or the new one. An empty folder in its place is replaced, too.
+    """
     fresh = _temporary_name(path, "partial")
     try:
         write_new(fresh, [data], mode=0o600)
@@ -166,7 +168,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder as a whole: one of which files are missing is never seen under its name."""
+    """Remove a folder so that it never appears incomplete under its name."""
     name = folder.name
     gone = folder if name.startswith(".") else _temporary_name(folder, "gone")
     try:
@@ -178,16 +180,16 @@ def remove_folder(folder: Path) -> None:
 
 
 def find_checkpoint(target: Path) -> Path:
-    """The place of a checkpoint: where it was set aside, if saving stopped just then."""
+    """Return the place of a checkpoint: where it was set aside, if a save stopped at that
+    moment."""
     return target if target.exists() else next(iter(_leftovers_of(target, "old")), target)
 
 
 def clean_up(root: Path, ours: re.Pattern[str]) -> list[str]:
-    """Remove what a crash left in a folder, and put back what had only made room. What was done,
-    in words.
+    """Remove a crash's leftovers in a folder, restore set-aside content, and return what was done.
 
     Args:
-        ours: what leftovers are called of those who write here; any other may still be written.
+        ours: pattern of leftovers of this folder's only writer; others may still be in use.
     """
     done = []
     for old, target in _list_leftovers(root, "old", ours):
@@ -202,23 +204,28 @@ def clean_up(root: Path, ours: re.Pattern[str]) -> list[str]:
 
 
 def _remove_leftover(folder: Path, target: Path, kind: str) -> None:
-    """Remove what a crash left: first from where its writer, if that lives, would find it and put
-    in its place what is half removed."""
+    """Remove a leftover.
+
+    A partial folder is renamed first: its writer, if that still runs, must not put it in place
+    while it is half removed.
+    """
     gone = folder
     if kind == "partial":
         gone = _temporary_name(target, "gone")
         try:
             os.rename(folder, gone)
         except FileNotFoundError:
-            return  # it is in its place
+            return  # its writer has put it in place
     _remove_all(gone)
 
 
 def _remove_all(place: Path) -> None:
-    """Remove a folder with all that is in it, or what somebody put in its place: rmtree keeps a
-    link, and waits for a pipe's other end."""
+    """Remove a folder with its content, or the file, link or pipe in its place.
+
+    `shutil.rmtree` would keep a link, and wait for the other end of a pipe.
+    """
     if place.is_dir() and not place.is_symlink():
-        with defer_signals():  # rmtree would close a descriptor twice, perhaps another thread's
+        with defer_signals():  # an interrupted rmtree may close a descriptor of another thread
             shutil.rmtree(place, ignore_errors=True)
     elif os.path.lexists(place):
         with suppress(OSError):
@@ -226,10 +233,10 @@ def _remove_all(place: Path) -> None:
 
 
 def absolute_path(folder: str | os.PathLike[str]) -> Path:
-    """A path from the root.
+    """Return the absolute path of a folder.
 
     Raises:
-        CheckpointError: no path, or one that no file can have.
+        CheckpointError: it is no path, or one that no file can have.
     """
     try:
         path = os.path.abspath(folder)
@@ -238,23 +245,23 @@ def absolute_path(folder: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise CheckpointError(f"{folder!r} is in a folder that is gone: {error}") from error
     if not folder or not isinstance(path, str) or "\0" in path:
-        raise CheckpointError(f"{folder!r} is no name of a folder")
+        raise CheckpointError(f"{folder!r} is not a valid folder name")
     if any(len(os.fsencode(name)) > _MAX_NAME for name in Path(path).parts):
-        raise CheckpointError(f"{format_value(folder)} is longer than the name of a folder may be")
+        raise CheckpointError(f"{format_value(folder)} is longer than a folder name may be")
     return Path(path)
 
 
 def resolve_links(folder: str | os.PathLike[str]) -> Path:
-    """A path from the root, without links: what is written takes the place of what they lead to.
+    """Return the absolute path without links, so that a save replaces the link's target.
 
     Raises:
-        CheckpointError: as `absolute`.
+        CheckpointError: as `absolute_path`.
     """
     return Path(os.path.realpath(absolute_path(folder)))
 
 
 def is_empty(place: Path) -> bool:
-    """Whether it is a folder without anything in it."""
+    """Return True if a path is an empty folder."""
     return place.is_dir() and not any(place.iterdir())
 
 
@@ -269,10 +276,10 @@ def _leftovers_of(target: Path, kind: str) -> list[Path]:
 def _list_leftovers(
     root: Path, kind: str, ours: re.Pattern[str] = _LEFTOVER
 ) -> list[tuple[Path, Path]]:
-    """What has names of ours in a folder, each with the place that it is to have, or had."""
+    """Return the leftovers of a kind in a folder, each with the path that it had or was to have."""
     try:
         names = sorted(os.listdir(root))
-    except (FileNotFoundError, PermissionError):  # one that may be written to, and not be listed
+    except (FileNotFoundError, PermissionError):  # a folder may be writable but not readable
         return []
     matches = [
         match for name in names if ours.fullmatch(name) and (match := _LEFTOVER.fullmatch(name))

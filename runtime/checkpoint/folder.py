@@ -1,8 +1,8 @@
-"""One checkpoint: a folder with shards and a manifest, written so that a crash leaves the old.
+"""One checkpoint: a folder with shards and a manifest. A crash while writing leaves the old one.
 
-    Draft.begin → shards, by whoever has the variables → commit: manifest, sync, rename
+    CheckpointDraft.begin → shards, by whoever has the variables → commit: manifest, sync, rename
 
-`load` reads what any version wrote, and checks every byte of it before anything is believed.
+`load` reads the files of any version, and verifies every byte before it uses one.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from graphflow.runtime.checkpoint.shard import (
 Array = np.ndarray[Any, Any]
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 1 << 28
-"""Bytes of one that is read: some hundred for each variable or piece of one."""
+"""Largest manifest to read, in bytes; a variable, or a piece of one, takes some hundred."""
 CLIENT_SHARD = "client.safetensors"
-"""The shard of variables that no worker has yet."""
+"""The shard of variables that are not on a worker yet."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a session: variables by name, and how many steps were committed.
+    """The state of a session: its variables by name, and how many steps were committed.
 
     Attributes:
-        unnamed: as in its manifest.
+        unnamed: see `Manifest`.
     """
 
     variables: Mapping[str, Array]
@@ -76,7 +76,7 @@ class CheckpointDraft:
 
     @classmethod
     def begin(cls, target: Path, step: int, epoch: int = 0) -> CheckpointDraft:
-        """A new folder beside a target.
+        """Make a new folder beside `target`.
 
         Raises:
             OSError: it cannot be made.
@@ -84,11 +84,11 @@ class CheckpointDraft:
         return cls(target, files.begin_folder(target), step, epoch)
 
     def write(self, file: str, variables: Mapping[str, Array]) -> None:
-        """Write a shard from here."""
+        """Write a shard from this process."""
         self.add(write_shard(self.folder / file, variables, self.step))
 
     def add(self, shard: CheckpointShard) -> None:
-        """Take in a shard that has been written."""
+        """Add a shard that was written."""
         self.shards.append(shard)
 
     def commit(
@@ -100,12 +100,12 @@ class CheckpointDraft:
         """Write the manifest, and put the checkpoint in its place.
 
         Args:
-            pieces: of variables that are in pieces in the shards.
+            pieces: of variables that are stored in pieces.
             unnamed: groups of variables that the session numbered, in order of creation.
 
         Raises:
-            CheckpointError: variables are in no shard.
-            OSError: it cannot be written; what was there is there.
+            CheckpointError: a variable is in no shard.
+            OSError: it cannot be written; the old checkpoint is intact.
         """
         shards = tuple(self.shards)
         manifest = Manifest(self.step, shards, variables, self.epoch, pieces or {}, unnamed)
@@ -117,7 +117,7 @@ class CheckpointDraft:
         files.put_in_place(self.folder, self.target)
 
     def discard(self) -> None:
-        """Remove it, if it has not been put in its place."""
+        """Remove the draft, unless it was put in place."""
         files.remove_folder(self.folder)
 
 
@@ -127,7 +127,7 @@ def write_shard(
     step: int,
     within: int | None = None,
 ) -> CheckpointShard:
-    """Write the variables of one worker."""
+    """Write the variables of one worker to a file, and return its entry for the manifest."""
     parts = encode_shard(variables, {"step": str(step)})
     digest, size = files.write_new(path, parts, within)
     return CheckpointShard(os.path.basename(path), digest, size, tuple(variables))
@@ -138,14 +138,16 @@ def save(
     folder: str | os.PathLike[str],
     shards: Mapping[str, Collection[str]] | None = None,
 ) -> None:
-    """Write a checkpoint; one that is there already, or an empty folder, is replaced when the new
-    one is complete. A link stays, and leads to it.
+    """Write a checkpoint in place of an older one, or of an empty folder.
+
+    The old checkpoint is replaced once the new one is complete. A link stays, and its target is
+    replaced.
 
     Args:
         shards: names of variables by file; default: one file for all.
 
     Raises:
-        CheckpointError: the place cannot be written; what was there is intact.
+        CheckpointError: the place cannot be written; the old content is intact.
     """
     target = files.resolve_links(folder)
     variables = checkpoint.variables
@@ -163,7 +165,7 @@ def save(
     except OSError as error:
         raise CheckpointError(write_error_text(target, error)) from error
     finally:
-        if draft is not None:  # it still has this name only if something went wrong
+        if draft is not None:  # does nothing after a commit, which renames the folder
             draft.discard()
 
 
@@ -171,8 +173,8 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: missing, truncated, changed since it was written, with a shard that is not
-            its own, or of a newer format.
+        CheckpointError: missing, truncated, changed since it was written, with a shard of another
+            checkpoint, or of a newer format.
     """
     source = files.find_checkpoint(files.resolve_links(folder))
     manifest = read_manifest(source)
@@ -187,7 +189,7 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
 
 
 def load_file(source: Path) -> dict[str, Array]:
-    """All arrays of a single file of safetensors, whichever program wrote it.
+    """Return all arrays of a single safetensors file, whichever program wrote it.
 
     Raises:
         CheckpointError: it cannot be read, or is of another format.
@@ -196,7 +198,7 @@ def load_file(source: Path) -> dict[str, Array]:
         return read_all_arrays(files.read_file(source, host_memory()))
     except CheckpointError as error:
         raise CheckpointError(
-            f"cannot read {source} as a file of safetensors: {error}; give a folder that "
+            f"cannot read {source} as a safetensors file: {error}; give a folder that "
             "Session.save wrote, or read the file by its own program and give its arrays to s.set"
         ) from error
     except OSError as error:
@@ -204,10 +206,10 @@ def load_file(source: Path) -> dict[str, Array]:
 
 
 def read_manifest(source: Path) -> Manifest:
-    """The manifest of a checkpoint's folder.
+    """Return the manifest of a checkpoint's folder.
 
     Raises:
-        CheckpointError: there is none that can be read.
+        CheckpointError: it is missing or invalid.
     """
     try:
         return Manifest.from_bytes(files.read_file(source / MANIFEST, _MAX_MANIFEST_BYTES))
@@ -228,7 +230,7 @@ def read_manifest(source: Path) -> Manifest:
 
 
 def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
-    """A shard's bytes, as they were written.
+    """Return a shard's verified bytes.
 
     Raises:
         CheckpointError: missing, damaged, or of another step.
@@ -244,7 +246,7 @@ def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
         ) from None
     except FileNotFoundError:
         raise CheckpointError(f"its shard {shard.file} is missing; use an older one") from None
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise CheckpointError(f"{error}; use an older one") from error
     if hashlib.sha256(data).hexdigest() == shard.sha256:
         return data
@@ -258,10 +260,10 @@ def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
 
 
 def signature(value: Array) -> Signature:
-    """An array's dtype and shape."""
+    """Return an array's dtype and shape."""
     return value.dtype.name, value.shape
 
 
 def write_error_text(target: Path, error: BaseException) -> str:
-    """What to say where a checkpoint could not be written."""
+    """Return the message for a checkpoint that could not be written."""
     return f"cannot write checkpoint {target}: {error}; what was there before is intact"

@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint: which shards belong to it, of which step, and what they hold.
+"""The manifest of a checkpoint: its shards, its step, and its variables.
 
-It tells damage: each shard's bytes and SHA-256 are in it, and its own digest. And it tells whether
-a checkpoint is of a model: its fingerprint and its list of variables know nothing of placement.
+It detects damage by the size and SHA-256 of each shard, and by a digest of its own. It tells
+whether a checkpoint fits a model by a fingerprint of its variables, which does not depend on
+placement.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from graphflow.ir.spec import Span, as_dtype, index_of, show_shape
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
-"""1 had one shard, "state.safetensors", and no digest of its own."""
+"""Format 1 had one shard, "state.safetensors", and no digest of the manifest."""
 _FIRST_STATE = "state.safetensors"
-_MAX_COUNT = 2**62  # of steps, epochs and sizes
-_MAX_LISTED = 8  # differences of a kind that an error names
+_MAX_COUNT = 2**62  # largest step, epoch or size
+_MAX_LISTED = 8  # names of a kind that an error lists
 
 Signature = tuple[str, tuple[int, ...]]
 """A variable's dtype, by name, and its shape."""
 
 
 VariablePiece = tuple[str, tuple[tuple[Any, ...], ...]]
-"""A piece of a variable: its name in the shards, and where it starts and stops along every axis; a
-third entry, where it does so in each of so many stretches of one length, or in those of such
-lengths."""
+"""A piece of a variable: its name in the shards, and (start, stop) along every axis.
+
+An axis may have a third entry: the piece then covers (start, stop) of each of that many equal
+segments, or of segments of the listed lengths."""
 
 Groups = tuple[tuple[str, ...], ...]
 """Names of variables, by group."""
@@ -53,16 +55,15 @@ class CheckpointShard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is of.
+    """The description of a checkpoint.
 
     Args:
-        step: steps that the session had committed: where its data goes on, and from which random
-            numbers are drawn.
-        variables: all of them, by name.
+        step: steps that the session had committed; data and random numbers continue from there.
+        variables: dtype and shape of all variables, by name.
         epoch: of the session that wrote it.
-        pieces: for each variable that is in pieces in the shards, these.
-        unnamed: groups of variables that a session numbered, because they have no names of their
-            own; the names of each group in the order in which its variables were created.
+        pieces: the pieces of each variable that is stored in pieces.
+        unnamed: groups of variables without names of their own, which a session numbered. Each
+            group lists their names in the order in which the variables were created.
     """
 
     step: int
@@ -74,7 +75,7 @@ class Manifest:
 
     @cached_property
     def stored(self) -> dict[str, Signature]:
-        """What is in the shards: variables, or their pieces."""
+        """The entries of the shards: variables, or their pieces."""
         found = {n: kind for n, kind in self.variables.items() if n not in self.pieces}
         for name, parts in self.pieces.items():
             for piece, spans in parts:
@@ -83,20 +84,20 @@ class Manifest:
         return found
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of a variable or a piece in a shard.
+        """Return the dtype of a variable or piece in a shard.
 
         Raises:
             CheckpointError: there is none of this name.
         """
         if name not in self.stored:
-            raise CheckpointError(f"its manifest knows no variable {name!r}")
+            raise CheckpointError(f"its manifest has no variable {name!r}")
         return as_dtype(self.stored[name][0])
 
     def assemble(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """All variables, put together of what is in the shards.
+        """Return all variables, assembled from the arrays in the shards.
 
         Raises:
-            CheckpointError: that is not what the manifest says.
+            CheckpointError: the arrays do not match the manifest.
         """
         wrong = [
             n for n, kind in self.stored.items() if n not in stored or not _matches(stored[n], kind)
@@ -116,12 +117,12 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Of names, dtypes and shapes: equal for a model wherever it is placed."""
+        """Digest of names, dtypes and shapes; equal for a model wherever it is placed."""
         return fingerprint(self.variables)
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
-        told = {
+        """Return the manifest as JSON."""
+        content = {
             "format": FORMAT,
             "step": self.step,
             "epoch": self.epoch,
@@ -141,24 +142,24 @@ class Manifest:
             },
         }
         if self.pieces:
-            told["pieces"] = {name: list(parts) for name, parts in self.pieces.items()}
+            content["pieces"] = {name: list(parts) for name, parts in self.pieces.items()}
         if self.unnamed:
-            told["unnamed"] = [list(group) for group in self.unnamed]
-        told = json.loads(json.dumps(told))
-        return json.dumps({**told, "digest": _digest(told)}, indent=1).encode()
+            content["unnamed"] = [list(group) for group in self.unnamed]
+        content = json.loads(json.dumps(content))
+        return json.dumps({**content, "digest": _digest(content)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The manifest that is in a file.
+        """Parse a manifest.
 
         Raises:
             CheckpointError: damaged, or of a newer format.
         """
         try:
-            told = json.loads(data, object_pairs_hook=_reject_duplicate_keys)
-            if told["format"] > FORMAT:
+            content = json.loads(data, object_pairs_hook=_reject_duplicate_keys)
+            if content["format"] > FORMAT:
                 raise CheckpointError(
-                    f"it has format {told['format']}, this version reads up to {FORMAT}; update "
+                    f"it has format {content['format']}, this version reads up to {FORMAT}; update "
                     "graphflow"
                 )
             variables = {
@@ -166,78 +167,81 @@ class Manifest:
                     as_dtype(_require_text(dtype)).name,
                     tuple(map(_require_count, _require_list(shape))),
                 )
-                for name, (dtype, shape) in told["variables"].items()
+                for name, (dtype, shape) in content["variables"].items()
             }
-            if told["format"] == 1:
+            if content["format"] == 1:
                 only = CheckpointShard(
-                    _FIRST_STATE, _require_text(told["sha256"][_FIRST_STATE]), None, (*variables,)
+                    _FIRST_STATE,
+                    _require_text(content["sha256"][_FIRST_STATE]),
+                    None,
+                    (*variables,),
                 )
-                return cls(_require_count(told["step"]), (only,), variables)
-            if told.pop("digest") != _digest(told):
+                return cls(_require_count(content["step"]), (only,), variables)
+            if content.pop("digest") != _digest(content):
                 raise CheckpointError("its manifest was changed: the digest differs")
             pieces = {
                 name: tuple(
                     (_require_text(piece), _read_spans(spans, variables[name][1]))
                     for piece, spans in parts
                 )
-                for name, parts in told.get("pieces", {}).items()
+                for name, parts in content.get("pieces", {}).items()
             }
-            shards = tuple(map(_read_shard, told["shards"]))
+            shards = tuple(map(_read_shard, content["shards"]))
             unnamed = tuple(
                 tuple(map(_require_text, _require_list(group)))
-                for group in _require_list(told.get("unnamed", []))
+                for group in _require_list(content.get("unnamed", []))
             )
-            step, epoch = _require_count(told["step"]), _require_count(told["epoch"])
+            step, epoch = _require_count(content["step"]), _require_count(content["epoch"])
             return cls(step, shards, variables, epoch, pieces, unnamed)
         except CheckpointError:
             raise
-        except Exception as error:  # whatever a file can be instead of a manifest
+        except Exception as error:  # a file that is no manifest can fail in any way
             raise CheckpointError(f"its manifest cannot be read: {error!r}") from error
 
 
-# What a manifest may hold; all else is a CheckpointError ------------------------------------------
+# Validation: invalid content is a CheckpointError -------------------------------------------------
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise CheckpointError("its manifest cannot be read: it has a key twice")
+        raise CheckpointError("its manifest cannot be read: it has a duplicate key")
     return found
 
 
 def _require_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no name")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is not a name")
     return value
 
 
 def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no list")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is not a list")
     return value
 
 
 def _require_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(value)} is no count or size"
+            f"its manifest cannot be read: {format_value(value)} is not a count or size"
         )
     return value
 
 
-def _read_shard(told: Any) -> CheckpointShard:
-    variables = tuple(map(_require_text, _require_list(told["variables"])))
+def _read_shard(value: Any) -> CheckpointShard:
+    variables = tuple(map(_require_text, _require_list(value["variables"])))
     return CheckpointShard(
-        _require_text(told["file"]),
-        _require_text(told["sha256"]),
-        _require_count(told["bytes"]),
+        _require_text(value["file"]),
+        _require_text(value["sha256"]),
+        _require_count(value["bytes"]),
         variables,
     )
 
 
-def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
-    """Where a piece starts and stops along every axis of its variable."""
-    spans = [_require_list(span) for span in _require_list(told)]
+def _read_spans(value: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
+    """Return the validated spans of a piece along every axis of its variable."""
+    spans = [_require_list(span) for span in _require_list(value)]
     rows = [_read_rows(span[2]) if len(span) > 2 else 1 for span in spans]
     ends = [tuple(map(_require_count, span[:2])) for span in spans]
     fits = len(spans) == len(shape) and all(
@@ -246,36 +250,37 @@ def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...
     )
     if not fits or sum(count != 1 for count in rows) > 1:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(told)} is no part of {show_shape(shape)}"
+            f"its manifest cannot be read: {format_value(value)} is not a part of "
+            f"{show_shape(shape)}"
         )
     return tuple(
         (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
     )
 
 
-def _read_rows(told: Any) -> int | tuple[int, ...]:
-    """How many rows an axis consists of, or of which lengths."""
-    if not isinstance(told, list):
-        return _require_count(told)
-    if not told or 0 in told:
+def _read_rows(value: Any) -> int | tuple[int, ...]:
+    """Return the number of segments of an axis, or their lengths."""
+    if not isinstance(value, list):
+        return _require_count(value)
+    if not value or 0 in value:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(told)} are no lengths of rows"
+            f"its manifest cannot be read: {format_value(value)} are not lengths of segments"
         )
-    return tuple(map(_require_count, told))
+    return tuple(map(_require_count, value))
 
 
 def fingerprint(variables: Mapping[str, Signature]) -> str:
-    """A digest of names, dtypes and shapes, in no order."""
+    """Return a digest of names, dtypes and shapes, independent of their order."""
     rows = sorted((name, dtype, list(shape)) for name, (dtype, shape) in variables.items())
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
-    """What a checkpoint has otherwise than a model, in words; "" where it fits.
+    """Describe how a checkpoint differs from a model; "" if it fits.
 
     Args:
         wanted: the model's variables.
-        there: the checkpoint's.
+        there: the checkpoint's variables.
     """
     changed = [
         f"{name} is {_show(wanted[name])} and {_show(there[name])} in the checkpoint"
@@ -284,7 +289,7 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
     ]
     missing = [f"{name} {_show(wanted[name])}" for name in wanted if name not in there]
     unexpected = [f"{name} {_show(there[name])}" for name in there if name not in wanted]
-    told = [
+    sections = [
         f"{what}: {list_some(names)}"
         for what, names in (
             ("another shape or dtype", changed),
@@ -293,17 +298,20 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
         )
         if names
     ]
-    return "; ".join(told)
+    return "; ".join(sections)
 
 
 def _matches(value: Array, kind: Signature) -> bool:
-    """Whether an array is of a kind; a piece may have lost or gained axes of one element."""
+    """Return True if an array has a signature.
+
+    A piece may have lost or gained axes of size 1.
+    """
     dtype, shape = kind
     return value.dtype.name == dtype and (value.shape == shape or value.size == math.prod(shape))
 
 
-def _digest(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _show(signature: Signature) -> str:
@@ -312,6 +320,6 @@ def _show(signature: Signature) -> str:
 
 
 def list_some(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are beyond these."""
+    """Return the first of some names, and the number of the rest."""
     rest = len(names) - _MAX_LISTED
     return ", ".join(names[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,9 +1,10 @@
-"""What a worker writes for its coordinator: its shard, under a folder it was started with.
+"""The shard that a worker writes for its coordinator, under the root that the worker was started
+with.
 
-The coordinator makes a checkpoint's folder and tells its name, which nobody can guess. A worker
-that finds this folder under its own root shares the file system, and writes there; any other sends
-its variables instead. A name from the wire is never a path: it has to look exactly like one of
-ours.
+The coordinator makes a checkpoint's folder with an unguessable name, and sends that name. A worker
+that finds the folder under its own root shares the file system, and writes its shard there. Any
+other worker sends its variables instead. A name from the wire is never used as a path unless it has
+exactly the form of such a name.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _FILE = re.compile(r"worker-(0|[1-9][0-9]{0,6})\.safetensors")
 
 
 def shard_name(worker: int) -> str:
-    """The file that a worker's variables are in."""
+    """Return the file name of a worker's shard."""
     return f"worker-{worker}.safetensors"
 
 
 def check_names(folder: str, file: str) -> None:
-    """Refuse names that are not those of a checkpoint's folder and of a shard.
+    """Refuse names that do not have the form of a checkpoint's folder and of a shard.
 
     Raises:
-        ProtocolError: a separator, "..", NUL, or anything else of another form.
+        ProtocolError: a separator, "..", NUL, or any other form.
     """
     for name, pattern in ((folder, _FOLDER), (file, _FILE)):
         if not pattern.fullmatch(name):
-            raise ProtocolError(f"{name[:100]!r} is no name of a checkpoint's folder or shard")
+            raise ProtocolError(f"{name[:100]!r} does not name a checkpoint's folder or shard")
 
 
 def write_under(
@@ -48,11 +49,11 @@ def write_under(
     variables: Mapping[str, Array],
     step: int,
 ) -> CheckpointShard | None:
-    """Write a shard into a folder under a root; None where there is no such folder.
+    """Write a shard into a folder under a root; return None if the folder does not exist.
 
     Raises:
-        ProtocolError: a name that is none of ours; nothing is touched.
-        CheckpointError: the disk does not take it.
+        ProtocolError: a name has another form; nothing was touched.
+        CheckpointError: the file cannot be written.
     """
     check_names(folder, file)
     if root is None:
@@ -60,7 +61,7 @@ def write_under(
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         within = os.open(os.path.join(root, folder), flags)
-    except OSError:  # another file system, or a link that somebody put there
+    except OSError:  # another file system, or a link in the folder's place
         return None
     try:
         return write_shard(file, variables, step, within)

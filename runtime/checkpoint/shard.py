@@ -1,9 +1,10 @@
 """Shards: arrays by name as a safetensors file, which any reader of that format opens.
 
-The file is made in pieces, so that writing it takes no second copy of the arrays: 8 bytes with the
-length of the header, the header in JSON (for each array its dtype, shape and place), the arrays.
-Complex numbers are stored as pairs of floats, (real, imaginary) along a last axis of size 2, and
-named in the file's metadata under "complex"; the manifest holds every array's own dtype and shape.
+The file is produced in pieces, so that writing it needs no second copy of the arrays: 8 bytes with
+the length of the header, the header in JSON (dtype, shape and offsets of each array), the arrays.
+Complex numbers are stored as pairs of floats, (real, imaginary), along a last axis of size 2. Their
+names are in the file's metadata under "complex". The manifest has every array's own dtype and
+shape.
 
 Source: the description of the format at github.com/huggingface/safetensors.
 """
@@ -31,17 +32,19 @@ _NAMES = {
 
 
 def encode_shard(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[memoryview]:
-    """The bytes of a shard, in order.
+    """Yield the bytes of a shard, in order.
 
     Raises:
-        CheckpointError: the format keeps the name of a variable for itself.
+        CheckpointError: a variable has a name that the format reserves.
     """
     if RESERVED in arrays:
-        raise CheckpointError(f"the format keeps the name {RESERVED!r}; rename that variable")
+        raise CheckpointError(
+            f"the checkpoint format reserves the name {RESERVED!r}; rename that variable"
+        )
     pairs = sorted(name for name, array in arrays.items() if array.dtype.kind == "c")
     if pairs:
         metadata = {**metadata, "complex": json.dumps(pairs)}
-    # The largest items come first, so that every array lies where its dtype wants it.
+    # Arrays with the largest items come first, so that every array is aligned for its dtype.
     order = sorted(arrays, key=lambda name: (-real_dtype(arrays[name].dtype).itemsize, name))
     header: dict[str, Any] = {RESERVED: dict(metadata)} if metadata else {}
     offset = 0
@@ -64,10 +67,10 @@ def encode_shard(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> It
 
 
 def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
-    """The arrays of a shard that the manifest names, of the dtypes that it says.
+    """Return the arrays of a shard that the manifest lists, with the dtypes that it states.
 
     Raises:
-        CheckpointError: no shard, or one of other arrays.
+        CheckpointError: it is no shard, or one with other arrays.
     """
     import safetensors  # loads with its own extension module
 
@@ -75,21 +78,21 @@ def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, A
     arrays = {}
     try:
         for name, entry in read(data):
-            if name not in dtypes:  # the worker had it left over from something that failed
+            if name not in dtypes:  # a leftover of a failed step on the worker
                 continue
             dtype, shape = dtypes[name], entry["shape"]
             array = np.frombuffer(entry["data"], dtype.newbyteorder("<")).astype(dtype, copy=False)
             arrays[name] = array.reshape(shape[:-1] if dtype.kind == "c" else shape)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"no shard of this checkpoint: {error!r}") from error
+        raise CheckpointError(f"it is not a shard of this checkpoint: {error!r}") from error
     return arrays
 
 
 def read_all_arrays(data: bytes) -> dict[str, Array]:
-    """The arrays of a file of safetensors that no manifest describes.
+    """Return the arrays of a safetensors file without a manifest.
 
     Raises:
-        CheckpointError: no such file, or an array of a dtype that variables cannot have.
+        CheckpointError: it is no such file, or has an array of a dtype that variables cannot have.
     """
     import safetensors
 
@@ -114,10 +117,10 @@ def read_all_arrays(data: bytes) -> dict[str, Array]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """What a shard says of itself; nothing where it cannot be read."""
+    """Return a shard's metadata; empty if it cannot be read."""
     try:
         size = int.from_bytes(data[:8], "little")
-        told = json.loads(data[8 : 8 + size]).get(RESERVED, {})
-        return {str(key): str(value) for key, value in told.items()}
+        metadata = json.loads(data[8 : 8 + size]).get(RESERVED, {})
+        return {str(key): str(value) for key, value in metadata.items()}
     except (ValueError, AttributeError, RecursionError):
         return {}

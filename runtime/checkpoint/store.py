@@ -1,10 +1,10 @@
-"""Store: a directory of checkpoints, of which the last few are kept.
+"""The checkpoint store: a directory that keeps the last few checkpoints of one session.
 
-    ckpt/session.json               the session: its name, secret and epoch, and who writes here
-    ckpt/step-00000100/             checkpoints
-    ckpt/step-00000200/
+    ckpt/session.json               the session's name, secret, epoch and present writer
+    ckpt/step-00000100/             checkpoints ckpt/step-00000200/
 
-Whoever opens the directory takes the next epoch; one who had it before writes nothing from then on.
+A process that opens the directory takes the next epoch. The process with the epoch before writes
+nothing from then on.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from graphflow.runtime.checkpoint.folder import (
 from graphflow.runtime.checkpoint.manifest import Manifest
 
 _SESSION = "session.json"
-_MAX_SESSION_BYTES = 1 << 16  # bytes of one that is read
+_MAX_SESSION_BYTES = 1 << 16  # largest session.json to read
 _ABSENT_ERRORS = {
     getattr(errno, n) for n in ("ENOENT", "EISDIR", "EINVAL", "ENXIO", "ELOOP", "EFBIG")
 }
-"""Errors where something else is in its place: nothing, a folder, a pipe, a socket, a link to
-itself, too much. Any other may be gone with the next look, when another session may be noted."""
+"""Errors that mean that there is no session.json: nothing, a folder, a pipe, a socket, a link to
+itself, or a file that is too large. Other errors may be transient, and hide a session."""
 _STEP = re.compile(r"step-([0-9]{8,20})")
 _LEFTOVER = re.compile(
     rf"\.({_STEP.pattern}\.(partial|old|gone)|{re.escape(_SESSION)}\.(partial|gone))-[0-9a-f]{{16}}"
 )
-"""What a crash leaves of a session; anything else may be what another process is just saving."""
+"""Leftovers of a session's crash. Other names may belong to a process that is saving now."""
 _HEX = re.compile(r"[0-9a-f]{32}")
-_EPOCH = re.compile(r"[0-9]{1,18}")  # as many as messages can tell
+_EPOCH = re.compile(r"[0-9]{1,18}")  # as many digits as messages can carry
 _MAX_RESCANS = 20
-"""How often a directory is looked at again because what was being read was removed or replaced."""
+"""How often a directory is listed again because a checkpoint was replaced while it was read."""
 
 
 class CheckpointStore:
     """The checkpoints of one session.
 
     Args:
-        root: the directory; it is made if it is not there.
-        keep: how many checkpoints stay.
+        root: the directory; made if it does not exist.
+        keep: how many checkpoints to keep.
 
     Attributes:
-        session, token: the name under which workers know the session, also after a new start, and
-            the secret that shows them that it is the same.
+        session, token: the name by which workers know the session, also after a restart, and the
+            secret that proves that it is the same one.
         epoch: how often the session was begun or recovered.
+        cleaned: descriptions of what was done about leftovers of a crash.
 
     Raises:
         CheckpointError: the directory cannot be used.
@@ -80,7 +81,7 @@ class CheckpointStore:
             noted = self._read_session()
             self.session = noted["session"] if noted else secrets.token_hex(16)
             self.token = noted["token"] if noted else secrets.token_hex(16)
-            # Above what wrote the checkpoints, too: else what is written now would count as older.
+            # Above the epochs of all checkpoints, or new ones would count as older.
             written = (_epoch(folder) or 0 for folder in folders(self.root))
             self.epoch = 1 + max(int(noted["epoch"]) if noted else 0, *written, 0)
             self._write_session()
@@ -93,10 +94,10 @@ class CheckpointStore:
     # The session ------------------------------------------------------------------------------
 
     def advance(self) -> int:
-        """Begin the next epoch: all that is of earlier ones is fenced.
+        """Begin the next epoch, which fences off all earlier ones.
 
-        Where the directory cannot be read or written, workers know of it all the same, and it is
-        noted with the next checkpoint.
+        If the directory cannot be read or written, the workers still learn the epoch, and it is
+        written with the next checkpoint.
 
         Raises:
             StaleEpoch: another process has begun one.
@@ -109,22 +110,22 @@ class CheckpointStore:
         return self.epoch
 
     def _write_session(self) -> None:
-        told = {
+        content = {
             "session": self.session,
             "token": self.token,
             "epoch": self.epoch,
             "owner": self._owner,
         }
-        files.replace_file(self.root / _SESSION, json.dumps(told).encode())
+        files.replace_file(self.root / _SESSION, json.dumps(content).encode())
 
     def _rewrite_session(self) -> None:
-        """Note what is not there any more, or could not be written when it was time."""
+        """Write session.json again if it is missing or outdated."""
         there = self._read_session()
         if there is None or there["epoch"] != str(self.epoch):
             self._write_session()
 
     def check_owner(self) -> None:
-        """Make sure that the directory is still this session's.
+        """Check that the directory still belongs to this session.
 
         Raises:
             StaleEpoch: another process has taken it over.
@@ -137,10 +138,10 @@ class CheckpointStore:
             )
 
     def _read_session(self) -> dict[str, str] | None:
-        """What is noted of the session; None where that makes no sense."""
+        """Return the content of session.json; None if it is missing or invalid."""
         try:
-            told = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
-            found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
+            content = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
+            found = {key: str(content[key]) for key in ("session", "token", "epoch", "owner")}
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         except OSError as error:
@@ -153,11 +154,11 @@ class CheckpointStore:
     # Checkpoints ------------------------------------------------------------------------------
 
     def folders(self) -> list[Path]:
-        """Folders of checkpoints, the newest first; damaged ones, too."""
+        """Return the folders of checkpoints, including damaged ones, the newest first."""
         return folders(self.root)
 
     def begin(self, step: int) -> CheckpointDraft:
-        """Start to write the checkpoint of a step.
+        """Begin to write the checkpoint of a step.
 
         Raises:
             CheckpointError, StaleEpoch: it cannot be written.
@@ -168,7 +169,7 @@ class CheckpointStore:
             self.check_owner()
             files.clean_up(
                 self.root, _LEFTOVER
-            )  # a worker may have written on to one that had failed
+            )  # a worker may still have written to a draft that had failed
             draft = CheckpointDraft.begin(target, step, self.epoch)
             self._rewrite_session()
             return draft
@@ -178,25 +179,25 @@ class CheckpointStore:
             raise CheckpointError(write_error_text(target, error)) from error
 
     def prune(self) -> None:
-        """Remove all checkpoints but the last few; one that cannot be read stays."""
+        """Remove all but the last few checkpoints; an unreadable one stays."""
         readable = [folder for folder in self.folders() if _epoch(folder) is not None]
         for folder in readable[self.keep :]:
             files.remove_folder(folder)
 
     def newest(self, skipped: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
-        """The newest checkpoint that can be read, and where; None where there is none.
+        """Return the newest readable checkpoint and its folder; None if there is none.
 
         Args:
-            skipped: is told of each newer one, and why it is left out.
+            skipped: called with the reason for each newer one that is left out.
         """
         return newest(self.root, skipped)
 
 
 def folders(root: Path) -> list[Path]:
-    """The checkpoints of a directory, the newest first; damaged ones, too.
+    """Return the checkpoints of a directory, including damaged ones, the newest first.
 
-    What a later epoch wrote is newer, whatever its step: a session that went back to an older
-    checkpoint goes on from there.
+    A later epoch's checkpoint is newer, whatever its step: a session that went back to an older
+    checkpoint continued from there.
     """
     found = [each for each in root.iterdir() if _STEP.fullmatch(each.name)]
     epochs = {each: _epoch(each) for each in found}
@@ -210,11 +211,13 @@ def folders(root: Path) -> list[Path]:
 
 
 def _check_links(root: Path) -> None:
-    """Refuse a directory on whose way a link leads nowhere: it may lead to a disk that is not
-    mounted, and what was made there would be out of sight once it is.
+    """Refuse a directory with a dangling link in its path.
+
+    The link may lead to a disk that is not mounted. A directory made there would be hidden once it
+    is.
 
     Raises:
-        CheckpointError: see above.
+        CheckpointError: a link leads nowhere.
     """
     for each in (root, *root.parents):
         if each.is_symlink() and not each.exists():
@@ -225,7 +228,7 @@ def _check_links(root: Path) -> None:
 
 
 def _epoch(folder: Path) -> int | None:
-    """The epoch that wrote a checkpoint; None where its manifest cannot be read."""
+    """Return the epoch that wrote a checkpoint; None if its manifest cannot be read."""
     try:
         return read_manifest(folder).epoch
     except CheckpointError:
@@ -237,12 +240,13 @@ def newest(
     skipped: Callable[[str], None],
     fits: Callable[[Manifest], str] = lambda manifest: "",
 ) -> tuple[Path, Checkpoint] | None:
-    """The newest checkpoint of a directory that can be read and fits, and where; None where there
-    is none.
+    """Return the newest checkpoint of a directory that is readable and fits, and its folder.
+
+    None if there is none.
 
     Args:
-        skipped: is told of each newer one, and why it is left out.
-        fits: why a checkpoint is not for this session, by its manifest; "" if it is.
+        skipped: called with the reason for each newer one that is left out.
+        fits: says, by the manifest, why a checkpoint does not fit the session; "" if it fits.
     """
     left, passed = _MAX_RESCANS, set()
     waiting = folders(root)
@@ -255,7 +259,7 @@ def newest(
                 return folder, load(folder)
             skipped(f"{folder} is of another model: {wrong}")
         except CheckpointError as error:
-            if left and _identity(folder) != was:  # its writer went on, and a newer one is there
+            if left and _identity(folder) != was:  # its writer has replaced it meanwhile
                 left -= 1
                 waiting = [each for each in folders(root) if each not in passed]
                 continue
@@ -265,7 +269,8 @@ def newest(
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one that took its name; None where there is none."""
+    """Return an identity that differs if another folder takes the same name; None if there is
+    none."""
     try:
         status = folder.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Survey: what the cost model can only learn by asking: speeds of other machines, and of links."""
+"""Survey of a cluster: measurements of machines and links that the cost model does not know yet."""
 
 from __future__ import annotations
 
@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterSurvey:
-    """Measurements by worker and by link, and of a step that does nothing; None where the cost
-    model knows by itself."""
+    """Measurements that the cost model needs; None for what it knows by itself.
+
+    Attributes:
+        profiles: the speeds of each worker's machine.
+        links: the latency and rate of each link between workers.
+        steps: the cost of a step that does nothing.
+    """
 
     profiles: Mapping[int, Mapping[str, Any]] | None = None
     links: Mapping[tuple[str, str], LinkSpeed] | None = None
@@ -37,11 +42,11 @@ class ClusterSurvey:
 
 
 def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
-    """Ask what is neither described in the cluster file nor kept from before.
+    """Measure all that the cluster file does not describe and no earlier run has kept.
 
-    Workers that a session starts are this machine, whose profile is kept; their links are measured
-    once and kept with it. Workers elsewhere measure themselves, about a second each, and keep that
-    there; links between them are kept here, see `network`.
+    Workers that a session starts are on this machine, whose profile is kept. Their links are
+    measured once, and kept with it. Workers elsewhere measure themselves, in about a second each,
+    and keep their own profile; the links between them are kept here.
     """
     if cluster.kind == "local":
         if len(cluster.workers) > 1 and "process" not in profile()["links"]:
@@ -52,8 +57,8 @@ def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
         for worker, report in (found or {}).items():
             if not is_profile(report):
                 raise ProtocolError(
-                    f"worker {worker} at {cluster.workers[worker].address} tells nonsense of its "
-                    f"speeds: {format_value(report, 80)}; leave it out, or give them in the "
+                    f"worker {worker} at {cluster.workers[worker].address} reports invalid speeds: "
+                    f"{format_value(report, 80)}; leave it out, or give its speeds in the "
                     "cluster file"
                 )
         return ClusterSurvey(found, links_between(hosts, cluster))
@@ -62,10 +67,10 @@ def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
 def links_between(
     hosts: RemoteHosts, cluster: Cluster, *, afresh: bool = False
 ) -> Mapping[tuple[str, str], LinkSpeed] | None:
-    """The links between workers elsewhere; None where all are described.
+    """Return the links between workers elsewhere; None if the cluster file describes all of them.
 
     Args:
-        afresh: whatever is kept of them, as they are now.
+        afresh: measure them again, whatever is kept.
     """
     if not _has_unknown_links(cluster):
         return None
@@ -74,7 +79,7 @@ def links_between(
 
 
 def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> LinkSpeed:
-    """Measure the links between this machine's processes, and keep their median."""
+    """Measure the links between processes of this machine, and keep their median."""
     found = measure_links(hosts.probe_link, len(cluster.workers)).values()
     link = (median(latency for latency, _ in found), median(rate for _, rate in found))
     save_links({"process": link, "client": link})

@@ -1,4 +1,7 @@
-"""A session's sockets in steps that repeat: the short way of `protocol.repeats`, by lanes."""
+"""The I/O loop with a fast path for steady-state steps (`protocol.fast_path`).
+
+Orders and answers then go over the fast channels, past the general event queue.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +9,53 @@ import time
 from typing import Any
 
 from graphflow.runtime.client.io_loop import DRIVER_WAIT_SECONDS, SLACK, SessionIOLoop
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS
 from graphflow.runtime.protocol.coordinator_events import Replies
 from graphflow.runtime.protocol.fast_path import FastPathCoordinator, SteadyStateStep
 
 
 class FastPathLoop(SessionIOLoop):
-    """The sockets of one session, with a short way for steps like those before."""
+    """The I/O loop of one session, with the fast path."""
 
     _Machine = FastPathCoordinator
     _machine: FastPathCoordinator
 
     def run_step(
-        self, repeat: SteadyStateStep, deadline: float, pending: Pending
+        self, step: SteadyStateStep, deadline: float, operation: PendingOperation
     ) -> Replies | None:
-        """Runs a step to its end; None where that takes more than the short way, and nothing was
-        begun. `pending` gets the outcome, also where an interrupt ends the call.
+        """Run a step to its end; return None, with nothing begun, if the fast path does not apply.
+
+        Args:
+            operation: gets the outcome, also if an interrupt ends the call.
 
         Raises:
             GraphflowError, KeyboardInterrupt: as `ask`.
         """
-        if not self._hold_signals(self._run, repeat, pending):
+        if not self._hold_signals(self._run, step, operation):
             return None
-        outcome = pending.outcome
+        outcome = operation.outcome
         if isinstance(outcome, Replies):
             return outcome
-        return self.finish(repeat.request, pending, deadline + SLACK)
+        return self.finish(operation, deadline + SLACK)
 
-    def _run(self, repeat: SteadyStateStep, pending: Pending) -> bool:
-        """Runs a step as far as the short way leads; whether it has begun."""
+    def _run(self, step: SteadyStateStep, operation: PendingOperation) -> bool:
+        """Run a step as far as the fast path leads; return True if it has begun."""
         if not self._driver.acquire(DRIVER_WAIT_SECONDS):
             return False
         try:
-            if not self._send_orders(repeat, pending):
+            if not self._send_orders(step, operation):
                 return False
-            self._receive_answers(pending)
+            self._receive_answers(operation)
         except BaseException as error:
             self._fail_session(error)
         finally:
             self._driver.release()
         return True
 
-    def _send_orders(self, repeat: SteadyStateStep, pending: Pending) -> bool:
-        """Tells the workers of a step that now has `pending`, if that is all there is to do."""
+    def _send_orders(self, step: SteadyStateStep, operation: PendingOperation) -> bool:
+        """Send a step's orders, if nothing else has to be done first; return True if they were
+        sent."""
         now = time.monotonic()
         if (
             self._events
@@ -59,28 +65,30 @@ class FastPathLoop(SessionIOLoop):
             or now >= self._next_event_at
         ):
             return False
-        self._pending[repeat.request] = pending
-        told = self._machine.begin_step(repeat, now)
-        if told is None:
-            del self._pending[repeat.request]
+        self._pending[step.request] = operation
+        numbered_frames = self._machine.begin_step(step, now)
+        if numbered_frames is None:
+            del self._pending[step.request]
             return False
-        for worker, (frame, number, acknowledged) in zip(repeat.workers, told, strict=True):
-            way = self._connections[worker]
-            lane, frames = way.fast_channel, [frame]
-            if lane is None or not lane.send_in_order(frames, number, acknowledged):
-                way.unsent.append(frames)
+        for worker, (frame, number, acknowledged) in zip(
+            step.workers, numbered_frames, strict=True
+        ):
+            connection = self._connections[worker]
+            channel, frames = connection.fast_channel, [frame]
+            if channel is None or not channel.send_in_order(frames, number, acknowledged):
+                connection.unsent.append(frames)
                 self._flush(worker)
         return True
 
-    def _receive_answers(self, pending: Pending) -> None:
-        """Takes what comes until all have answered, or until there is anything else to do."""
+    def _receive_answers(self, operation: PendingOperation) -> None:
+        """Receive until all workers have answered, or until another event must be handled."""
         self._next_event_at = due = min(self._machine.wake_at(0.0), self._inflow_check_at)
-        while pending.outcome is None:
+        while operation.outcome is None:
             if self._recently_sent or self._unread or self._events or self._held_signals.received:
                 return
-            came = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
-            self._receive(came)
-            if not came or self._driver.wanted:
+            ready = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
+            self._receive(ready)
+            if not ready or self._driver.wanted:
                 return
 
     def _handle_fast_frames(self, worker: int, frames: list[Any]) -> None:

@@ -1,7 +1,7 @@
-"""Rendezvous: how a session and its workers find each other before anything is computed.
+"""The rendezvous of a session and its workers, before anything is computed.
 
-Each worker says which code it runs and which devices it has, is given the session, and reaches
-every other one. What keeps them from it is told by name and address.
+Each worker reports its version and its devices, opens the session, and reaches every other worker.
+Each failure is reported with the worker's name and address.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Welcome
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
 
-LEASE = 30.0  # seconds without a ping after which a worker forgets the session
-_POLL_SECONDS = 0.05  # seconds between two looks at whether workers are still waited for
-_ANSWER_SECONDS = 2.0  # that a worker which is there may take to say so
+LEASE = 30.0  # seconds without a ping until a worker forgets the session
+_POLL_SECONDS = 0.05  # seconds between two checks whether workers are still waited for
+_ANSWER_SECONDS = 2.0  # that a running worker may take to answer
 _NO_TRUST = (
     "and this process do not trust each other's keys; there, run `graphflow keys add` with the "
     ".public file of this machine's key; here, check that the cluster file has the worker's key "
@@ -57,17 +57,17 @@ _log = Log("graphflow.coordinator")
 
 
 class AskWorkers(Protocol):
-    """Gives workers orders under the number of a request, and waits some seconds for replies."""
+    """Sends workers orders under a request number, and waits some seconds for the replies."""
 
     def __call__(self, request: int, orders: Mapping[int, Order], seconds: float) -> Replies: ...
 
 
 class Rendezvous:
-    """The way of a session from addresses to workers that are ready.
+    """The sequence from addresses to workers that are ready.
 
     Attributes:
-        apart: workers without which the others would reach each other, once `meet` has failed for
-            that.
+        unreachable: workers without which the others would reach each other, once `run` has failed
+            for that reason.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Rendezvous:
         self._ask = ask
 
     def describe_waiting(self, seconds: float) -> str:
-        """What the rendezvous waits for, for whoever watches."""
+        """Return the progress text: which workers the rendezvous waits for."""
         return f"waiting for {', '.join(self._waiting_names())}, {seconds:.0f} s"
 
     def log_waiting(self, seconds: float) -> None:
@@ -112,7 +112,7 @@ class Rendezvous:
         ops: Sequence[str],
         trial: bool,
     ) -> None:
-        """Versions, sessions, and the links between the workers: the readiness barrier."""
+        """Exchange versions, open the session, and check all links between workers."""
         hello = _make_hello(next(self._requests))
         workers = range(len(self._addresses))
         try:
@@ -137,7 +137,7 @@ class Rendezvous:
             )
         request = next(self._requests)
         shown = self._keys if any(self._keys) else []
-        # Own processes end with this one: however long it stands still, they wait for it.
+        # Processes started here end with this one, so they may wait for it without a limit.
         lease = MAX_LEASE if cluster.kind == "local" else LEASE
         orders = {
             w: Order(Open(request, w, self._addresses, lease, list(ops), shown, trial))
@@ -155,25 +155,26 @@ class Rendezvous:
         ]
         if not {other for _, other in pairs} <= {*workers}:
             raise ProtocolError(
-                f"of {len(workers)} workers one misses others, {pairs[:5]}; do all of them "
-                "run the same code?"
+                f"a worker does not reach workers that the session, of {len(workers)} workers, "
+                f"does not have: {pairs[:5]}; do all of them run the same code?"
             )
         if pairs:
             self.unreachable |= workers_to_leave_out(pairs)
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
     def _unreachable_text(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
-        told = ", ".join(f"{self._worker_name(b)} did not answer worker {a}" for a, b in pairs)
+        failures = ", ".join(f"{self._worker_name(b)} did not answer worker {a}" for a, b in pairs)
         return (
-            f"the workers do not reach each other: {told} within {seconds:g} s; can these "
+            f"the workers do not reach each other: {failures} within {seconds:g} s; can these "
             "addresses be reached from there?"
         )
 
     def _explain_silence(self, cluster: Cluster) -> RendezvousTimeout | None:
-        """Why workers did not answer, where their side of the connection tells."""
+        """Return the error of workers that did not answer, if the connections' states tell the
+        reason."""
         closed = (
             self._loop.unwelcomed_workers() if cluster.kind == "local" else []
-        )  # they do listen
+        )  # they are known to listen
         refused = self._loop.refused_workers()
         for workers, why in (
             ([worker for worker in refused if self._keys[worker]], _NO_TRUST),
@@ -191,7 +192,7 @@ def _required_devices(cluster: Cluster, worker: int) -> list[str]:
 
 
 def _describe_missing_devices(cluster: Cluster, worker: int, welcome: Welcome) -> str:
-    """Which devices a worker does not have that it should; "" if it has all."""
+    """Say which of its devices a worker lacks; "" if it has all."""
     missing = [name for name in _required_devices(cluster, worker) if name not in welcome.devices]
     has = ", ".join(welcome.devices)
     return f"has {has}, but not {', '.join(missing)} as the cluster says" if missing else ""
@@ -204,11 +205,13 @@ def find_answering(
     session: str,
     dead_after: float,
 ) -> Cluster:
-    """The workers of a cluster that answer in time and can be used, without those that are about to
-    end as long as there are others.
+    """Return the cluster of the workers that answer in time and can be used.
+
+    Workers that are about to end are left out, as long as there are others.
 
     Args:
-        patience: how many seconds, asked again while some have not answered.
+        patience: returns for how many seconds to wait; called again while workers are missing.
+        ending: addresses of workers that are about to end.
     """
     addresses = [worker.address or "" for worker in cluster.workers]
     keys, pair = load_keys(cluster, len(addresses))
@@ -220,7 +223,7 @@ def find_answering(
     )  # fmt: skip
     others = [worker for worker, address in enumerate(addresses) if address not in ending]
     if not others:
-        time.sleep(min(patience(), _ANSWER_SECONDS))  # until they have ended, and perhaps are back
+        time.sleep(min(patience(), _ANSWER_SECONDS))  # until they have ended, and may be back
     try:
         asked = {}
         for worker in others or range(len(addresses)):
@@ -244,16 +247,16 @@ def find_answering(
             there.add(worker)
     if not there:
         raise WorkerLost(
-            f"none of the workers at {', '.join(addresses)} answered within {most:g} s, as the "
-            f"cluster has them{''.join(f'; {told}' for told in unfit)}; the session goes on from "
-            "its last checkpoint when it is opened again, or asked again, and they are there",
+            f"none of the workers at {', '.join(addresses)} answered within {most:g} s with the "
+            f"cluster's devices{''.join(f'; {each}' for each in unfit)}; the session continues "
+            "from its last checkpoint when it is opened or called again, once they are back",
             reason=NO_WORKER_LEFT,
         )
     return cluster.without({*range(len(addresses))} - there)
 
 
 def _describe_unfit(cluster: Cluster, worker: int, outcome: Replies | GraphflowError | None) -> str:
-    """Why the session cannot go on with a worker that answered; "" if it can, or nobody did."""
+    """Say why the session cannot use a worker that answered; "" if it can, or if none answered."""
     if isinstance(outcome, ProtocolError):
         return str(outcome)  # another version
     if not isinstance(outcome, Replies):
@@ -264,10 +267,10 @@ def _describe_unfit(cluster: Cluster, worker: int, outcome: Replies | GraphflowE
 
 
 def load_keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
-    """The workers' public keys ("" where there is none), and our own pair if there are any.
+    """Return the workers' public keys ("" for none), and this process's own pair if there are any.
 
     Raises:
-        KeyFileError: a key is unknown here, or our own cannot be used.
+        KeyFileError: a key is unknown here, or the own key cannot be used.
     """
     if cluster.kind == "local":
         return [""] * count, None
@@ -283,8 +286,10 @@ def _make_hello(request: int) -> Hello:
 
 
 def workers_to_leave_out(pairs: Sequence[tuple[int, int]]) -> set[int]:
-    """The workers without which all others reach each other: again and again the one with the most
-    pairs that do not, of several the last."""
+    """Return the workers without which all others reach each other.
+
+    Greedy: repeatedly the worker in most of the pairs, of several the last one.
+    """
     left, out = set(pairs), set()
     while left:
         counts = Counter(worker for pair in left for worker in pair)

@@ -1,8 +1,9 @@
-"""The sockets of one session, and the machine that says what goes over them.
+"""The I/O loop of one session: its sockets, and the coordinator's machine that decides what to
+send.
 
-The thread that asks for something moves messages between the sockets and the machine until it has
-its answer; a thread of their own does so while nobody asks, so that heartbeats go on while the
-user's code computes. An interrupt waits until the machine is between two events.
+The thread that waits for an operation drives the sockets until the outcome is there. In between, a
+thread of the loop drives them, so that heartbeats go on while the user's code computes. An
+interrupt waits until the machine is between two events.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from graphflow.errors import (
     TransportError,
     WorkerLost,
 )
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.client.worker_connection import WorkerConnection
-from graphflow.runtime.launch.local import LocalWorkers
+from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.polling.io_driver import LINGER, SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import clock_identity
@@ -66,17 +67,17 @@ from graphflow.runtime.wire.messages import Chunk
 
 _ROUTINE_EVENTS = frozenset(
     (BeginOperation, WorkerMessageReceived, ReleaseStep)
-)  # nobody is lost by these alone
+)  # these never cause the loss of a worker
 
-SLACK = 5.0  # seconds beyond a deadline before the sockets themselves are given up
-_CATCH_UP = 0.2  # seconds that a turn may be late before it first takes what came meanwhile
-_RETRY = 0.005  # seconds, while a connection's queue is full
-DRIVER_WAIT_SECONDS = 0.02  # seconds between two looks at whether somebody still drives the sockets
-_WAKEUP = 1 << 30  # no worker's number
-_FAST_CHANNEL = 1 << 20  # and a worker's number: its lane
-_LOCAL_EXIT_SECONDS = 0.2  # between the end of a process's link and its exit status
-_MAX_CHECKS_PER_SECOND = 1000  # at connections, in a second, at most: each takes 10 µs
-_BATCH = 64  # messages taken from one worker before anything else has its turn, deadlines too
+SLACK = 5.0  # seconds beyond a deadline until the sockets themselves count as stuck
+_CATCH_UP = 0.2  # seconds of delay after which a turn first receives what has arrived
+_RETRY = 0.005  # seconds between two attempts, while a connection's queue is full
+DRIVER_WAIT_SECONDS = 0.02  # seconds between two attempts to take over the sockets
+_WAKEUP = 1 << 30  # tag of the wake-up descriptor; above all workers' numbers
+_FAST_CHANNEL = 1 << 20  # plus a worker's number: the tag of its fast channel
+_LOCAL_EXIT_SECONDS = 0.2  # for the exit status of a process whose connection ended
+_MAX_CHECKS_PER_SECOND = 1000  # of connections; each takes 10 µs
+_BATCH = 64  # messages received from one worker before other events, and deadlines, have their turn
 
 _T = TypeVar("_T")
 
@@ -86,8 +87,13 @@ _log = Log("graphflow.coordinator")
 class SessionIOLoop:
     """The sockets and the machine of one session.
 
-    Whoever asks for something drives them until it is done; at other times a thread of their own
-    watches. See `polling.io_driver`.
+    A thread that waits for an operation drives the sockets until it is done. At other times the
+    loop's own thread does. See `polling.io_driver`.
+
+    Attributes:
+        array_memory: shared memory for arrays, to each worker.
+        draining: workers that were asked to end.
+        on_draining: called on a thread of its own when a worker is asked to end.
     """
 
     _Machine = CoordinatorMachine
@@ -98,7 +104,7 @@ class SessionIOLoop:
         addresses: list[str],
         *,
         insecure: bool,
-        local: LocalWorkers | None,
+        local: Launcher | None,
         pair: KeyPair | None,
         keys: Sequence[str],
         activity: SessionActivity,
@@ -111,26 +117,23 @@ class SessionIOLoop:
         self._activity = activity
         self._addresses = addresses
         self._connections: list[WorkerConnection] = []
-        self._opened = ExitStack()  # the wake-up and the waiter, once they exist
+        self._opened = ExitStack()  # closes the wake-up and the waiter
         self._deferred: DeferredCopies = deque()
-        self.array_memory: list[PeerSharedMemory] = []  # to each worker
+        self.array_memory: list[PeerSharedMemory] = []
         self._machine = self._Machine(
             session, addresses, time.monotonic(), epoch, token, dead_after, clock_identity()
         )
         activity.watch(self._machine, addresses)
         self.draining: set[int] = set()
-        """Workers that were asked to end."""
         self.on_draining: Callable[[], None] | None = None
         self._borrowed_memory: dict[int, SharedArrayReader] = {}
-        self._full: set[int] = set()  # workers whose connection takes no more now
-        self._recently_sent: set[int] = (
-            set()
-        )  # workers that were sent to since they were last drained
+        self._full: set[int] = set()  # workers whose connection has no room
+        self._recently_sent: set[int] = set()  # since their sockets were last drained
         self._events: deque[CoordinatorEvent] = deque()
-        self._pending: dict[int, Pending] = {}
-        self._next_event_at = 0.0  # when the machine's next Tick is, or the next look
-        self._inflow_check_at = 0.0  # when to look at how much is under way
-        # A socket tells of what comes only once it has been found empty.
+        self._pending: dict[int, PendingOperation] = {}
+        self._next_event_at = 0.0  # the machine's next tick, or the next inflow check
+        self._inflow_check_at = 0.0
+        # A socket's descriptor signals new messages only after the socket was found empty.
         self._unread = [~worker for worker, _ in enumerate(addresses)]
         self._stopping = False
         self._failure: BaseException | None = None
@@ -156,7 +159,7 @@ class SessionIOLoop:
             raise
 
     def _open_wakeups(self) -> None:
-        """What wakes whoever drives the sockets."""
+        """Open the descriptors that wake the thread which drives the sockets."""
         self._wakeup = self._opened.enter_context(closing(WakeupFd()))
         self._held_signals = DeferredSignals(self._wakeup.wake)
         self._driver = SocketDriverLock(self._wakeup)
@@ -167,62 +170,71 @@ class SessionIOLoop:
             PeerSharedMemory(partial(offer, worker), self._deferred)
             for worker, _ in enumerate(self._connections)
         ]
-        for worker, way in enumerate(self._connections):
-            self._waiter.add(way.channel.fileno(), worker)
-            self._waiter.add(way.channel.monitor_fileno(), ~worker)
+        for worker, connection in enumerate(self._connections):
+            self._waiter.add(connection.channel.fileno(), worker)
+            self._waiter.add(connection.channel.monitor_fileno(), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 
-    def ask(self, begin: BeginOperation, seconds: float, pending: Pending | None = None) -> Replies:
-        """Runs an operation to its end, within `seconds`.
+    def ask(
+        self, begin: BeginOperation, seconds: float, operation: PendingOperation | None = None
+    ) -> Replies:
+        """Run an operation to its end, within `seconds`.
 
         Args:
-            pending: gets the outcome, also where an interrupt ends the call.
+            operation: gets the outcome, also if an interrupt ends the call.
 
         Raises:
-            GraphflowError: how it failed; SessionError if the session is closed meanwhile.
-            KeyboardInterrupt, or what else a signal's handler raises: and the operation goes on.
+            GraphflowError: why it failed; SessionError if the session is closed meanwhile.
+            KeyboardInterrupt: or another exception of a signal handler. The operation goes on.
         """
-        pending = self.submit(begin, pending)
-        return self.finish(begin.request, pending, seconds)
+        return self.finish(self.submit(begin, operation), seconds)
 
-    def submit(self, begin: BeginOperation, pending: Pending | None = None) -> Pending:
-        """Starts an operation, before any that is asked for later."""
-        pending = self._pending[begin.request] = pending or Pending()
+    def submit(
+        self, begin: BeginOperation, operation: PendingOperation | None = None
+    ) -> PendingOperation:
+        """Start an operation, in the order of the calls."""
+        operation = operation or PendingOperation(begin.request)
+        self._pending[begin.request] = operation
         self._events.append(begin)
-        return pending
+        return operation
 
-    def finish(self, request: int, pending: Pending, seconds: float) -> Replies:
-        """Runs an operation that was started to its end; raises as `ask`."""
-        self._wait(pending, time.monotonic() + seconds)
-        if pending.outcome is None:  # if this process was stopped, what came meanwhile counts
-            self._wait(pending, time.monotonic() + _CATCH_UP)
-        outcome = pending.outcome
+    def finish(self, operation: PendingOperation, seconds: float) -> Replies:
+        """Run a submitted operation to its end; raises as `ask`."""
+        self._wait(operation, time.monotonic() + seconds)
+        if (
+            operation.outcome is None
+        ):  # this process may have been stopped: what arrived meanwhile counts
+            self._wait(operation, time.monotonic() + _CATCH_UP)
+        outcome = operation.outcome
         if isinstance(outcome, Replies):
             return outcome
-        self._pending.pop(request, None)
+        self._pending.pop(operation.request, None)
         raise outcome or WorkerLost("the coordinator's sockets do not answer")
 
-    def knows(self, request: int, pending: Pending) -> bool:
-        """Whether an operation was started; those that have ended count."""
-        return request in self._pending or pending.outcome is not None
+    def is_submitted(self, operation: PendingOperation) -> bool:
+        """Return True if an operation was submitted, even if it has ended since."""
+        return operation.request in self._pending or operation.outcome is not None
 
     def add(self, event: CoordinatorEvent) -> None:
-        """Gives the machine an event, for a thread that is about to wait for what comes of it."""
+        """Queue an event, without waking the loop's thread: the caller is about to drive the
+        sockets."""
         self._events.append(event)
 
     def post(self, event: CoordinatorEvent) -> None:
-        """Gives the machine an event."""
+        """Queue an event, and wake the thread that drives the sockets."""
         self._events.append(event)
         self._wakeup.wake()
 
     def loss_reasons(self) -> dict[int, str]:
-        """The workers that are lost, and why."""
+        """Return the lost workers, each with the reason."""
         return self._machine.loss_reasons()
 
     def wait_for_clocks(self, seconds: float = 1.0) -> None:
-        """Waits until each worker's clock has told itself once: without that, what a traced step
-        measured there cannot be put beside what was measured here."""
+        """Wait until each worker's clock was measured once, for at most `seconds`.
+
+        Without that, times that a worker measured in a traced step could not be converted to ours.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until and any(
             not (self._machine.is_lost(worker) or self._machine.clock(worker).round_trips)
@@ -231,42 +243,54 @@ class SessionIOLoop:
             time.sleep(1e-3)  # meanwhile the loop's own thread drives the sockets
 
     def unanswered_workers(self) -> list[int]:
-        """The workers whose replies an operation waits for."""
+        """Return the workers that have yet to reply to an operation."""
         return self._machine.unanswered_workers()
 
     def duplicate_workers(self) -> list[int]:
-        """Two workers that are one process; none if there are no such."""
+        """Return two workers that are the same process; an empty list if there are none."""
         return self._machine.duplicate_workers()
 
     def refused_workers(self) -> list[int]:
-        """The workers with which the last handshake failed: of those with a key mostly for want of
-        trust."""
-        return [worker for worker, way in enumerate(self._connections) if way.channel.refused]
+        """Return the workers whose last handshake failed; with keys, mostly for lack of trust."""
+        return [
+            worker
+            for worker, connection in enumerate(self._connections)
+            if connection.channel.refused
+        ]
 
     def silent_workers(self) -> list[int]:
-        """The workers that took a connection, and have said nothing on it yet."""
-        return [worker for worker, way in enumerate(self._connections) if way.channel.silent]
+        """Return the workers that accepted a connection, and have sent nothing on it yet."""
+        return [
+            worker
+            for worker, connection in enumerate(self._connections)
+            if connection.channel.silent
+        ]
 
     def unwelcomed_workers(self) -> list[int]:
-        """The workers that have not answered since the session began."""
+        """Return the workers that have not answered since the session began."""
         return self._machine.unwelcomed_workers()
 
     def stop(self) -> None:
-        """Ends the thread and frees the sockets. Idempotent."""
+        """End the thread and close the sockets. Idempotent."""
         self._stopping = True
         self._wakeup.wake()
-        if threading.current_thread() is not self._thread:  # it may collect a forgotten session
+        if (
+            threading.current_thread() is not self._thread
+        ):  # the garbage collector may call this on it
             self._thread.join(SLACK)
 
     # Waiting -----------------------------------------------------------------------------------
 
-    def _wait(self, pending: Pending, until: float) -> None:
-        while pending.outcome is None and time.monotonic() < until:
-            self._hold_signals(self._drive_or_wait, pending, until)
+    def _wait(self, operation: PendingOperation, until: float) -> None:
+        while operation.outcome is None and time.monotonic() < until:
+            self._hold_signals(self._drive_or_wait, operation, until)
 
     def _hold_signals(self, act: Callable[..., _T], *args: Any) -> _T:
-        """Does what ends soon after a signal has come. On the main thread, where that may be at any
-        moment, handlers are held back meanwhile, and then run as they would have."""
+        """Call a function that returns soon after a signal.
+
+        On the main thread, signal handlers are held back during the call, and run after it.
+        Otherwise an interrupt could leave the machine in the midst of an event.
+        """
         if threading.get_ident() != self._main:
             return act(*args)
         held = self._held_signals
@@ -276,9 +300,9 @@ class SessionIOLoop:
         finally:
             held.restore(before)
 
-    def _drive_or_wait(self, pending: Pending, until: float) -> None:
+    def _drive_or_wait(self, operation: PendingOperation, until: float) -> None:
         came = self._held_signals.received if threading.get_ident() == self._main else []
-        while pending.outcome is None and not came:
+        while operation.outcome is None and not came:
             left = until - time.monotonic()
             if left <= 0:
                 return
@@ -286,16 +310,16 @@ class SessionIOLoop:
                 self._fail_all()
             if self._driver.acquire(DRIVER_WAIT_SECONDS):
                 try:
-                    self._drive(pending, until, came)
+                    self._drive(operation, until, came)
                 finally:
                     self._driver.release()
             else:
                 self._wakeup.wake()
-                pending.wait(min(left, DRIVER_WAIT_SECONDS))
+                operation.wait(min(left, DRIVER_WAIT_SECONDS))
 
     def _drive_in_background(self) -> None:
-        """Drives while nobody else does."""
-        nobody = Pending()
+        """Drive the sockets while no other thread does; the loop's own thread."""
+        nobody = PendingOperation(-1)
         try:
             while not self._stopping:
                 due = bool(self._events) or time.monotonic() >= self._next_event_at
@@ -318,14 +342,14 @@ class SessionIOLoop:
             else:
                 abandon_context(self._context)
 
-    # With the driver lock ----------------------------------------------------------------------
+    # With the driver lock held -------------------------------------------------------------------
 
-    def _drive(self, pending: Pending, until: float, came: list[int]) -> None:
-        """Moves messages until the operation has an outcome, an interrupt came, or somebody who
-        waits for one takes over from the watch."""
+    def _drive(self, operation: PendingOperation, until: float, came: list[int]) -> None:
+        """Drive the sockets until the operation has an outcome, a signal arrived, or another
+        thread wants to."""
         try:
-            while not (pending.outcome or came or self._stopping or self._driver.wanted):
-                self._turn(pending, until)
+            while not (operation.outcome or came or self._stopping or self._driver.wanted):
+                self._turn(operation, until)
                 if time.monotonic() >= until:
                     break
             if self._stopping:
@@ -334,14 +358,17 @@ class SessionIOLoop:
             self._fail_session(error)
 
     def _fail_session(self, error: BaseException) -> None:
-        """Ends the session, whose machine is in no state any more that it could go on from."""
+        """End the session: the machine's state is undefined after an unexpected error."""
         _log.tell("loop.failed", reason=repr(error), raised=error)
         self._failure, self._stopping = error, True
         self._fail_all()
 
-    def _turn(self, pending: Pending, until: float) -> None:
-        """Handles what has come, after waiting for it if there is nothing yet; without, if the
-        operation has an outcome by then: of a step that was begun ahead, all may be there."""
+    def _turn(self, operation: PendingOperation, until: float) -> None:
+        """Handle all events, after waiting for one if there is none.
+
+        It does not wait once the operation has an outcome: all answers of a step that was begun
+        ahead may have arrived before.
+        """
         events = self._events
         while events:
             self._handle(events.popleft())
@@ -350,34 +377,37 @@ class SessionIOLoop:
         now = time.monotonic()
         if now >= self._inflow_check_at:
             self._inflow_check_at = now + self._check_inflow(now)
-        due = self._machine.wake_at(0.0)
-        if now >= due:
-            if now > due + _CATCH_UP:  # it is older than this is late
+        wake_at = self._machine.wake_at(0.0)
+        if now >= wake_at:
+            if now > wake_at + _CATCH_UP:  # the delay was this process's own
                 self._catch_up()
             self._handle(CoordinatorTick())
             self._note_early_exits()
-            due = self._machine.wake_at(0.0)
-        if due > self._inflow_check_at:
-            due = self._inflow_check_at
-        self._next_event_at = due
-        due = min(due, until) if pending.outcome is None else now
+            wake_at = self._machine.wake_at(0.0)
+        if wake_at > self._inflow_check_at:
+            wake_at = self._inflow_check_at
+        self._next_event_at = wake_at
+        wake_at = min(wake_at, until) if operation.outcome is None else now
         for worker in list(self._full) if self._full else ():
-            due = min(due, now + _RETRY)
+            wake_at = min(wake_at, now + _RETRY)
             self._flush(worker)
-        self._receive(self._wait_ready(due - now, SPIN_SECONDS if self._pending else 0.0))
+        self._receive(self._wait_ready(wake_at - now, SPIN_SECONDS if self._pending else 0.0))
 
     def _catch_up(self) -> None:
-        """Takes what came while this process did not run: it was stopped, or had no processor. Who
-        waits too long without that is not late, nor are those that it waits for."""
+        """Receive what arrived while this process did not run, because it was stopped or starved.
+
+        Otherwise workers, and the operations that wait for them, would be declared late without
+        cause.
+        """
         until = time.monotonic() + _CATCH_UP
         while (came := self._wait_ready(0.0)) and time.monotonic() < until:
             self._receive(came)
 
     def _wait_ready(self, seconds: float, awake: float = 0.0) -> list[int]:
-        """The channels and lanes by which something has come, after waiting for the first one."""
+        """Return the tags of channels that have messages, after waiting for the first one."""
         came: list[int] = []
         if self._recently_sent or self._unread:
-            # Sending may take in what has arrived, of which the waiter would not know.
+            # Sending may consume the signal of an arrived message, which epoll would then miss.
             came += [w for w in self._recently_sent if self._connections[w].channel.has_message()]
             came += self._unread
             self._recently_sent.clear()
@@ -385,7 +415,7 @@ class SessionIOLoop:
         return came or self._waiter.wait(seconds, awake)
 
     def _receive(self, tags: Iterable[int]) -> None:
-        """Takes what has come by channels and lanes that are ready."""
+        """Receive from the channels that are ready."""
         for tag in tags:
             if tag == _WAKEUP:
                 self._wakeup.drain()
@@ -394,14 +424,14 @@ class SessionIOLoop:
             elif tag >= 0:
                 if not self._receive_batch(tag):
                     self._recently_sent.add(tag)
-            # What a worker said before it was lost counts: messages first, then the link.
+            # Messages before link changes: what a worker sent before it was lost counts.
             elif self._receive_batch(~tag):
                 self._handle_link_changes(~tag)
             else:
                 self._unread.append(tag)
 
     def _receive_batch(self, worker: int) -> bool:
-        """Takes what has come by a channel, up to a batch; whether that was all."""
+        """Receive a worker's messages, up to a batch; return True if that was all."""
         channel = self._connections[worker].channel
         for _ in range(_BATCH):
             frames = channel.receive() if channel.has_message() else None
@@ -422,54 +452,64 @@ class SessionIOLoop:
         self._handle(WorkerMessageReceived(worker, envelope, message, data))
 
     def _receive_fast(self, worker: int) -> None:
-        """Takes the next message of a worker's lane."""
-        way = self._connections[worker]
+        """Receive the next message of a worker's fast channel."""
+        connection = self._connections[worker]
         try:
-            frames = way.fast_channel.receive() if way.fast_channel is not None else None
-        except (TransportError, ProtocolError):  # if its process has ended, the link will tell
-            way.disable_fast_channel()
+            frames = (
+                connection.fast_channel.receive() if connection.fast_channel is not None else None
+            )
+        except (
+            TransportError,
+            ProtocolError,
+        ):  # if its process has ended, the main connection reports that
+            connection.disable_fast_channel()
             return
         if frames is not None:
             self._handle_fast_frames(worker, frames)
 
     def _handle_fast_frames(self, worker: int, frames: list[Any]) -> None:
-        """Takes a message that came by a worker's lane."""
+        """Handle a message that arrived over a worker's fast channel."""
         self._handle_frames(worker, frames)
 
     def _handle_link_changes(self, worker: int) -> None:
-        way = self._connections[worker]
-        for up in way.channel.read_link_changes():
+        connection = self._connections[worker]
+        for up in connection.channel.read_link_changes():
             if up:
-                if (lane := way.open_fast_channel()) is not None:
-                    self._waiter.add(lane.fileno(), _FAST_CHANNEL + worker)
+                if (fast_channel := connection.open_fast_channel()) is not None:
+                    self._waiter.add(fast_channel.fileno(), _FAST_CHANNEL + worker)
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._link_down_event(worker))
 
     def _check_inflow(self, now: float) -> float:
-        """Looks at how much is under way from each worker; the seconds until the next time."""
+        """Check how many bytes of incomplete messages each worker has sent; return seconds to
+        the next check."""
         most = 0
-        for worker, way in enumerate(self._connections):
-            under_way = way.channel.count_unframed(now)
+        for worker, connection in enumerate(self._connections):
+            under_way = connection.channel.count_unframed(now)
             most = max(most, under_way)
             if under_way > UNFRAMED_CAP:
                 self._check_flooding(worker, now)
         return max(check_interval(most), len(self._connections) / _MAX_CHECKS_PER_SECOND)
 
     def _check_flooding(self, worker: int, now: float) -> None:
-        """Loses a worker that has too much under way, unless it is whole messages that nobody has
-        taken yet: then taking the first of them shows that."""
+        """Lose a worker that has too many bytes in flight that form no message.
+
+        Whole messages that were not received yet are no reason: receiving them shows which case it
+        is.
+        """
         channel = self._connections[worker].channel
         if not self._receive_batch(worker):
             self._recently_sent.add(worker)
             return
-        self._handle_link_changes(worker)  # if there is another connection by now, that one counts
+        self._handle_link_changes(worker)  # a new connection starts from zero
         if channel.count_unframed(now) > UNFRAMED_CAP:
             channel.disconnect()
             self._handle(WorkerGone(worker, ENDLESS_MESSAGE, ended=False))
 
     def _note_early_exits(self) -> None:
-        """Notes processes of ours that ended before they were connected to: no link tells of it."""
+        """Report started processes that ended before they were connected: no link change reports
+        them."""
         if self._local is None:
             return
         for worker in self._machine.unwelcomed_workers():
@@ -487,7 +527,9 @@ class SessionIOLoop:
         try:
             actions = self._machine.handle(event, time.monotonic())
         except GraphflowError as error:
-            if not isinstance(event, BeginOperation):  # an array whose dtype cannot travel
+            if not isinstance(
+                event, BeginOperation
+            ):  # only a Begin may fail: an array's dtype cannot travel
                 raise
             self._settle(SettleOperation(event.request, error))
             return
@@ -523,39 +565,43 @@ class SessionIOLoop:
             self._flush(action.worker)
 
     def _flush(self, worker: int) -> None:
-        way = self._connections[worker]
+        connection = self._connections[worker]
         if self._machine.is_lost(worker):
-            way.unsent.clear()
-        is_full = way.flush()
+            connection.unsent.clear()
+        is_full = connection.flush()
         self._recently_sent.add(worker)
         (self._full.add if is_full else self._full.discard)(worker)
 
     def _settle(self, action: SettleOperation) -> None:
         if type(action.outcome) is WorkerLost:
             self._activity.on_workers_lost(self._machine.loss_reasons(), self._addresses)
-        pending = self._pending.get(action.request)
-        if pending is not None:
-            pending.settle(action.outcome)
-            self._pending.pop(action.request, None)  # later: `knows` asks on another thread
+        operation = self._pending.get(action.request)
+        if operation is not None:
+            operation.set_outcome(action.outcome)
+            self._pending.pop(action.request, None)  # later: `is_submitted` asks on another thread
 
     def _fail_all(self) -> None:
         reason = f": {self._failure!r}" if self._failure else ""
         while self._pending:
-            _, pending = self._pending.popitem()
-            pending.settle(SessionError(f"the session is closed{reason}"))
+            _, operation = self._pending.popitem()
+            operation.set_outcome(SessionError(f"the session is closed{reason}"))
 
     def _free(self) -> None:
         self._opened.close()
-        for loans in self.array_memory:
-            loans.close()
-        for way in self._connections:
-            way.close()
+        for memory in self.array_memory:
+            memory.close()
+        for connection in self._connections:
+            connection.close()
         self._context.destroy(linger=0)
 
 
 def _offer_memory(
     events: deque[CoordinatorEvent], wakeup: WakeupFd, worker: int, token: str
 ) -> None:
-    """Offers a worker memory. No method: what is lent would go with a session's cycles, late."""
+    """Offer a worker shared memory.
+
+    A function and not a method: a reference to the loop would keep lent memory in a reference
+    cycle.
+    """
     events.append(OfferMemoryToWorker(worker, token))
     wakeup.wake()

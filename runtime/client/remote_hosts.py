@@ -1,107 +1,55 @@
-"""The hosts of a cluster as a session sees them: orders for workers, and what they come to.
+"""The workers of a cluster as a session's hosts: variables, checkpoints and measurements.
 
-Who the workers are is `membership`; how orders travel is the loop's business, see `loop`.
+Programs and steps are in `remote_steps`, the choice of workers in `worker_membership`.
 """
 
 from __future__ import annotations
 
-import math
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import field
-from functools import partial
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphflow.base.addresses import is_loopback
-from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, passing_interrupts
-from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.progress import show_progress
-from graphflow.errors import GraphflowError, SessionError
 from graphflow.runtime.checkpoint.manifest import CheckpointShard
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import CheckpointStore
-from graphflow.runtime.client.io_loop import SLACK
-from graphflow.runtime.client.pending_operation import Pending
-from graphflow.runtime.client.worker_membership import WorkerMembership
-from graphflow.runtime.host.host_interface import DirectStep, PendingSave, SavedPart
-from graphflow.runtime.host.session_state import DRAWS, FAILED
-from graphflow.runtime.partitioning.user_code_check import require_user_modules
+from graphflow.runtime.client.remote_steps import (
+    REQUEST_SECONDS,
+    DistributedProgram,
+    RemoteSteps,
+    copy_if_borrowed,
+)
+from graphflow.runtime.host.host_interface import PendingSave, SavedPart
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER, GRACE
 from graphflow.runtime.protocol.coordinator_events import (
     BeginOperation,
     Order,
-    ReleaseStep,
-    Replies,
 )
-from graphflow.runtime.protocol.fast_path import SteadyStateStep
-from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
-    Chunk,
-    Compute,
-    Done,
     Forget,
-    Load,
     Measure,
     Measured,
-    Prepare,
     Probe,
     Probed,
     Read,
     Save,
     Saved,
-    Small,
-    Span,
-    StepResult,
     Write,
-    replace_fields,
-    step_of,
 )
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
-    from graphflow.runtime.partitioning.partition import Partition
 
-_REQUEST_SECONDS = 300.0  # for loading, reading, writing and measuring
 _SAVE_SECONDS = 600.0  # for the shards of a checkpoint
 
-_SIDE_EFFECT_OPS = frozenset({"assign", "collective_start", "host_call", "print"})
 
-_Decided = TypeVar("_Decided", Replies, Replies | None)
-
-_log = Log("graphflow.coordinator")
-
-
-@dataclass(frozen=True)
-class _DistributedProgram:
-    """What workers have of a program: the names of their feeds, and those of all fetches."""
-
-    workers: Sequence[int]
-    feeds: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    fetches: Sequence[tuple[int, str]] = ()
-    is_free: bool = False  # a step of it changes nothing that another one reads, or that is seen
-
-
-class Begun(NamedTuple):
-    """A step that was begun and is not decided; a `free` one does not wait for those before it."""
-
-    step: int
-    deadline: float
-    request: int
-    pending: Pending
-    free: bool
-
-
-class RemoteHosts(WorkerMembership):
+class RemoteHosts(RemoteSteps):
     """The workers of a cluster, opened for one session.
 
-    Methods may be called from any thread; steps come one at a time.
+    Methods may be called from any thread. Steps run one at a time.
     """
 
     can_be_lost = True
@@ -121,377 +69,51 @@ class RemoteHosts(WorkerMembership):
         store: CheckpointStore | None = None,
         trial: bool = False,
     ) -> None:
-        """Joins the workers at the cluster's addresses, or starts local ones.
+        """Join the workers at the cluster's addresses, or start local ones.
 
         Args:
             deadline: seconds until all workers are ready.
-            host: `path.py:Name`, another host in started workers, for tests.
-            ops: names of the modules of users' ops that the workers import.
-            dead_after: seconds out of reach after which a worker is lost.
-            store: where the session's checkpoints are, with its name, its secret and its epoch.
-            trial: whether workers do not count what it does.
+            host: `path.py:Name`, another host class in started workers, for tests.
+            ops: names of modules of users' ops that the workers import.
+            dead_after: seconds out of reach until a worker is lost.
+            store: the session's checkpoint store, with its name, secret and epoch.
+            trial: workers do not count what the session does.
 
         Raises:
             ModuleNotAllowed: a worker was not started with one of `ops` allowed.
             RendezvousTimeout: a worker did not start, answer, or reach another in time.
             VersionMismatch: a worker runs other code, or another Python.
-            ClusterError: a worker does not have the devices that the cluster says.
+            ClusterError: a worker lacks a device of the cluster.
             TransportError: an address cannot be used.
         """
         super().__init__(store, ops=ops, dead_after=dead_after, trial=trial)
-        self._programs: dict[str, _DistributedProgram] = {}
-        self._last_step = -1
-        self._last_committed = -1  # the number of the last step that did
-        self._failed_steps = 0  # steps
-        self._step_lock = threading.Lock()
         self._join(cluster, deadline, host)
 
     @property
     def is_single_host(self) -> bool:
-        """Whether all workers are on this host."""
+        """True if all workers are on this host."""
         return all(map(is_loopback, self._addresses))
-
-    # Programs and steps --------------------------------------------------------------------------
-
-    def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
-        """Gives each worker its partitions of a program; raises as `load` does.
-
-        Raises:
-            ModuleNotAllowed: an op or a host function is of a module that is not among `ops`.
-        """
-        from graphflow.runtime.wire.graph_codec import encode as encode_partitions
-
-        require_user_modules(partitions, self._ops)
-        self.load(program, {w: encode_partitions(mine) for w, mine in partitions.items()})
-        self._programs[program] = _DistributedProgram(
-            list(partitions),
-            {w: [name for part in mine for name in part.feeds] for w, mine in partitions.items()},
-            [(w, name) for w, mine in partitions.items() for part in mine for name in part.fetches],
-            not any(_has_side_effects(part) for mine in partitions.values() for part in mine),
-        )
-
-    def load(self, program: str, partitions: Mapping[int, tuple[bytes, list[Array]]]) -> None:
-        """Gives each worker its partition of a program: header and constants.
-
-        Raises:
-            GraphLimitError: a worker refuses the partition.
-            WorkerLost: a worker was lost before or meanwhile.
-        """
-        orders = {}
-        request = next(self._requests)
-        for worker, (header, buffers) in partitions.items():
-            parts = [np.frombuffer(header, np.uint8), *buffers]
-            arrays = [("part", index, part) for index, part in enumerate(parts)]
-            orders[worker] = Order(Load(request, program, len(parts)), arrays)
-        started = time.monotonic()
-        with show_progress(f"loading a program on {len(orders)} workers"):
-            self._ask(request, orders, _REQUEST_SECONDS)
-        self._programs[program] = _DistributedProgram(list(partitions))
-        _log.tell(
-            "program.loaded", session=self.session, program=program, workers=list(partitions),
-            bytes=sum(array.nbytes for o in orders.values() for _, _, array in o.arrays),
-            seconds=time.monotonic() - started,
-        )  # fmt: skip
-
-    def step(
-        self,
-        program: str,
-        step: int,
-        bindings: Mapping[str, int],
-        feeds: Mapping[int, Mapping[str, Array]],
-        trace: bool,
-        deadline: float,
-    ) -> StepResult:
-        """Runs one step on the workers of a program; returns when it is decided to commit.
-
-        Args:
-            step: larger than that of every step before, failed ones included.
-            bindings: sizes of the program's symbolic dims.
-            feeds: by worker and name.
-            trace: whether spans are measured.
-            deadline: seconds.
-
-        Raises:
-            OpError, CheckError: an op failed; nothing has changed.
-            StepTimeout: the deadline passed; nothing has changed.
-            WorkerLost: a worker died, froze or cannot be reached; its state is gone.
-            SessionError: cancelled, closed, an unknown program, or a step that is not new.
-        """
-        with self._step_lock:
-            loaded = self._require_program(program)
-            order = Compute(0, program, dict(bindings), [], trace, deadline)
-            return _step_result(self._step(loaded, order, step, feeds))
-
-    def wait_for_clocks(self) -> None:
-        """Waits until each worker's clock is known, as far as one answers."""
-        if self._loop is not None:
-            self._loop.wait_for_clocks()
-
-    def _step(
-        self,
-        loaded: _DistributedProgram,
-        order: Compute,
-        step: int,
-        feeds: Mapping[int, Mapping[str, Array]],
-    ) -> Replies:
-        """Runs a step, of which `order` says all but its request and its feeds; by one thread at a
-        time."""
-        replies = None if order.trace else self._try_fast_path(loaded, order, step, feeds)
-        if replies is not None:
-            return replies
-        with passing_interrupts():
-            request, orders = self._make_orders(loaded, order, step, feeds, waits=True)
-            begin, pending = BeginOperation(request, orders, order.deadline, step), Pending()
-            wait = partial(self._require_loop().ask, begin, order.deadline + SLACK, pending)
-            return self._await_decision(step, request, pending, wait)
-
-    def _try_fast_path(
-        self,
-        loaded: _DistributedProgram,
-        order: Compute,
-        step: int,
-        feeds: Mapping[int, Mapping[str, Array]],
-    ) -> Replies | None:
-        """Runs a step by the short way; None if it is not for it. As `_step` otherwise."""
-        loop, before = self._loop, self._last_step
-        if loop is None or step <= before:
-            return None
-        inside: dict[int, list[Small]] = {}
-        nbytes, room = 0, SMALL_TOTAL_BYTES
-        for worker, arrays in feeds.items():
-            inside[worker] = mine = []
-            for name, array in arrays.items():
-                sent = encode_small(name, array) if room > 0 else None
-                if sent is None:
-                    return None
-                mine.append(sent)
-                room -= len(sent)
-                nbytes += array.nbytes
-        self._add_failure_count(order)
-        repeat = SteadyStateStep(next(self._requests), step, order, loaded.workers, inside)
-        self._last_step = step
-        pending = Pending()
-        wait = partial(loop.run_step, repeat, order.deadline, pending)
-        replies = self._await_decision(step, repeat.request, pending, wait, nbytes)
-        if replies is None:
-            self._last_step = before
-        return replies
-
-    def _await_decision(
-        self,
-        step: int,
-        request: int,
-        pending: Pending,
-        wait: Callable[[], _Decided],
-        fed: int = 0,
-    ) -> _Decided:
-        """What a step comes to, which is counted and told, unless it has not begun: None.
-
-        Args:
-            wait: runs it to its end, or says None; `pending` gets the outcome.
-            fed: bytes, besides what `_activity` was told.
-        """
-        began = time.monotonic()
-        try:
-            replies = wait()
-            if replies is not None:
-                self._last_committed = step
-        except BaseException as error:
-            if is_interrupt(error):
-                self._cancel_step(step, request, pending)
-            self._failed_steps += 1
-            told = error.error if isinstance(error, Interrupt) else error
-            self._activity.on_abort(step, time.monotonic() - began, told)
-            raise
-        if replies is not None:
-            self._activity.on_commit(step, time.monotonic() - began, replies.nbytes, fed)
-        return replies
-
-    def _cancel_step(self, step: int, request: int, pending: Pending) -> None:
-        """Cancels a step unless it was decided already, and waits until that is known."""
-        self.cancel()
-        with defer_signals(), suppress(GraphflowError):
-            if (loop := self._loop) is not None and loop.knows(request, pending):
-                loop.finish(request, pending, SLACK)
-                self._last_committed = step
-
-    def has_committed(self, step: int, error: BaseException) -> bool:
-        return self._last_committed == step
-
-    def _add_failure_count(self, order: Compute) -> None:
-        """Lets workers know how many steps have failed: after each they agree on ways anew."""
-        if self._failed_steps:
-            order.bindings[FAILED] = self._failed_steps
-
-    def begin(
-        self,
-        program: str,
-        step: int,
-        bindings: Mapping[str, int],
-        feeds: Mapping[int, Mapping[str, Array]],
-        deadline: float,
-        follows: int,
-    ) -> Begun:
-        """Begins a step that is not decided before `finish`; its feeds travel at once, and it
-        computes as soon as the step that it `follows` has committed (-1: now).
-
-        Raises:
-            SessionError: closed, an unknown program, or a step that is not new.
-        """
-        with self._step_lock:
-            loop, loaded = self._require_loop(), self._require_program(program)
-            order = Compute(
-                0,
-                program,
-                dict(bindings),
-                [],
-                False,
-                deadline,
-                follows=follows,
-                free=loaded.is_free,
-            )
-            request, orders = self._make_orders(loaded, order, step, feeds, waits=False)
-            begin = BeginOperation(request, orders, deadline, step, follows, is_held=True)
-            return Begun(step, deadline, request, loop.submit(begin), loaded.is_free)
-
-    def finish(self, begun: Begun) -> StepResult:
-        """Decides a step that was begun, the first of those that are not decided; as `step`."""
-        with self._step_lock:
-            loop = self._require_loop()
-            loop.add(ReleaseStep(begun.request))
-            seconds = 2 * begun.deadline + SLACK  # its own deadline runs from when it may compute
-            wait = partial(loop.finish, begun.request, begun.pending, seconds)
-            return _step_result(
-                self._await_decision(begun.step, begun.request, begun.pending, wait)
-            )
-
-    def undo(self, begun: Sequence[Begun]) -> None:
-        """Ends steps that were begun and are not decided: nothing of them happens."""
-        self._failed_steps += 1
-        self.cancel()
-        for each in begun:
-            with suppress(GraphflowError):
-                if self._loop is not None:
-                    self._loop.finish(each.request, each.pending, SLACK)
-
-    def _require_program(self, program: str) -> _DistributedProgram:
-        loaded = self._programs.get(program)
-        if loaded is None:
-            raise SessionError(f"program {program!r} is not loaded")
-        return loaded
-
-    def _make_orders(
-        self,
-        loaded: _DistributedProgram,
-        order: Compute,
-        step: int,
-        feeds: Mapping[int, Mapping[str, Array]],
-        waits: bool,
-    ) -> tuple[int, dict[int, Order]]:
-        """What the workers of a program are told of a step, under a new request.
-
-        Args:
-            waits: whether the caller, whose arrays the feeds are, waits for the step.
-        """
-        if step <= self._last_step:
-            last = step_of(self._last_step)
-            raise SessionError(f"step {step_of(step)} is not after step {last}")
-        self._last_step = step
-        self._add_failure_count(order)
-        request = next(self._requests)
-        told = replace_fields(order, request=request)
-        unfed = Order(told)
-        orders = {}
-        for worker in loaded.workers:
-            given = feeds.get(worker)
-            orders[worker] = self._order_with_feeds(told, worker, given, waits) if given else unfed
-        return request, orders
-
-    def _order_with_feeds(
-        self,
-        order: Compute,
-        worker: int,
-        feeds: Mapping[str, Array],
-        waits: bool,
-    ) -> Order:
-        """The order with its feeds: in it, in shared memory, or before it."""
-        inside: list[Small] = []
-        before: list[str] = []
-        arrays = []
-        room, nbytes = SMALL_TOTAL_BYTES, 0
-        for name, array in feeds.items():
-            nbytes += array.nbytes
-            found = encode_small(name, array) if room > 0 else None
-            if found is not None:
-                inside.append(found)
-                room -= len(found)
-            else:
-                before.append(name)
-                sent: Array | Chunk = array
-                if self._loop is not None:
-                    loans = self._loop.array_memory[worker]
-                    sent = loans.lend("feed", order.request, name, array, defer=waits)
-                arrays.append(("feed", name, sent))
-        self._activity.add_fed_bytes(nbytes)
-        return Order(replace_fields(order, feeds=before, small=inside), arrays)
 
     # Variables -----------------------------------------------------------------------------------
 
     def read(self, worker: int, variable: str) -> Array:
-        """The value of a variable after the last committed step."""
+        """Return the value of a variable after the last committed step."""
         request = next(self._requests)
         order = Order(Read(request, variable))
-        replies = self._ask(request, {worker: order}, _REQUEST_SECONDS)
-        return _copy_if_borrowed(replies.arrays[worker][variable])
+        replies = self._ask(request, {worker: order}, REQUEST_SECONDS)
+        return copy_if_borrowed(replies.arrays[worker][variable])
 
     def write(self, worker: int, variable: str, value: Array) -> None:
-        """Sets a variable."""
+        """Set a variable."""
         request = next(self._requests)
         order = Order(Write(request, variable), [("value", variable, np.asarray(value))])
-        self._ask(request, {worker: order}, _REQUEST_SECONDS)
-
-    def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
-        """Lets the workers compile a program for the sizes of coming steps.
-
-        Raises:
-            WorkerLost: a worker was lost before or meanwhile.
-        """
-        request = next(self._requests)
-        order = Order(Prepare(request, program, dict(bindings)))
-        orders = dict.fromkeys(self._programs[program].workers, order)
-        try:
-            self._ask(request, orders, _REQUEST_SECONDS)
-        except BaseException:
-            self._failed_steps += 1  # some may have compiled it, others not: all forget their ways
-            raise
-
-    def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
-        """Steps whose feeds are of known sizes: nothing is left to be found out about them."""
-        loaded = self._programs[program]
-        if not loaded.feeds:
-            return None
-
-        order = Compute(0, program, {}, [], False, math.inf)
-        fed = [(worker, names) for worker, names in loaded.feeds.items() if names]
-
-        def run(
-            step: int, draws: int, feeds: Mapping[str, Array], deadline: float
-        ) -> list[Array] | None:
-            if self._programs.get(program) is not loaded:
-                return None
-            told = replace_fields(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
-            given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
-            with self._step_lock:
-                arrays = self._step(loaded, told, step, given).arrays
-            return [_copy_if_borrowed(arrays[worker][name]) for worker, name in loaded.fetches]
-
-        return run
+        self._ask(request, {worker: order}, REQUEST_SECONDS)
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
-        """Lets go of programs, and of variables by worker: they live elsewhere from now on."""
+        """Drop programs, and variables by worker, which live elsewhere from now on."""
         there: dict[int, list[str]] = {worker: [] for worker in variables}
         for name in programs:
-            for worker in self._programs.pop(name, _DistributedProgram(())).workers:
+            for worker in self._programs.pop(name, DistributedProgram(())).workers:
                 there.setdefault(worker, []).append(name)
         if there:
             request = next(self._requests)
@@ -499,19 +121,20 @@ class RemoteHosts(WorkerMembership):
                 worker: Order(Forget(request, names, list(variables.get(worker, ()))))
                 for worker, names in there.items()
             }
-            self._ask(request, orders, _REQUEST_SECONDS)
+            self._ask(request, orders, REQUEST_SECONDS)
 
     # Checkpoints ---------------------------------------------------------------------------------
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
-        """Has workers copy their variables at once, and write or send them by and by."""
+        """Have workers copy their variables at once, and write or send the copies in the
+        background."""
         loop, request = self._require_loop(), next(self._requests)
         files = {worker: shard_name(worker) for worker in workers}
         orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}
-        pending = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
+        operation = loop.submit(BeginOperation(request, orders, _SAVE_SECONDS))
 
         def wait(seconds: float) -> dict[int, SavedPart]:
-            replies = loop.finish(request, pending, seconds)
+            replies = loop.finish(operation, seconds)
             written: dict[int, SavedPart] = {}
             for worker, message in replies.messages.items():
                 assert isinstance(message, Saved)
@@ -522,58 +145,33 @@ class RemoteHosts(WorkerMembership):
 
         return wait
 
-    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
-        self._programs.clear()
-        return super().reopen(cluster, epoch, patience)
-
     # Measuring -----------------------------------------------------------------------------------
 
     def measure(self) -> dict[int, dict[str, Any]]:
-        """The calibration of each worker's machine, one worker after the other: those of one
-        machine would slow each other down."""
+        """Return the calibration of each worker's machine.
+
+        Workers measure one after the other: those of one machine would slow each other down.
+        """
         reports = {}
         for worker in range(len(self._addresses)):
             request = next(self._requests)
-            replies = self._ask(request, {worker: Order(Measure(request))}, _REQUEST_SECONDS)
+            replies = self._ask(request, {worker: Order(Measure(request))}, REQUEST_SECONDS)
             message = replies.messages[worker]
             assert isinstance(message, Measured)
             reports[worker] = message.report
         return reports
 
     def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:
-        """The median time in seconds that `nbytes` take from one worker to another: half of a
-        round trip.
+        """Return the median time in seconds that `nbytes` take from one worker to another.
+
+        It is half of a round trip.
 
         Raises:
-            StepTimeout: the target did not answer; the link is named.
+            StepTimeout: the target did not answer; the error names the link.
         """
         request = next(self._requests)
-        order = Order(Probe(request, target, nbytes, repeats, _REQUEST_SECONDS))
-        replies = self._ask(request, {source: order}, _REQUEST_SECONDS + GRACE)
+        order = Order(Probe(request, target, nbytes, repeats, REQUEST_SECONDS))
+        replies = self._ask(request, {source: order}, REQUEST_SECONDS + GRACE)
         message = replies.messages[source]
         assert isinstance(message, Probed)
         return message.seconds
-
-
-def _has_side_effects(part: Partition) -> bool:
-    """Whether a step of a partition leaves anything behind, even if it is undone; or meets others
-    in memory that they share."""
-    return any(node.op.name in _SIDE_EFFECT_OPS for node in part.graph.walk())
-
-
-def _step_result(replies: Replies) -> StepResult:
-    fetches: dict[str, Array] = {}
-    spans: list[Span] = replies.spans
-    peak: dict[str, int] = {}
-    for worker, message in replies.messages.items():
-        assert isinstance(message, Done)
-        peak |= message.peak
-        fetches |= {
-            str(name): _copy_if_borrowed(array) for name, array in replies.arrays[worker].items()
-        }
-    return StepResult(fetches, spans, peak, replies.errors)
-
-
-def _copy_if_borrowed(array: Array) -> Array:
-    """An array that belongs to the caller: what is lent is copied, and thereby returned."""
-    return array if array.flags.writeable else array.copy("K")

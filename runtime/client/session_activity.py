@@ -1,4 +1,4 @@
-"""What a distributed session does, from its coordinator's side, as log events and metrics."""
+"""The activity of a distributed session, as its coordinator's log events and metrics."""
 
 from __future__ import annotations
 

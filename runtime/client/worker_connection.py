@@ -1,5 +1,5 @@
-"""The way from a session to one of its workers: a connection, and for short messages the lane
-beside it."""
+"""The connection from a session to one worker, and the fast channel beside it for short
+messages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.messages import Hello, Open, Ping
 
 _MAIN_ROUTE_MESSAGES = frozenset((Hello, Open, Ping))
-"""What shows a worker the way that can take everything."""
+"""Messages that always take the main connection: they tell the worker its route."""
 
 
 class WorkerConnection:
-    """The way to the worker at `address`.
+    """The connection to the worker at `address`.
 
     Args:
         channel: a connected `Channel`.
-        secured: the worker shows a key, and has no lane.
+        secured: the worker has a key. It then gets no fast channel, which is not encrypted.
 
     Attributes:
-        unsent: messages for which the connection had no room yet.
+        unsent: messages that wait for room in the connection.
     """
 
     __slots__ = ("_address", "_secured", "channel", "fast_channel", "unsent")
@@ -36,38 +36,38 @@ class WorkerConnection:
         self._secured = secured
 
     def open_fast_channel(self) -> UnixSocketChannel | None:
-        """A lane that was not known yet, to a worker that is there."""
+        """Open the fast channel if there is none yet; return it if it is new."""
         if self.fast_channel is None and not self._secured:
             self.fast_channel = UnixSocketChannel.connect(self._address)
             return self.fast_channel
         return None
 
     def disable_fast_channel(self) -> None:
-        """Everything goes by the connection from here on."""
-        lane, self.fast_channel = self.fast_channel, None
-        if lane is not None:
-            lane.close()
+        """Send everything over the main connection from now on."""
+        channel, self.fast_channel = self.fast_channel, None
+        if channel is not None:
+            channel.close()
 
     def send(self, frames: list[Any], action: SendToWorker) -> bool:
-        """Sends a message, if the lane carries it; else it waits for `flush`."""
-        lane = self.fast_channel
-        if lane is not None:
+        """Send a message over the fast channel, and return True; else queue it for `flush`."""
+        channel = self.fast_channel
+        if channel is not None:
             number = action.envelope.sequence
             if type(action.message) in _MAIN_ROUTE_MESSAGES:
-                lane.last_over_zmq = number
-            elif lane.send_in_order(frames, number, action.acknowledged):
+                channel.last_over_zmq = number
+            elif channel.send_in_order(frames, number, action.acknowledged):
                 return True
         self.unsent.append(frames)
         return False
 
     def flush(self) -> bool:
-        """Sends what waits, as far as the connection has room; whether something still waits."""
+        """Send queued messages while the connection has room; return True if some are left."""
         waiting = self.unsent
         while waiting and self.channel.send(waiting[0]):
             waiting.popleft()
         return bool(waiting)
 
     def close(self) -> None:
-        """Frees the connection and the lane."""
+        """Close the connection and the fast channel."""
         self.channel.close()
         self.disable_fast_channel()

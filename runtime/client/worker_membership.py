@@ -1,6 +1,6 @@
-"""Membership: which workers take part in a session, from its start to its end.
+"""Membership: the workers that take part in a session, from its start to its end.
 
-They are started or joined, asked, left when they are to end, and joined anew after losses.
+Workers are started or joined, left when they are to end, and joined anew after losses.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
+from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
     BeginOperation,
@@ -43,11 +44,11 @@ from graphflow.runtime.wire.messages import Close
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
 
-_MAX_DEADLINE = 1e9  # seconds for workers to come up; clocks and queues end at ten times as many
+_MAX_DEADLINE = 1e9  # seconds for workers to start; clocks and queues overflow at ten times as many
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
-_REOPEN_SECONDS = 15.0  # for workers that are there to begin a session anew
-_STARTS = 3  # of local workers, where something ends one before the session is open
-_MEET_SECONDS = 5.0  # that workers which are there may take to reach each other
+_REOPEN_SECONDS = 15.0  # for running workers to begin a session anew
+_STARTS = 3  # attempts to start local workers, if one is ended before the session is open
+_MEET_SECONDS = 5.0  # for running workers to reach each other
 
 _log = Log("graphflow.coordinator")
 
@@ -56,10 +57,10 @@ class WorkerMembership:
     """The workers of a session, once `_join` has found or started them.
 
     Args:
-        store: where the session's checkpoints are, with its name, its secret and its epoch.
-        ops: names of the modules of users' ops that the workers import.
-        dead_after: seconds out of reach after which a worker is lost.
-        trial: whether workers do not count what the session does.
+        store: the session's checkpoint store, with its name, secret and epoch.
+        ops: names of modules of users' ops that the workers import.
+        dead_after: seconds out of reach until a worker is lost.
+        trial: workers do not count what the session does.
     """
 
     def __init__(
@@ -75,17 +76,17 @@ class WorkerMembership:
         self._ops = list(ops)
         self._trial = trial
         self._draining_callback: Callable[[], None] | None = None
-        self._suspects: set[int] = set()  # workers that were lost since the session last began
+        self._suspects: set[int] = set()  # workers lost in this epoch
         self._unreachable: set[int] = (
             set()
-        )  # workers without which the others would reach each other
-        self._local: LocalWorkers | None = None
+        )  # workers to leave out, so that the others reach each other
+        self._local: Launcher | None = None
         self._loop: FastPathLoop | None = None
 
     # Start, and start anew -----------------------------------------------------------------------
 
     def _join(self, cluster: Cluster, deadline: float, host: str | None) -> None:
-        """Joins the workers at the cluster's addresses, or starts local ones, within some
+        """Join the workers at the cluster's addresses, or start local ones, within `deadline`
         seconds."""
         deadline = min(deadline, _MAX_DEADLINE)
         until = time.monotonic() + deadline
@@ -97,7 +98,9 @@ class WorkerMembership:
                 return
             except BaseException as error:
                 if is_interrupt(error) and self._local is None:
-                    with defer_signals():  # else other machines' workers wait for a lease to end
+                    with (
+                        defer_signals()
+                    ):  # otherwise workers elsewhere would wait for their lease to end
                         self._close_on(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):
@@ -107,15 +110,18 @@ class WorkerMembership:
     def _connect(
         self, cluster: Cluster, until: float, epoch: int, meeting: float = math.inf
     ) -> None:
-        """Begins the session on all workers of a cluster, who have some seconds for `meeting` each
-        other."""
+        """Begin the session on all workers of a cluster.
+
+        Args:
+            meeting: seconds for the workers to reach each other.
+        """
         self._addresses = (
             self._local.addresses
             if self._local
             else [worker.address or "" for worker in cluster.workers]
         )
         self._keys, pair = load_keys(cluster, len(self._addresses))
-        with defer_signals():  # else its thread might be left running while the sockets are closed
+        with defer_signals():  # an interrupt could leave its thread running after the sockets close
             self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
                 pair=pair, keys=self._keys, activity=self._activity,
@@ -137,14 +143,16 @@ class WorkerMembership:
         )  # fmt: skip
 
     def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
-        """Begins the session anew, at a higher epoch. Own processes that have ended are started
-        again; other workers have some seconds to come back, and then it goes on without them.
+        """Begin the session anew, at a higher epoch.
+
+        Started processes that have ended are started again. Other workers have some seconds to come
+        back; then the session goes on without them.
 
         Args:
-            patience: how many seconds, asked again while they are waited for.
+            patience: returns for how many seconds to wait; called again while workers are missing.
 
         Raises:
-            WorkerLost: none is there, or one was lost meanwhile.
+            WorkerLost: no worker is there, or one was lost meanwhile.
         """
         leaving: set[int] = set()
         if self._loop is not None:
@@ -165,22 +173,24 @@ class WorkerMembership:
             until, self._unreachable = time.monotonic() + _REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))
         except (RendezvousTimeout, SessionError, ClusterError) as error:
-            if self._loop is not None:  # one that is frozen, but was not missed yet
-                self._suspects |= {*self._loop.strangers()}
+            if self._loop is not None:  # a frozen worker may not be lost yet
+                self._suspects |= {*self._loop.unwelcomed_workers()}
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
 
     def draining_workers(self) -> set[int]:
-        """The workers that were asked to end, and wait for the session to go elsewhere."""
+        """Return the workers that were asked to end, and wait for the session to leave."""
         return (
             self._loop.draining - {*self._loop.loss_reasons()} if self._loop is not None else set()
         )
 
-    def on_draining(self, told: Callable[[], None]) -> None:
-        """Has a method called, on another thread, when a worker is asked to end; it does not keep
-        its object alive."""
-        method = weakref.WeakMethod(told)
+    def on_draining(self, callback: Callable[[], None]) -> None:
+        """Register a method to call, on another thread, when a worker is asked to end.
+
+        The registration does not keep the method's object alive.
+        """
+        method = weakref.WeakMethod(callback)
 
         def tell() -> None:
             there = method()
@@ -192,7 +202,7 @@ class WorkerMembership:
             self._loop.on_draining = tell
 
     def leave_draining(self) -> None:
-        """Leaves the workers that were asked to end, with what they hold: they are lost."""
+        """Leave the workers that were asked to end. They count as lost, with their state."""
         leaving = self.draining_workers()
         self._close_on(leaving)
         for worker in leaving:
@@ -200,7 +210,7 @@ class WorkerMembership:
                 self._loop.post(WorkerGone(worker, "it was asked to end", ended=False))
 
     def _close_on(self, workers: Collection[int]) -> None:
-        """Has workers forget the session, so that they may end."""
+        """Close the session on some workers, so that they may end."""
         request = next(self._requests)
         with suppress(GraphflowError):
             self._ask(request, {w: Order(Close(request)) for w in workers}, _CLOSE_SECONDS)
@@ -220,7 +230,7 @@ class WorkerMembership:
             raise
 
     def _require_loop(self) -> FastPathLoop:
-        """The way to the workers.
+        """Return the I/O loop.
 
         Raises:
             SessionError: the session is closed.
@@ -230,22 +240,25 @@ class WorkerMembership:
         return self._loop
 
     def _abandon(self) -> None:
-        with defer_signals():  # else nobody would end the rest
+        with defer_signals():  # an interrupt would leave the rest running
             loop, self._loop = self._loop, None
             _shut_down(loop, self._local, os.getpid())
             if loop is not None:
                 self._finalizer.detach()
 
     def cancel(self) -> None:
-        """Aborts the step that runs, if any: its caller gets SessionError, unless it was decided
-        already. For other threads; Ctrl-C in `step` does the same."""
+        """Abort the step that runs, if any; for other threads.
+
+        The step's caller gets SessionError, unless the step was decided already. Ctrl-C in `step`
+        does the same.
+        """
         if self._loop is not None:
             self._loop.post(CancelSteps())
 
     def close(self) -> None:
-        """Closes the session on its workers, and ends those that were started. Idempotent."""
+        """Close the session on its workers, and end those that were started. Idempotent."""
         if self._loop is None:
-            self._abandon()  # of a recovery that failed, own processes may be left
+            self._abandon()  # a failed recovery may leave started processes
             return
         request = next(self._requests)
         orders = {worker: Order(Close(request)) for worker in self._living_workers()}
@@ -266,7 +279,7 @@ class WorkerMembership:
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes that were started for this session."""
+        """Process ids of the workers that were started for this session."""
         return self._local.pids if self._local else []
 
     def _living_workers(self) -> list[int]:
@@ -274,8 +287,8 @@ class WorkerMembership:
         return [worker for worker in range(len(self._addresses)) if worker not in lost]
 
 
-def _shut_down(loop: FastPathLoop | None, local: LocalWorkers | None, owner: int) -> None:
-    if os.getpid() != owner:  # a fork that ends: threads, sockets and workers are its parent's
+def _shut_down(loop: FastPathLoop | None, local: Launcher | None, owner: int) -> None:
+    if os.getpid() != owner:  # in a fork: threads, sockets and workers belong to the parent
         return
     if loop is not None:
         loop.stop()
@@ -289,7 +302,7 @@ def _launch_local(
     host: str | None,
     ops: Sequence[str],
     store: CheckpointStore | None,
-) -> LocalWorkers | None:
+) -> Launcher | None:
     if cluster.kind != "local":
         return None
     devices = cluster.workers[0].devices

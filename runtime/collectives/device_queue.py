@@ -1,8 +1,7 @@
-"""Lanes: what each device has to do in the groups of a step, one after the other, while its program
-goes on.
+"""A device's queue of collectives, run by a thread while the program computes.
 
-Groups are taken in the order of the program, which is the same on all devices, so that no two
-devices wait for each other. A program that waits for a group does what is left up to it itself.
+Collectives run in program order, which is the same on all devices, so no two devices wait for each
+other. A program that waits for a collective runs what is left up to it on its own thread.
 """
 
 from __future__ import annotations
@@ -13,29 +12,36 @@ from typing import Protocol
 
 from graphflow.runtime.collectives.shared_counters import CANCEL_CHECK_SECONDS
 
-_LEAVE_SECONDS = 5.0  # for a part that was given up to end
+_ABORT_SECONDS = 5.0  # for a cancelled collective to end
 
 
 class QueuedCollective(Protocol):
-    """The part of a device in one group."""
+    """A device's part in one collective.
+
+    Attributes:
+        completes_inline: whether `start` and `finish` do all its work, without the queue.
+    """
 
     completes_inline: bool
 
     @property
     def program_order(self) -> Sequence[QueuedCollective]:
-        """The device's parts in all groups of its program, in their order."""
+        """The device's collectives of this program, in program order."""
 
-    def is_started(self, step: int) -> bool: ...
+    def is_started(self, step: int) -> bool:
+        """Return True if all of the device's ranks have their tensors."""
 
-    def run(self, step: int, beside: bool) -> None: ...
+    def run(self, step: int, beside: bool) -> None:
+        """Run the collective; `beside`: on the queue's thread, while the program computes."""
 
 
 class DeviceCollectiveQueue:
-    """What a device has to do in the groups of a step, one after the other; and a thread for it."""
+    """Runs a device's collectives in program order, on a thread or on that of the program."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        # Taken by itself: a Condition takes it in Python, where an interrupt would leave it taken.
+        # Acquired as a lock, not through the Condition: that acquires it in Python code, where an
+        # interrupt would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -47,7 +53,12 @@ class DeviceCollectiveQueue:
         self._closed = False
 
     def notify_started(self, step: int, member: QueuedCollective, meanwhile: bool) -> None:
-        """A member has its tensors; `meanwhile`, its work is for the thread."""
+        """Record that a collective has its tensors.
+
+        Args:
+            meanwhile: whether the program computes something else before it waits for the result.
+                Only then the queue's thread runs the collective.
+        """
         with self._lock:
             if step != self._step:
                 self._step, self._queue, self._next = step, member.program_order, 0
@@ -61,7 +72,11 @@ class DeviceCollectiveQueue:
             self._changed.notify_all()
 
     def finish(self, step: int, member: QueuedCollective, go_on: Callable[[], None]) -> None:
-        """Do what is left up to a member, or wait until it is done."""
+        """Run what is left of the queue up to a collective, or wait until the thread has run it.
+
+        Args:
+            go_on: raises if the step was cancelled.
+        """
         while True:
             with self._lock:
                 while True:
@@ -80,7 +95,7 @@ class DeviceCollectiveQueue:
         return member not in self._queue[self._next :]
 
     def _next_due(self) -> QueuedCollective | None:
-        """The next member, if it has its tensors; those that are done at once are passed over."""
+        """Return the next collective if it has its tensors; skip those that complete inline."""
         while self._next < len(self._queue):
             member = self._queue[self._next]
             if not member.is_started(self._step):
@@ -116,11 +131,10 @@ class DeviceCollectiveQueue:
             self._run(due, step, beside=True)
 
     def abort(self) -> bool:
-        """Forget the step, once nobody works for it: a part that runs gives up soon. Whether it
-        has."""
+        """Forget the step, and wait for the collective that still runs; return True if it ended."""
         with self._lock:
             self._queue, self._step = (), -1
-            return self._changed.wait_for(lambda: not self._busy, _LEAVE_SECONDS)
+            return self._changed.wait_for(lambda: not self._busy, _ABORT_SECONDS)
 
     def close(self) -> None:
         """End the thread."""

@@ -1,12 +1,13 @@
-"""Sites: where the ranks of a group meet, and how their workers agree on the way.
+"""Group set-up: the workers of a collective agree on a transport.
 
-    root    makes what all have in common, and tells the others where (token)
-    others  say whether they reach it, and where their tensors lie (joined)
-    root    says whether all do, and where everything lies (table)
-    others  say whether they reach that, too (mapped); root says whether all do
-    others  say, among GPUs, whether they are in NCCL's group (met); root says whether all are
+    root    makes the shared memory and sends its token (token)
+    others  answer whether they can attach it, and where their tensors are (joined)
+    root    sends whether all can, and where all tensors are (table)
+    others  answer whether they can map these (mapped); the root sends whether all can
+    others  answer, on GPUs, whether NCCL connected (met); the root sends whether all are connected
 
-Where a worker cannot share memory with all others, or nobody can, the way is parcels for all.
+If any worker cannot share memory with all others, all use messages. The root is the worker with
+the lowest number.
 """
 
 from __future__ import annotations
@@ -33,16 +34,18 @@ from graphflow.runtime.collectives.shared_memory_transport import (
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
-_PAUSE = 0.001  # seconds between two looks at whether another device of this worker is there
+_PAUSE = 0.001  # seconds between checks for the other devices of this worker
 
 
 @dataclass(frozen=True)
 class RankBuffers:
-    """Where a rank's tensor and result are: in a segment, if other processes can reach them.
+    """A rank's tensor and result, and where other processes find them.
 
     Attributes:
-        x_at, y_at: the token of the segment ("": memory of this process alone), and where in it
-            they begin, in bytes.
+        x: the tensor; None if the rank contributes none.
+        y: the result.
+        x_at, y_at: token of the shared memory that holds them, and the offset in bytes. The token
+            is "" for memory of this process alone.
     """
 
     x: Array | None
@@ -54,7 +57,7 @@ class RankBuffers:
 def find_segment(
     segments: Iterable[SharedMemorySegment], array: Array
 ) -> tuple[SharedMemorySegment, int] | None:
-    """The segment that an array lies in, and where."""
+    """Return the segment that contains an array, and the array's offset; None if none does."""
     at = address(array)
     for segment in segments:
         start = at - address(segment.memory)
@@ -65,13 +68,14 @@ def find_segment(
 
 @dataclass(frozen=True)
 class HandshakeChannel:
-    """Words between the workers of a group.
+    """Control messages between the workers of a group.
 
     Args:
-        tell: (what, worker, data).
-        hear: (what, worker) -> data; raises if the step is given up.
-        go_on: returns if the step goes on, else raises.
-        attach: token -> a segment of another worker.
+        worker: this worker.
+        send: (topic, worker, data).
+        receive: (topic, worker) -> data; raises if the step is cancelled.
+        check_cancelled: raises if the step is cancelled.
+        attach: token -> shared memory of another worker.
     """
 
     worker: int
@@ -82,29 +86,29 @@ class HandshakeChannel:
 
 
 class GroupRendezvous:
-    """Where the ranks of a group meet, from this worker's side.
+    """This worker's side of a group's agreement on a transport.
 
     Args:
-        named: devices -> the name under which they meet in NCCL, if this worker says it.
+        named: devices -> the id under which they connect in NCCL; called by the root only.
 
     Attributes:
-        memory: what they have in common; None: parcels are the way.
-        xs, ys: tensors and results of all ranks, of a large collective.
-        unique: the name under which GPUs meet in NCCL, if all ranks are GPUs and can.
-        ready: whether the way is known.
+        memory: the group's shared memory; None if the group uses messages.
+        xs, ys: tensors and results of all ranks, for a large collective in shared memory.
+        nccl_id: the id under which the GPUs connect in NCCL; empty if they cannot.
+        is_ready: whether the transport is agreed.
     """
 
     def __init__(
-        self, what: Collective, named: Callable[[tuple[str, ...]], tuple[int, ...]]
+        self, collective: Collective, named: Callable[[tuple[str, ...]], tuple[int, ...]]
     ) -> None:
         self.is_ready = False
         self.memory: Array | None = None
         self.xs: list[Array] = []
         self.ys: list[Array] = []
         self.nccl_id: tuple[int, ...] = ()
-        self._what = what
+        self._collective = collective
         self._new_nccl_id = named
-        self._is_small = is_small(what)
+        self._is_small = is_small(collective)
         self._buffers: dict[int, RankBuffers] = {}
         self._segments: list[SharedMemorySegment] = []
         self._connected: dict[int, bool] = {}
@@ -113,115 +117,126 @@ class GroupRendezvous:
         self._lock = threading.Lock()
 
     def register(self, rank: int, place: RankBuffers) -> None:
-        """Where a rank of this worker has its tensor and its result, in every step."""
+        """Set where a rank of this worker has its tensor and its result in every step."""
         self._buffers[rank] = place
 
-    def agree(self, line: HandshakeChannel) -> None:
-        """Find the way with the other workers; the first device of this one does it for all.
+    def agree(self, channel: HandshakeChannel) -> None:
+        """Agree with the other workers; this worker's first device does it for all of its devices.
 
         Raises:
-            GraphflowError: the step was given up meanwhile.
+            GraphflowError: the step was cancelled meanwhile.
         """
         with self._lock:
             if self.is_ready:
                 return
-            what = self._what
-            mine = [rank for rank, worker in enumerate(what.workers) if worker == line.worker]
+            collective = self._collective
+            mine = [
+                rank for rank, worker in enumerate(collective.workers) if worker == channel.worker
+            ]
             while not self._is_small and len(self._buffers) < len(mine):
-                line.check_cancelled()
+                channel.check_cancelled()
                 time.sleep(_PAUSE)
-            workers = sorted(set(what.workers))
+            workers = sorted(set(collective.workers))
             if len(workers) == 1:
-                self.memory = private_memory(shared_bytes(what))
-                self.nccl_id = self._nccl_id(nccl.local_gpus(what, line.worker))
+                self.memory = private_memory(shared_bytes(collective))
+                self.nccl_id = self._make_nccl_id(nccl.local_gpus(collective, channel.worker))
                 self._map([(rank, place.x, place.y) for rank, place in self._buffers.items()])
-            elif line.worker == workers[0]:
-                self._agree_as_root(line, workers[1:])
+            elif channel.worker == workers[0]:
+                self._agree_as_root(channel, workers[1:])
             else:
-                self._agree_with_root(line, workers[0])
+                self._agree_with_root(channel, workers[0])
             self.is_ready = True
 
-    def have_all_connected(self, line: HandshakeChannel, rank: int, met: bool) -> bool:
-        """Whether all ranks have met in NCCL, once each has said whether it has.
+    def have_all_connected(self, channel: HandshakeChannel, rank: int, met: bool) -> bool:
+        """Return True if all ranks have connected in NCCL; waits until each has answered.
+
+        Args:
+            met: whether this rank has connected.
 
         Raises:
-            GraphflowError: the step was given up meanwhile.
+            GraphflowError: the step was cancelled meanwhile.
         """
         self._connected[rank] = met
-        with self._voting:  # who holds it waits for those who are yet to agree
+        with self._voting:  # one device waits for the other workers, on behalf of all devices
             if self._all_connected is None:
-                while len(self._connected) < self._what.workers.count(line.worker):
-                    line.check_cancelled()
+                while len(self._connected) < self._collective.workers.count(channel.worker):
+                    channel.check_cancelled()
                     time.sleep(_PAUSE)
-                self._all_connected = self._is_unanimous(line, "met", all(self._connected.values()))
+                self._all_connected = self._is_unanimous(
+                    channel, "met", all(self._connected.values())
+                )
             return self._all_connected
 
-    def _is_unanimous(self, line: HandshakeChannel, what: str, ok: bool) -> bool:
-        """Whether all workers say yes: each tells the root, which tells them what came of it."""
-        root, *others = sorted(set(self._what.workers))
-        if line.worker != root:
-            line.send(f"{what}/{line.worker}", root, _encode({"ok": ok}))
-            return _decode(line.receive(f"all {what}", root)).get("ok") is True and ok
-        heard = [_decode(line.receive(f"{what}/{other}", other)) for other in others]
+    def _is_unanimous(self, channel: HandshakeChannel, what: str, ok: bool) -> bool:
+        """Return True if all workers say `ok`: each tells the root, which tells all the outcome."""
+        root, *others = sorted(set(self._collective.workers))
+        if channel.worker != root:
+            channel.send(f"{what}/{channel.worker}", root, _encode({"ok": ok}))
+            return _decode(channel.receive(f"all {what}", root)).get("ok") is True and ok
+        heard = [_decode(channel.receive(f"{what}/{other}", other)) for other in others]
         ok = ok and all(each.get("ok") is True for each in heard)
         for other in others:
-            line.send(f"all {what}", other, _encode({"ok": ok}))
+            channel.send(f"all {what}", other, _encode({"ok": ok}))
         return ok
 
-    def _agree_as_root(self, line: HandshakeChannel, others: Sequence[int]) -> None:
+    def _agree_as_root(self, channel: HandshakeChannel, others: Sequence[int]) -> None:
         try:
             segment: SharedMemorySegment | None = SharedMemorySegment.create(
-                shared_bytes(self._what)
+                shared_bytes(self._collective)
             )
         except TransportError:
             segment = None
         for other in others:
-            line.send("token", other, segment.token.encode() if segment is not None else b"")
-        answers = [_decode(line.receive(f"joined/{other}", other)) for other in others]
+            channel.send("token", other, segment.token.encode() if segment is not None else b"")
+        answers = [_decode(channel.receive(f"joined/{other}", other)) for other in others]
         ok = (
             segment is not None and self._is_reachable and all(a.get("ok") is True for a in answers)
         )
         table = [*self._table, *(row for a in answers for row in a.get("places", ()))]
-        mine = nccl.local_gpus(self._what, line.worker)
-        self.nccl_id = self._nccl_id(mine, *(a.get("gpus") for a in answers))
+        mine = nccl.local_gpus(self._collective, channel.worker)
+        self.nccl_id = self._make_nccl_id(mine, *(a.get("gpus") for a in answers))
         for other in others:
-            told = {"ok": ok, "places": table, "nccl": self.nccl_id}
-            line.send("table", other, _encode(told))
+            message = {"ok": ok, "places": table, "nccl": self.nccl_id}
+            channel.send("table", other, _encode(message))
         if ok and not self._is_small:
-            ok = self._is_unanimous(line, "mapped", self._can_map_all(line, table))
+            ok = self._is_unanimous(channel, "mapped", self._can_map_all(channel, table))
         if ok and segment is not None:
             self._segments.append(segment)
             self.memory = segment.memory
 
-    def _agree_with_root(self, line: HandshakeChannel, root: int) -> None:
+    def _agree_with_root(self, channel: HandshakeChannel, root: int) -> None:
         segment = None
-        token = line.receive("token", root).decode("ascii", "replace")
+        token = channel.receive("token", root).decode("ascii", "replace")
         with contextlib.suppress(TransportError):
-            segment = line.attach(token)
-        ok = segment is not None and segment.memory.nbytes == shared_bytes(self._what)
+            segment = channel.attach(token)
+        ok = segment is not None and segment.memory.nbytes == shared_bytes(self._collective)
         answer = {
             "ok": ok and self._is_reachable,
             "places": self._table,
-            "gpus": nccl.local_gpus(self._what, line.worker),
+            "gpus": nccl.local_gpus(self._collective, channel.worker),
         }
-        line.send(f"joined/{line.worker}", root, _encode(answer))
-        table = _decode(line.receive("table", root))
+        channel.send(f"joined/{channel.worker}", root, _encode(answer))
+        table = _decode(channel.receive("table", root))
         unique = table.get("nccl")
         if isinstance(unique, list) and all(type(each) is int for each in unique):
             self.nccl_id = tuple(unique)
         ok = ok and table.get("ok") is True
         if ok and not self._is_small:
             ok = self._is_unanimous(
-                line, "mapped", self._can_map_all(line, table.get("places", ()))
+                channel, "mapped", self._can_map_all(channel, table.get("places", ()))
             )
         if ok and segment is not None:
             self.memory = segment.memory
 
-    def _nccl_id(self, *told: Any) -> tuple[int, ...]:
-        """Of the group in NCCL, where that is the way."""
+    def _make_nccl_id(self, *gpus: Any) -> tuple[int, ...]:
+        """Return the group's NCCL id; empty if its GPUs cannot connect.
+
+        Args:
+            gpus: each worker's GPUs, as `nccl.local_gpus` describes them.
+        """
         return (
-            self._new_nccl_id(self._what.devices)
-            if nccl.can_use_nccl(told, self._what.count)
+            self._new_nccl_id(self._collective.devices)
+            if nccl.can_use_nccl(gpus, self._collective.count)
             else ()
         )
 
@@ -233,35 +248,42 @@ class GroupRendezvous:
     def _table(self) -> list[list[Any]]:
         return [[rank, *p.x_at, *p.y_at] for rank, p in self._buffers.items()]
 
-    def _can_map_all(self, line: HandshakeChannel, table: Sequence[Any]) -> bool:
-        """Map the tensors and results of all ranks; whether they are there."""
-        what, found = self._what, []
+    def _can_map_all(self, channel: HandshakeChannel, table: Sequence[Any]) -> bool:
+        """Map the tensors and results of all ranks; return True if that succeeds."""
+        collective, found = self._collective, []
         try:
             for rank, x_token, x_at, y_token, y_at in table:
                 if rank in self._buffers:
                     found.append((rank, self._buffers[rank].x, self._buffers[rank].y))
                     continue
-                has = what.kind != "broadcast" or rank == 0
-                x = _view(line.attach(x_token).memory, x_at, what.specs[rank]) if has else None
-                y = _view(line.attach(y_token).memory, y_at, what.result_spec(rank))
+                has = collective.kind != "broadcast" or rank == 0
+                x = (
+                    _view(channel.attach(x_token).memory, x_at, collective.specs[rank])
+                    if has
+                    else None
+                )
+                y = _view(channel.attach(y_token).memory, y_at, collective.result_spec(rank))
                 found.append((rank, x, y))
         except (TransportError, ValueError, TypeError, IndexError):
-            return False  # words from another worker: what does not fit is no way
-        if sorted(rank for rank, *_ in found) != list(range(what.count)):
+            return False  # the table comes from another worker, and may be wrong in any way
+        if sorted(rank for rank, *_ in found) != list(range(collective.count)):
             return False
         self._map(found)
         return True
 
     def _map(self, found: Sequence[tuple[int, Array | None, Array]]) -> None:
         for _, x, y in sorted(found, key=lambda each: each[0]):
-            self.xs.append(np.empty(0, self._what.dtype) if x is None else x)
+            self.xs.append(np.empty(0, self._collective.dtype) if x is None else x)
             self.ys.append(y)
 
 
 def _view(memory: Array, start: Any, spec: TensorSpec) -> Array:
     size = nbytes(spec)
     if type(start) is not int or start % ALIGNMENT or not 0 <= start <= memory.nbytes - size:
-        raise TransportError(f"{start!r} is no place for {spec} in {memory.nbytes} bytes")
+        raise TransportError(
+            f"offset {start!r} of {spec} must be a multiple of {ALIGNMENT} within "
+            f"{memory.nbytes} bytes"
+        )
     view: Array = memory[start : start + size].view(spec.dtype).reshape(spec.shape)
     return view
 

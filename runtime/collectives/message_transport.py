@@ -1,8 +1,9 @@
-"""Exchanges by parcels between workers: rounds of shares, in parts that follow one another.
+"""Collectives by messages between workers.
 
-Sending does not wait, so a rank works on one part while others are on their way. What is folded as
-it comes goes by `schedules.py`; where all pieces of a share go straight to who folds it (direct,
-and every reduce-scatter), they are folded there in the order of the algorithm.
+Tensors travel in chunks, and sending does not wait: a rank works on one chunk while others are on
+their way. An all-reduce by ring, tree or halving follows the rounds of `schedules.py`. Other
+collectives, and the direct all-reduce, send each piece straight to its receiver. The receiver
+combines the pieces in the order of the algorithm.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from graphflow.runtime.transport.tensor_mailbox import Awaited
 from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
 
 CHUNK_BYTES = 1 << 20
-"""Bytes that travel together."""
+"""Bytes of a message."""
 
 
 @dataclass(frozen=True)
 class MessagePort:
-    """Carries arrays between ranks.
+    """Sends and receives arrays between the ranks of a group.
 
     Args:
-        prefix: names the group in its session.
-        name: of the collective, for errors.
-        take: (step, key, what is waited for) -> the array that came.
+        prefix: identifies the group in its session.
+        name: name of the collective, for errors.
+        outbox: sends a message to another worker.
+        take_tensor: (step, key, description of the wait) -> the array that came.
     """
 
     session: str
@@ -41,48 +43,60 @@ class MessagePort:
     outbox: Callable[[TensorParcel], None]
     take_tensor: Callable[[int, Any, Awaited], Any]
 
-    def send(self, step: int, what: Collective, source: int, target: int, tag: str, array: Array
-             ) -> None:  # fmt: skip
-        """Send an array, of which nothing is kept: it may change afterwards."""
+    def send(
+        self, step: int, collective: Collective, source: int, target: int, tag: str, array: Array
+    ) -> None:
+        """Send a copy of an array from one rank to another."""
         key = f"{EXCHANGE_PREFIX}{self.prefix}/{source}/{target}/{tag}"
-        copy = np.array(array)  # it travels while its buffer is used again
-        self.outbox(TensorParcel(self.session, step, key, what.workers[target], copy, owned=True))
+        copy = np.array(array)  # the buffer is reused before the message has left
+        self.outbox(
+            TensorParcel(self.session, step, key, collective.workers[target], copy, owned=True)
+        )
 
-    def receive(self, step: int, what: Collective, source: int, target: int, tag: str, like: Array
-                ) -> Array:  # fmt: skip
-        """The array that a rank sent, which must be like another.
+    def receive(
+        self, step: int, collective: Collective, source: int, target: int, tag: str, like: Array
+    ) -> Array:
+        """Return the array that a rank sent.
+
+        Args:
+            like: an array of the expected shape and dtype.
 
         Raises:
-            ProtocolError: it is not.
-            GraphflowError: the step was given up.
+            ProtocolError: the array has another shape or dtype.
+            GraphflowError: the step was cancelled.
         """
         key = f"{EXCHANGE_PREFIX}{self.prefix}/{source}/{target}/{tag}"
-        told = (
-            f"{what.kind} {self.name}: the part of rank {source} on {what.devices[source]} for "
-            f"rank {target} on {what.devices[target]}"
+        devices = collective.devices
+        part = (
+            f"{collective.kind} {self.name}: the part of rank {source} on {devices[source]} for "
+            f"rank {target} on {devices[target]}"
         )
-        array: Array = self.take_tensor(step, key, Awaited(told, what.workers[source]))
+        array: Array = self.take_tensor(step, key, Awaited(part, collective.workers[source]))
         if array.shape != like.shape or array.dtype != like.dtype:
             raise ProtocolError(
-                f"{told} is {array.dtype}{array.shape}, not {like.dtype}{like.shape}; do all "
+                f"{part} is {array.dtype}{array.shape}, not {like.dtype}{like.shape}; do all "
                 "workers run the same code?"
             )
         return array
 
 
 class MessageExchange:
-    """What a device does in one collective by way of parcels, for the ranks that it has."""
+    """A device's part in one collective by messages.
 
-    def __init__(self, what: Collective, ranks: Sequence[int], post: MessagePort) -> None:
-        self.what = what
+    Args:
+        ranks: the device's ranks.
+    """
+
+    def __init__(self, collective: Collective, ranks: Sequence[int], post: MessagePort) -> None:
+        self.collective = collective
         self.ranks = tuple(ranks)
         self._port = post
-        self._chunk_elements = max(1, CHUNK_BYTES // what.dtype.itemsize)
+        self._chunk_elements = max(1, CHUNK_BYTES // collective.dtype.itemsize)
 
     def run(
         self, step: int, given: Mapping[int, Array | None], results: Mapping[int, Array]
     ) -> None:
-        """All of it: the ranks of one device take turns where they wait for each other."""
+        """Run the collective for all ranks of the device."""
 
         def one(rank: int) -> None:
             self._run_rank(step, rank, given[rank], results[rank])
@@ -90,36 +104,36 @@ class MessageExchange:
         if len(self.ranks) == 1:
             one(self.ranks[0])
             return
-        with ThreadPoolExecutor(len(self.ranks)) as pool:  # they wait for each other
+        with ThreadPoolExecutor(len(self.ranks)) as pool:  # ranks of a device wait for each other
             for done in [pool.submit(one, rank) for rank in self.ranks]:
                 done.result()
 
     def _run_rank(self, step: int, rank: int, x: Array | None, y: Array) -> None:
-        what = self.what
-        if what.kind == "broadcast":
+        collective = self.collective
+        if collective.kind == "broadcast":
             self._broadcast(step, rank, x, y)
-        elif what.kind == "all_reduce" and what.algorithm != "direct":
+        elif collective.kind == "all_reduce" and collective.algorithm != "direct":
             assert x is not None
             _ScheduledReduction(self, step, rank, x, y).run()
         else:
             self._exchange_directly(step, rank, x, y)
 
-    # Straight to who needs it ---------------------------------------------------------------------
+    # Each piece straight to its receiver ----------------------------------------------------------
 
     def _exchange_directly(self, step: int, rank: int, x: Array | None, y: Array) -> None:
-        what, count = self.what, self.what.count
-        pieces = what.flat_pieces(rank, x)
+        collective, count = self.collective, self.collective.count
+        pieces = collective.flat_pieces(rank, x)
         for other in self._others(rank):
-            self.send(step, rank, other, "p", pieces[0 if what.sends_same_to_all else other])
-        targets = what.output_views(rank, y)
-        if not what.reduces:
+            self.send(step, rank, other, "p", pieces[0 if collective.sends_same_to_all else other])
+        targets = collective.output_views(rank, y)
+        if not collective.reduces:
             for source in range(count):
-                mine = pieces[0 if what.sends_same_to_all else rank]
-                size = what.lengths[source][0 if what.sends_same_to_all else rank]
+                mine = pieces[0 if collective.sends_same_to_all else rank]
+                size = collective.lengths[source][0 if collective.sends_same_to_all else rank]
                 come = mine if source == rank else self.receive(step, source, rank, "p", size)
                 targets[source][...] = come.reshape(targets[source].shape)
             return
-        size = what.lengths[rank][rank]
+        size = collective.lengths[rank][rank]
         parts = [
             pieces[rank] if source == rank else self.receive(step, source, rank, "p", size)
             for source in range(count)
@@ -127,8 +141,8 @@ class MessageExchange:
         own = targets[rank].reshape(-1)
         if size:
             with np.errstate(all="ignore"):
-                what.combine(rank, parts, own)
-        if what.kind == "all_reduce":
+                collective.combine(rank, parts, own)
+        if collective.kind == "all_reduce":
             for other in self._others(rank):
                 self.send(step, rank, other, "r", own)
             for source in self._others(rank):
@@ -139,49 +153,53 @@ class MessageExchange:
         flat = y.reshape(-1)
         if x is not None:
             flat[...] = x.reshape(-1)
-        for each in broadcast(self.what.count)[rank]:
+        for each in broadcast(self.collective.count)[rank]:
             if each.action == "give":
                 self.send(step, rank, each.peer, "b", flat)
             else:
                 flat[...] = self.receive(step, each.peer, rank, "b", flat.size)
 
     def _others(self, rank: int) -> list[int]:
-        """The other ranks, each beginning with the next: not all send to the same one first."""
-        count = self.what.count
+        """Return the other ranks, from the next one on, so that not all send to rank 0 first."""
+        count = self.collective.count
         return [(rank + i) % count for i in range(1, count)]
 
-    # In parts -------------------------------------------------------------------------------------
+    # Chunks ---------------------------------------------------------------------------------------
 
     def send(self, step: int, source: int, target: int, tag: str, array: Array) -> None:
-        """A flat array, in parts; nothing where there are no elements."""
+        """Send a flat array in chunks; an empty array needs no message."""
         for number, start in enumerate(range(0, array.size, self._chunk_elements)):
             part = array[start : start + self._chunk_elements]
-            self._port.send(step, self.what, source, target, f"{tag}{number}", part)
+            self._port.send(step, self.collective, source, target, f"{tag}{number}", part)
 
     def receive(
         self, step: int, source: int, target: int, tag: str, size: int, dtype: Any = None
     ) -> Array:
-        """A flat array that came in parts."""
-        whole = np.empty(size, self.what.dtype if dtype is None else dtype)
+        """Return a flat array of `size` elements that comes in chunks."""
+        whole = np.empty(size, self.collective.dtype if dtype is None else dtype)
         for number, start in enumerate(range(0, size, self._chunk_elements)):
             part = whole[start : start + self._chunk_elements]
-            part[...] = self._port.receive(step, self.what, source, target, f"{tag}{number}", part)
+            part[...] = self._port.receive(
+                step, self.collective, source, target, f"{tag}{number}", part
+            )
         return whole
 
 
 class _ScheduledReduction:
-    """An all-reduce by rounds, of one rank."""
+    """One rank's all-reduce by rounds (`schedules.all_reduce`)."""
 
     def __init__(self, owner: MessageExchange, step: int, rank: int, x: Array, y: Array) -> None:
-        what = owner.what
+        collective = owner.collective
         self._owner = owner
         self._step = step
         self._rank = rank
         self._y = y.reshape(-1)
-        self._partial = np.array(x.reshape(-1), what.working_dtype)
-        self._share_starts = starts(what.lengths[rank])
-        self._rounds = all_reduce(what.algorithm, what.count, what.attrs["hosts"])[rank]
-        self._combine = combine_function(what.attrs["reduction"], np)
+        self._partial = np.array(x.reshape(-1), collective.working_dtype)
+        self._share_starts = starts(collective.lengths[rank])
+        self._rounds = all_reduce(
+            collective.algorithm, collective.count, collective.attrs["hosts"]
+        )[rank]
+        self._combine = combine_function(collective.attrs["reduction"], np)
 
     def run(self) -> None:
         folding = True
@@ -214,14 +232,14 @@ class _ScheduledReduction:
         return self._owner.receive(self._step, peer, self._rank, tag, like.size, like.dtype)
 
     def _finish(self) -> None:
-        """Store the shares that were folded here to the end: those not sent away."""
-        what = self._owner.what
+        """Store the shares whose last fold was on this rank: those that were never sent."""
+        collective = self._owner.collective
         sent = {s for r in self._rounds if r.action == "send" for s in range(r.start, r.stop)}
-        for share in range(what.count):
+        for share in range(collective.count):
             if share not in sent:
                 part = self._partial[self._share_starts[share] : self._share_starts[share + 1]]
                 with np.errstate(all="ignore"):
-                    finish(what.attrs["reduction"], what.count, part)
+                    finish(collective.attrs["reduction"], collective.count, part)
                     np.copyto(
                         self._y[self._share_starts[share] : self._share_starts[share + 1]],
                         part,

@@ -1,10 +1,11 @@
-"""Exchanges between GPUs by NCCL, through CuPy: one GPU a rank.
+"""Collectives between GPUs by NCCL, through CuPy: one GPU for each rank.
 
-NCCL carries the shares, and each rank folds its own in our order: NCCL's reductions add in an
-order that follows from the machine. The bytes are those of a ring: 2 (n - 1) / n for an all-reduce.
+NCCL only carries the shares, and each rank combines its own share in our order. The order of NCCL's
+own reductions depends on the machine. An all-reduce of n ranks moves 2 (n - 1) / n of its bytes, as
+a ring does.
 
-All collectives of a session among the same GPUs go by one communicator, one after the other: each
-takes the better part of a second to make, and some hundred MB of each GPU.
+All collectives of a session among the same GPUs use one communicator, in sequence. To make one
+takes most of a second and some hundred MB of each GPU.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from graphflow.runtime.protocol.clock_sync import clock_identity
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.gpu")
-_importing = threading.Lock()  # filters of warnings are the process's
+_importing = threading.Lock()  # filters of warnings are global to the process
 CONNECT_SECONDS = 30.0
-"""Seconds for the ranks of a group to meet: they all begin within milliseconds of each other, and
-NCCL takes the better part of one."""
-_ID_BYTES = 128  # of a name under which ranks meet
-_CANCEL_CHECK_SECONDS = 0.02  # seconds between two looks at whether the step goes on
+"""Seconds for the ranks of a group to connect. All begin within milliseconds of each other, and
+NCCL takes most of a second."""
+_ID_BYTES = 128  # of a unique id
+_CANCEL_CHECK_SECONDS = 0.02  # between checks whether the step was cancelled
 
 
 def library() -> Any:
-    """CuPy's NCCL; None where there is none, of which CuPy warns: a machine with one GPU needs
-    none."""
+    """Return CuPy's NCCL module; None if NCCL is missing.
+
+    CuPy's warning about a missing NCCL is suppressed: a machine with one GPU needs none.
+    """
     try:
         import_cupy()
         with _importing, warnings.catch_warnings():
@@ -49,13 +52,15 @@ def library() -> Any:
     return nccl if getattr(nccl, "available", True) else None
 
 
-def local_gpus(what: Collective, worker: int) -> dict[str, Any] | None:
-    """What a worker tells of its ranks' GPUs; None where NCCL is not the way.
+def local_gpus(collective: Collective, worker: int) -> dict[str, Any] | None:
+    """Describe a worker's GPUs of a collective; None if the collective cannot use NCCL.
 
-    NCCL refuses two ranks on one GPU, so each is told from all others as NCCL does. It speaks to
-    other hosts in the clear, and asks nobody who they are: that has to be allowed (`far`).
+    Returns:
+        "at": host and PCI address of each GPU, since NCCL refuses two ranks on one GPU.
+        "far": whether NCCL may connect to other hosts. Its traffic is neither encrypted nor
+        authenticated, so users have to allow it.
     """
-    names = [DeviceName.parse(device) for device in what.devices]
+    names = [DeviceName.parse(device) for device in collective.devices]
     allowed = choice_setting(*NCCL) or "host"
     if any(name.kind != "gpu" for name in names) or allowed == "off" or library() is None:
         return None
@@ -63,13 +68,17 @@ def local_gpus(what: Collective, worker: int) -> dict[str, Any] | None:
     return {"at": own, "far": allowed == "on"}
 
 
-def can_use_nccl(told: Sequence[Any], count: int) -> bool:
-    """Whether NCCL is the way for ranks, by the words of all their workers (`gpus`)."""
-    if not all(isinstance(each, dict) and isinstance(each.get("at"), list) for each in told):
+def can_use_nccl(gpus: Sequence[Any], count: int) -> bool:
+    """Return True if `count` ranks can connect by NCCL.
+
+    Args:
+        gpus: what each worker's `local_gpus` returned.
+    """
+    if not all(isinstance(each, dict) and isinstance(each.get("at"), list) for each in gpus):
         return False
-    at = [str(gpu) for each in told for gpu in each["at"]]
+    at = [str(gpu) for each in gpus for gpu in each["at"]]
     near = len({gpu.rpartition("/")[0] for gpu in at}) == 1
-    far = all(each.get("far") is True for each in told)
+    far = all(each.get("far") is True for each in gpus)
     return len(set(at)) == len(at) == count and (near or far)
 
 
@@ -79,7 +88,7 @@ def _gpu_address(index: int) -> str:
 
 
 class _Job:
-    """Something for the thread of a communicator."""
+    """A function for the thread of a communicator, and its outcome."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self.run = run
@@ -88,14 +97,17 @@ class _Job:
 
 
 class Communicator:
-    """A GPU's end of a group, and the thread that speaks to NCCL for it.
+    """A GPU's NCCL communicator and the thread that calls NCCL for it.
 
-    NCCL waits for other ranks as long as it takes: when they meet, when two of them first exchange
-    something, and in the GPU's kernels. Only another thread can end that. So this one does it all,
-    and who needs it looks meanwhile whether the step goes on.
+    NCCL waits for other ranks without a timeout: while they connect, when two of them first
+    exchange data, and in the GPU's kernels. Only another thread can abort such a wait. So this
+    thread makes all calls, and the caller meanwhile checks whether the step was cancelled.
 
     Args:
-        backend: of the GPU.
+        backend: the `GpuBackend` of the GPU.
+
+    Attributes:
+        handle: CuPy's communicator; None until connected.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -109,46 +121,48 @@ class Communicator:
     def connect(
         self, count: int, unique: Sequence[int], rank: int, go_on: Callable[[], None]
     ) -> bool:
-        """Whether all ranks are there; not, with a word in the log, if NCCL fails or they do not
-        come in time.
+        """Connect to the other ranks; return False and log why if NCCL fails or a rank is missing.
 
         Args:
-            unique: the name under which the ranks meet, of `library().get_unique_id()`.
-            go_on: returns if the step goes on, else raises.
+            count: number of ranks.
+            unique: the ranks' common id, from `library().get_unique_id()`.
+            go_on: raises if the step was cancelled.
 
         Raises:
-            Exception: of `go_on`.
+            Exception: raised by `go_on`.
         """
         began = time.monotonic()
 
         def wait() -> None:
             go_on()
             if time.monotonic() > began + CONNECT_SECONDS:
-                raise _MissingRanks(f"not all {count} ranks came in {CONNECT_SECONDS:g} s")
+                raise _MissingRanks(f"not all {count} ranks connected in {CONNECT_SECONDS:g} s")
 
         def run() -> None:
             self.handle = _create_communicator(library(), count, unique, rank)
-            if self._closed:  # nobody waited so long
+            if self._closed:  # the caller gave up waiting
                 self._abort()
 
-        told: dict[str, Any] = {"device": f"gpu:{self.backend.index}", "rank": rank}
+        fields: dict[str, Any] = {"device": f"gpu:{self.backend.index}", "rank": rank}
         job = self._submit(run)
         try:
             self._wait(job, wait)
         except Exception as error:
             if not job.ended.is_set() and not isinstance(error, _MissingRanks):
-                raise  # the step was given up
-            _log.tell("nccl.refused", **told, error=type(error).__name__, reason=str(error))
+                raise  # the step was cancelled
+            _log.tell("nccl.refused", **fields, error=type(error).__name__, reason=str(error))
             return False
-        _log.tell("nccl.met", **told, of=count, seconds=round(time.monotonic() - began, 3))
+        _log.tell("nccl.met", **fields, of=count, seconds=round(time.monotonic() - began, 3))
         return True
 
     def run(self, run: Callable[[], None], go_on: Callable[[], None]) -> None:
-        """Run something on the thread. If the step is given up, or NCCL fails, the group is let go
-        of: a rank that is gone would keep the GPU for good.
+        """Run a function on the thread.
+
+        If the step is cancelled, or NCCL fails, the communicator is aborted: otherwise a kernel
+        that waits for a missing rank would occupy the GPU forever.
 
         Raises:
-            Exception: of `go_on`, or of `run`.
+            Exception: raised by `go_on` or `run`.
         """
         try:
             self._wait(self._submit(run), go_on)
@@ -157,15 +171,17 @@ class Communicator:
             raise
 
     def close(self) -> None:
-        """Let go of the group, whatever its thread waits for. Not by NCCL's orderly end, which may
-        wait for ranks that are gone."""
+        """Abort the communicator, whatever its thread waits for.
+
+        NCCL's orderly end could wait for ranks that are gone.
+        """
         self._closed = True
         self._jobs.put(None)
         self._abort()
 
     def _abort(self) -> None:
         if self.handle is not None:
-            with suppress(Exception):  # of NCCL: it was let go of, or its GPU has failed
+            with suppress(Exception):  # it was aborted before, or its GPU has failed
                 self.handle.abort()
 
     def _submit(self, run: Callable[[], Any]) -> _Job:
@@ -190,12 +206,14 @@ class Communicator:
 
 
 class _MissingRanks(TimeoutError):
-    """Not all ranks came in time."""
+    """Not all ranks connected in time."""
 
 
 def _create_communicator(nccl: Any, count: int, unique: Sequence[int], rank: int) -> Any:
-    """CuPy takes the name as bytes from version 14 on, and before that as the numbers of C's chars,
-    as it gave them."""
+    """Make CuPy's communicator.
+
+    CuPy takes the id as bytes from version 14 on, and before that as the tuple that it returned.
+    """
     try:
         whole = bytes(each & 0xFF for each in unique).ljust(_ID_BYTES, b"\0")[:_ID_BYTES]
         return nccl.NcclCommunicator(count, whole, rank)
@@ -204,14 +222,15 @@ def _create_communicator(nccl: Any, count: int, unique: Sequence[int], rank: int
 
 
 class NcclCollective:
-    """What one GPU does in one collective.
+    """A GPU's part in one collective.
 
     Args:
-        communicator: of the GPUs of all its ranks.
+        rank: the GPU's rank.
+        communicator: connects the GPUs of all ranks.
     """
 
-    def __init__(self, what: Collective, rank: int, communicator: Communicator) -> None:
-        self.what = what
+    def __init__(self, collective: Collective, rank: int, communicator: Communicator) -> None:
+        self.collective = collective
         self.rank = rank
         self._communicator = communicator
         self._backend = backend = communicator.backend
@@ -222,11 +241,11 @@ class NcclCollective:
             self._ready = self._xp.cuda.Event(disable_timing=True)
 
     def record_ready(self) -> None:
-        """The tensor is there once the device's stream is here."""
+        """Mark the point of the device's stream at which the tensor is ready."""
         self._ready.record(self._backend.stream)
 
     def run(self, x: Any, y: Any, go_on: Callable[[], None]) -> None:
-        """All of it, on a stream of its own; `go_on` raises when the step is given up."""
+        """Run the collective on a stream of its own; `go_on` raises if the step is cancelled."""
         self._communicator.run(partial(self._run_on_stream, x, y), go_on)
 
     def _run_on_stream(self, x: Any, y: Any) -> None:
@@ -234,28 +253,36 @@ class NcclCollective:
             self._stream.wait_event(self._ready)
             kept = self._exchange(x, y)
             self._stream.synchronize()
-            del kept  # buffers that were on their way
+            del kept  # buffers that NCCL used until now
 
     def _exchange(self, x: Any, y: Any) -> list[Any]:
-        what, rank, xp = self.what, self.rank, self._xp
-        parts = [] if x is None else [xp.ascontiguousarray(p) for p in what.input_views(rank, x)]
-        places = what.output_views(rank, y)
-        if what.kind == "broadcast":
-            sent = dict.fromkeys(range(what.count), y if x is None else x) if rank == 0 else {}
+        collective, rank, xp = self.collective, self.rank, self._xp
+        parts = (
+            [] if x is None else [xp.ascontiguousarray(p) for p in collective.input_views(rank, x)]
+        )
+        places = collective.output_views(rank, y)
+        if collective.kind == "broadcast":
+            sent = (
+                dict.fromkeys(range(collective.count), y if x is None else x) if rank == 0 else {}
+            )
             sizes = {0: y}
         else:
-            sent = {q: parts[0 if what.sends_same_to_all else q] for q in range(what.count)}
-            sizes = {q: parts[rank] if what.reduces else places[q] for q in range(what.count)}
+            sent = {
+                q: parts[0 if collective.sends_same_to_all else q] for q in range(collective.count)
+            }
+            sizes = {
+                q: parts[rank] if collective.reduces else places[q] for q in range(collective.count)
+            }
         come = {q: xp.empty(like.shape, like.dtype) for q, like in sizes.items() if q != rank}
         self._send_and_receive(sent, come)
         if rank in sent:
             come[rank] = sent[rank]
-        if what.reduces:
-            self._fold([come[q] for q in range(what.count)], places[rank])
-            if what.kind == "all_reduce":
+        if collective.reduces:
+            self._fold([come[q] for q in range(collective.count)], places[rank])
+            if collective.kind == "all_reduce":
                 own = xp.ascontiguousarray(places[rank])
                 others = {q: xp.empty(p.shape, p.dtype) for q, p in enumerate(places) if q != rank}
-                self._send_and_receive(dict.fromkeys(range(what.count), own), others)
+                self._send_and_receive(dict.fromkeys(range(collective.count), own), others)
                 for q, array in others.items():
                     places[q][...] = array
                 return [parts, sent, come, own, others]
@@ -265,16 +292,18 @@ class NcclCollective:
         return [parts, sent, come]
 
     def _fold(self, pieces: Sequence[Any], out: Any) -> None:
-        what, xp = self.what, self._xp
-        reduction: str = what.attrs["reduction"]
-        wide = [piece.astype(what.working_dtype) for piece in pieces]
-        into = xp.empty(out.shape, what.working_dtype)
-        fold(what.order(self.rank), wide, combine_function(reduction, xp), into, xp.empty_like)
-        finish(reduction, what.count, into)
-        out[...] = into.astype(what.dtype)
+        collective, xp = self.collective, self._xp
+        reduction: str = collective.attrs["reduction"]
+        wide = [piece.astype(collective.working_dtype) for piece in pieces]
+        into = xp.empty(out.shape, collective.working_dtype)
+        fold(
+            collective.order(self.rank), wide, combine_function(reduction, xp), into, xp.empty_like
+        )
+        finish(reduction, collective.count, into)
+        out[...] = into.astype(collective.dtype)
 
     def _send_and_receive(self, sent: dict[int, Any], come: dict[int, Any]) -> None:
-        """Everything to and from the other ranks, as bytes, at once."""
+        """Send to and receive from all other ranks at once, as bytes."""
         end, stream, kind = self._communicator.handle, self._stream.ptr, self._nccl.NCCL_UINT8
         self._nccl.groupStart()
         for peer, array in sent.items():

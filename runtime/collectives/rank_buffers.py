@@ -1,7 +1,7 @@
-"""Pieces: what each rank of a collective gives and gets, as flat arrays.
+"""A collective's data: the pieces that each rank contributes, and where they go in the results.
 
-A rank has a piece for each rank, or one for all of them; what comes of each rank goes to a place
-of its own in the result. Reducing collectives fold the pieces for a rank there, in its order.
+A rank has one piece for each rank, or one piece for all. What comes from each rank has a place of
+its own in the result. Reducing collectives combine the pieces for a rank in that rank's order.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Array = np.ndarray[Any, Any]
 
 REDUCING = ("all_reduce", "reduce_scatter")
 EXCHANGE_ATTRS = ("kind", "group", "rank", "devices", "shapes", "dtype")
-"""Attributes of the nodes of an exchange that its op does not have."""
+"""Attributes of a `collective_start` node that the collective's own op does not have."""
 
 
 @dataclass(frozen=True, eq=False)
 class Collective:
-    """What a group of nodes computes, for known sizes.
+    """A collective of known sizes.
 
     Attributes:
-        kind: its op.
+        kind: name of its op.
         group: its number in the program.
-        devices: of each rank.
-        specs: of each rank's tensor (of a broadcast: of rank 0's).
-        attrs: of its op, but the rank.
+        devices: device of each rank.
+        specs: spec of each rank's tensor; for a broadcast, of rank 0's only.
+        attrs: attributes of its op, without the rank.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Collective:
 
     @staticmethod
     def from_attrs(attrs: Mapping[str, Any]) -> Collective:
-        """What the attributes of a `collective_start` say, sizes bound."""
+        """Make a collective from the attributes of a `collective_start`, with sizes bound."""
         dtype = as_dtype(attrs["dtype"])
         return Collective(
             attrs["kind"],
@@ -67,6 +67,7 @@ class Collective:
 
     @cached_property
     def count(self) -> int:
+        """Number of ranks."""
         return len(self.devices)
 
     @cached_property
@@ -76,22 +77,23 @@ class Collective:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tensors."""
         return self.specs[0].dtype
 
     @cached_property
     def reduces(self) -> bool:
+        """Whether pieces of the ranks are combined."""
         return self.kind in REDUCING
 
     def result_spec(self, rank: int) -> TensorSpec:
-        """What a rank gets."""
+        """Return the spec of a rank's result."""
         spec = REGISTRY[self.kind].infer(*self.specs, rank=rank, **self.attrs)
         assert isinstance(spec, TensorSpec)
         return spec
 
     @cached_property
     def lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Elements of each piece, by the rank that gives it; one that has a piece for all ranks
-        has no other."""
+        """Elements of each piece, by contributing rank. A rank may have one piece for all ranks."""
         whole = [_element_count(spec.shape) for spec in self.specs]
         match self.kind:
             case "all_reduce":
@@ -114,17 +116,17 @@ class Collective:
 
     @cached_property
     def sends_same_to_all(self) -> bool:
-        """Whether a rank gives the same to all."""
+        """Whether a rank contributes one piece to all ranks."""
         return self.kind in ("all_gather", "broadcast")
 
     def flat_pieces(self, rank: int, x: Array | None) -> list[Array]:
-        """A rank's pieces of its tensor, flat; views of it where they can be."""
+        """Return the pieces of a rank's tensor as flat arrays: views where possible."""
         if x is None:
             return [np.empty(0, self.dtype)]
         return [np.ascontiguousarray(part).reshape(-1) for part in self.input_views(rank, x)]
 
     def input_views(self, rank: int, x: Array) -> list[Array]:
-        """As `given`, as views of the tensor."""
+        """Return the pieces of a rank's tensor as views of it."""
         if self.sends_same_to_all:
             return [x]
         if self.kind == "all_reduce":
@@ -137,7 +139,7 @@ class Collective:
         return [_slice_axis(x, axis, start, stop) for start, stop in pairwise(at)]
 
     def output_views(self, rank: int, y: Array) -> list[Array]:
-        """Where in a rank's result belongs what comes of each rank; arrays of its shape."""
+        """Return the views of a rank's result that receive each rank's piece."""
         match self.kind:
             case "all_reduce":
                 return self.input_views(rank, y)
@@ -162,22 +164,22 @@ class Collective:
 
     @cached_property
     def algorithm(self) -> str:
-        """The one that "auto" stands for."""
+        """The algorithm; "auto" is resolved."""
         size = _element_count(self.specs[0].shape)
         return resolve_algorithm(self.attrs["algorithm"], self.count, size, self.attrs["hosts"])
 
     def order(self, share: int) -> Order:
-        """In which order the pieces for a rank are combined."""
+        """Return the order in which the pieces of a share are combined."""
         return order_of(self.algorithm, self.count, share, self.attrs["hosts"])
 
     @cached_property
     def working_dtype(self) -> np.dtype[Any]:
-        """The dtype in which is combined: 16-bit floats are float32 meanwhile."""
+        """The dtype of partial results: float32 for 16-bit floats."""
         return np.dtype("float32") if is_half(self.dtype) else self.dtype
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all shares are combined in one order, so that they may be folded together."""
+        """Whether all shares are combined in one order, so that they can be combined as one."""
         return self.algorithm != "ring"
 
     @cached_property
@@ -185,8 +187,10 @@ class Collective:
         return combine_function(self.attrs["reduction"], np)
 
     def combine(self, share: int, pieces: Sequence[Array], out: Array) -> None:
-        """Fold the same elements of all ranks, in the order of a share, into `out`; the caller
-        silences what numpy says of numbers."""
+        """Combine the same elements of all ranks into `out`, in the order of a share.
+
+        The caller suppresses numpy's floating-point warnings.
+        """
         if self.working_dtype is not self.dtype:
             wide = np.empty(out.shape, self.working_dtype)
             self._fold(share, [p.astype(self.working_dtype) for p in pieces], wide)

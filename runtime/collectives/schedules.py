@@ -1,7 +1,8 @@
-"""Rounds: who sends which shares to whom, as pure data.
+"""Schedules of collectives, as pure data: which rank sends which shares to which rank.
 
-An all-reduce goes in two halves. In the first, partial results travel and are folded; its second
-half is its mirror image: whoever sent a partial result gets the result of the same shares back.
+An all-reduce has two halves. In the first, ranks send partial results and fold those that come. The
+second half mirrors the first: a rank that sent a partial result gets the final result of the same
+shares back.
 
     halving, 4 ranks: each exchanges halves with its neighbour, then quarters with the one after it
         rank 0   send 2:4 to 1, fold 0:2 of 1, send 1:2 to 2, fold 0:1 of 2 | give 0:1 to 2, …
@@ -22,15 +23,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.communication.reduction_order import members_of, split_at
 
 Action = Literal["send", "fold", "give", "keep"]
-"""Send a partial result, fold one that comes, give a result, keep one that comes."""
+"""Send a partial result, fold a received one, give a final result, keep a received one."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a rank does with the shares from `start` to `stop` and another rank.
+    """One action of a rank with another rank, on shares `start` to `stop`.
 
     Attributes:
-        before: of a fold: whether what comes is combined from the left.
+        before: for a fold, whether the received operand is the left one.
     """
 
     action: Action
@@ -41,17 +42,22 @@ class Round:
 
     @property
     def mirrored(self) -> Round:
-        """The same shares on their way back."""
+        """The action that returns the same shares in the second half."""
         action: Action = "keep" if self.action == "send" else "give"
         return Round(action, self.peer, self.start, self.stop)
 
 
 Rounds = list[list[Round]]
-"""Of each rank, in order."""
+"""The actions of each rank, in order."""
 
 
 def all_reduce(algorithm: str, count: int, hosts: Sequence[int] | None) -> Rounds:
-    """The rounds of an all-reduce over `count` shares."""
+    """Return the rounds of an all-reduce over `count` ranks and as many shares.
+
+    Args:
+        algorithm: "ring", "tree", "halving" or "two_level".
+        hosts: host of each rank, for "two_level".
+    """
     rounds: Rounds = [[] for _ in range(count)]
     ranks = list(range(count))
     match algorithm:
@@ -80,7 +86,7 @@ def _add_ring(rounds: Rounds, count: int) -> None:
 
 
 def _add_tree(rounds: Rounds, ranks: Sequence[int], shares: int) -> None:
-    """Everything to the first of some ranks, pairwise."""
+    """Fold all shares on the first rank, pairwise."""
     if len(ranks) == 1:
         return
     half = split_at(len(ranks))
@@ -90,13 +96,13 @@ def _add_tree(rounds: Rounds, ranks: Sequence[int], shares: int) -> None:
 
 
 def _add_halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int, tuple[int, int]]:
-    """Fold all shares, each somewhere: which shares each rank has in the end."""
+    """Fold each share on one of the ranks; return the range of shares of each rank."""
     if len(ranks) == 1:
         return {ranks[0]: (0, shares)}
     half = split_at(len(ranks))
     low = _add_halving(rounds, ranks[:half], shares)
     high = _add_halving(rounds, ranks[half:], shares)
-    if len(low) > len(high):  # a rest, which passes on all that it has
+    if len(low) > len(high):  # no power of two: the remainder passes on all its shares
         for upper, (start, stop) in high.items():
             for lower, (first, last) in low.items():
                 _add_transfer(rounds, upper, lower, max(start, first), min(stop, last))
@@ -106,7 +112,7 @@ def _add_halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int,
         start, stop = low[lower]
         middle = (start + stop + 1) // 2
         owned[lower], owned[upper] = (start, middle), (middle, stop)
-        # Both send before either folds, so that the halves cross on their way.
+        # Both send before either folds, so that the transfers overlap.
         back = [Round("fold", upper, start, middle), Round("fold", lower, middle, stop, True)]
         if middle < stop:
             rounds[lower].append(Round("send", upper, middle, stop))
@@ -119,14 +125,14 @@ def _add_halving(rounds: Rounds, ranks: Sequence[int], shares: int) -> dict[int,
 
 
 def _add_transfer(rounds: Rounds, source: int, target: int, start: int, stop: int) -> None:
-    """A higher rank's partial result to a lower one."""
+    """Send a partial result from a higher rank to a lower one, which folds it."""
     if start < stop:
         rounds[source].append(Round("send", target, start, stop))
         rounds[target].append(Round("fold", source, start, stop))
 
 
 def broadcast(count: int) -> Rounds:
-    """The rounds in which rank 0's tensor comes to all ranks: a tree's second half."""
+    """Return the rounds of a broadcast from rank 0: the second half of a tree."""
     rounds: Rounds = [[] for _ in range(count)]
     _add_tree(rounds, range(count), 1)
     return [[each.mirrored for each in reversed(own)] for own in rounds]

@@ -1,10 +1,11 @@
-"""Gates: how processes that share memory tell each other how far they are.
+"""Progress counters in shared memory, by which processes wait for each other.
 
-A gate is a line of memory that one rank writes and all others look at: a counter that only grows.
-`tell` sets it; `pending` waits for those of all ranks, first by looking again and again for some
-microseconds, then asleep (a futex on Linux), so that it costs no processor that computes. Both are
-native functions, which release the interpreter's lock and order memory as they must: what was
-written before `tell` is there for who saw the counter.
+A counter is a cache line that one rank writes and all others read. It only grows. `publish` sets a
+rank's counter. `wait_all` waits for the counters of all ranks: it spins for some microseconds, then
+sleeps (a futex on Linux), so that it takes no time from processes that compute.
+
+Both are native functions with the memory order that they need: everything written before `publish`
+is visible to a process that has seen the counter. `wait_all` releases Python's global lock.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
 
 COUNTER_BYTES = 64
-"""Bytes of a gate: the counter, how often sleepers were woken, how many there are."""
+"""Bytes of a counter's line: the counter, how often sleepers were woken, how many sleep now."""
 
 DEFAULT_SPINS = 1000
-"""Looks before a waiter sleeps: 10 to 60 microseconds, as processors pause."""
+"""Loads of the counter before a waiter sleeps: 10 to 60 microseconds, by the processor's pause."""
 
 CANCEL_CHECK_SECONDS = 0.02
-"""Seconds of a wait, between two looks at whether its step was given up."""
+"""Seconds of a wait between two checks whether its step was cancelled."""
 
 _COMPILING = threading.Lock()
 
@@ -37,10 +38,13 @@ _EVERYONE = 2**31 - 1
 
 
 class SharedCounters:
-    """The gates of `count` ranks, side by side in memory that all of them see.
+    """The counters of `count` ranks, side by side in memory that all of them map.
 
     Args:
-        memory: uint8, (count * LINE,), zero at first, and aligned to `LINE` bytes.
+        memory: uint8, (count * COUNTER_BYTES,), zero at first, aligned to `COUNTER_BYTES`.
+
+    Attributes:
+        words: the counters as an int64 array, (count,).
     """
 
     def __init__(self, memory: np.ndarray[Any, Any], count: int) -> None:
@@ -55,14 +59,18 @@ class SharedCounters:
         self._publish, self._wait_all = counter_functions()
 
     def publish(self, rank: int, value: int) -> None:
-        """Set the counter of a rank, and wake who waits for it."""
+        """Set the counter of a rank and wake the processes that wait for it."""
         self._publish(self._base + rank * COUNTER_BYTES, None, value, 0)
 
     def wait_all(self, value: int, seconds: float, spins: int = DEFAULT_SPINS) -> int:
-        """Wait for all counters to reach a value: the first rank whose has not, or -1.
+        """Wait until all counters have reached a value.
 
         Args:
-            spins: looks before it sleeps; few where something else has work for this core.
+            seconds: the longest sleep for a rank.
+            spins: loads before it sleeps; few if another thread has work for this core.
+
+        Returns:
+            -1, or the first rank whose counter has not reached the value in time.
         """
         self._arguments[2] = spins
         self._wait_all(self._base, self._arguments_address, value, int(seconds * 1e9))
@@ -70,15 +78,17 @@ class SharedCounters:
 
 
 def counter_functions() -> tuple[Any, Any]:
-    """What gates are told and looked at by. Asked for when a program is made, so that no step
-    compiles them."""
-    with _COMPILING:  # one compiler for all threads, which has to stay
+    """Return the native functions `publish` and `wait_all`.
+
+    Programs call this when they are compiled, so that no step has to compile the functions.
+    """
+    with _COMPILING:  # threads share one compiler
         return _functions()
 
 
 @cache
 def _functions() -> tuple[Any, Any]:
-    """`tell` and `pending`; the first is too short to release the interpreter's lock for."""
+    """Compile both. `publish` keeps Python's global lock: it is too short to release it."""
     waiting = _WAIT_ALL.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
     texts = (
         name_module(_PUBLISH.replace("@WAKE", _wake()), _declarations()),
@@ -90,7 +100,7 @@ def _functions() -> tuple[Any, Any]:
 
 
 def _futex_number() -> int | None:
-    """Of the system call futex."""
+    """Return the number of the system call futex; None on systems without it."""
     return _FUTEX.get(_machine()) if sys.platform == "linux" else None
 
 
@@ -123,7 +133,7 @@ def _sleep() -> str:
 
 
 def _pause() -> str:
-    """What tells the processor that this is a loop that waits."""
+    """Return the instruction that tells the processor that this is a spin loop."""
     return {
         "x86_64": "call void @llvm.x86.sse2.pause()",
         "aarch64": "call void @llvm.aarch64.hint(i32 1)",
@@ -135,8 +145,9 @@ def _machine() -> str:
     return {"AMD64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
-# Whoever tells looks for sleepers after it has written, and whoever goes to sleep looks at the
-# counter after it has said so (both in one total order): one of the two sees the other.
+# The writer looks for sleepers after it has set the counter. A waiter looks at the counter after it
+# has counted itself as a sleeper. Both are sequentially consistent, so one of them sees the other,
+# and no wake-up is lost.
 _PUBLISH = """(ptr %line, ptr %none, i64 %value, i64 %zero) {
 entry:
   store atomic i64 %value, ptr %line seq_cst, align 8

@@ -1,16 +1,18 @@
-"""Exchanges through memory that all ranks see.
+"""Collectives through shared memory.
 
-A small tensor is copied into a slot as soon as its rank has it, and every rank folds everything by
-itself: nobody waits for what another does after it.
+`SlotTransport`, for small tensors: a rank copies its tensor into a slot as soon as it has it, and
+every rank combines all tensors by itself. No rank waits for work that another does afterwards.
 
-A large one stays where it is, in memory that the others map: each rank folds its share straight
-from all ranks' tensors into its own result, and takes the others' shares from theirs. So a number
-is read and written as seldom as can be, and every rank writes to memory of its own only: whatever
-a straggler of a failed step still does harms nobody. What lies in no cache is written past them.
-Two ranks then add everything by themselves: they read the same numbers at about the same time,
-which takes no longer than to fetch the other's half of the result.
+`MappedTransport`, for large tensors: tensors stay where they are, and all ranks map them. Each rank
+combines its share straight from all tensors into its own result, and copies the other shares from
+the other results. So numbers are read and written as rarely as possible. A rank writes only to its
+own memory, so a straggler of a failed step does no harm.
 
-Counters (`shared_counters.py`) say how far each rank is; they only grow.
+If the tensors exceed the caches, results are written past the caches. Two ranks then both add
+everything: they read the same numbers at about the same time, which takes no longer than to copy
+the other's half of the result.
+
+Counters (`shared_counters.py`) publish how far each rank is.
 """
 
 from __future__ import annotations
@@ -27,94 +29,100 @@ from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedC
 from graphflow.runtime.transport import nontemporal_copy as bypass
 
 SMALL_BYTES = 1 << 20
-"""Bytes of all ranks' tensors together, up to which each rank folds everything by itself: what it
-then does twice takes less than a thread that does it once beside the program (0.2 ms)."""
+"""Bytes of all tensors together, up to which every rank combines everything. The duplicate work
+takes less than to hand the work to the queue's thread (0.2 ms)."""
 
 _SLOTS = 2
-"""A rank that offers its next tensor but one has seen that the others offered the one between, so
-they have read the one before."""
+"""Slots of a rank. A rank that publishes use n + 2 has seen that all others published use n + 1, so
+they have read use n, whose slot it overwrites."""
 
 _STAGES = 3
-"""Of a large exchange: tensors are there, shares are folded, all is read."""
+"""Stages of a mapped collective: tensors are ready, shares are combined, everything is read."""
 
 _BLOCK_ELEMENTS = 1 << 15
-"""Elements that are folded at once, so that what several ranks add to stays in the cache."""
+"""Elements that are combined at once, so that partial results stay in the cache."""
 
 Wait = Callable[[SharedCounters, int], None]
-"""Returns when all ranks' counters have reached a value; raises if the step is given up."""
+"""Returns when all ranks' counters have reached a value; raises if the step is cancelled."""
 
 
-def is_small(what: Collective) -> bool:
-    """Whether a collective goes through slots."""
-    return sum(map(sum, what.lengths)) * what.dtype.itemsize <= SMALL_BYTES
+def is_small(collective: Collective) -> bool:
+    """Return True if a collective uses slots."""
+    return sum(map(sum, collective.lengths)) * collective.dtype.itemsize <= SMALL_BYTES
 
 
-def uses_mapped_tensors(what: Collective) -> bool:
-    """Whether the tensors of a collective are large, and other workers map them where they are."""
-    return not is_small(what) and len(set(what.workers)) > 1
+def uses_mapped_tensors(collective: Collective) -> bool:
+    """Return True if a collective is large and other workers map its tensors."""
+    return not is_small(collective) and len(set(collective.workers)) > 1
 
 
 def has_mapped_collectives(graph: Graph, bindings: Mapping[str, int]) -> bool:
-    """Whether a program has such a collective."""
+    """Return True if a program has a collective whose tensors other workers map."""
     starts = (bind_attrs(n.attrs, bindings) for n in graph.of_op("collective_start"))
     return any(map(uses_mapped_tensors, map(Collective.from_attrs, starts)))
 
 
-def shared_bytes(what: Collective) -> int:
-    """Bytes that the ranks of a collective have in common: gates, and slots if it is small."""
-    gates = what.count * COUNTER_BYTES
-    return gates + what.count * _SLOTS * _slot_bytes(what) if is_small(what) else gates * _STAGES
+def shared_bytes(collective: Collective) -> int:
+    """Return the bytes of a collective's own shared memory: counters, and slots if it is small."""
+    counter_bytes = collective.count * COUNTER_BYTES
+    return (
+        counter_bytes + collective.count * _SLOTS * _slot_bytes(collective)
+        if is_small(collective)
+        else counter_bytes * _STAGES
+    )
 
 
 def private_memory(nbytes: int) -> Array:
-    """Memory of this process alone, as a segment would be."""
+    """Return private memory, aligned and zeroed as a shared segment is."""
     raw = np.zeros(nbytes + COUNTER_BYTES, np.uint8)
     start = -address(raw) % COUNTER_BYTES
     memory: Array = raw[start : start + nbytes]
     return memory
 
 
-def _slot_bytes(what: Collective) -> int:
-    """Bytes of a rank's slot: its pieces, one after the other."""
-    longest = max(map(sum, what.lengths)) * what.dtype.itemsize
+def _slot_bytes(collective: Collective) -> int:
+    """Return the bytes of a rank's slot, which holds its pieces one after the other."""
+    longest = max(map(sum, collective.lengths)) * collective.dtype.itemsize
     return -(-longest // COUNTER_BYTES) * COUNTER_BYTES
 
 
 _Job = tuple[int, list[Array], Array]
-"""A share, what is folded (or the one that is copied), and where it goes."""
+"""A share, the pieces to combine (or the piece to copy), and the array that gets the result."""
 
 
 class SlotTransport:
-    """What a device does in a small collective, for the ranks that it has.
+    """A device's part in a small collective.
 
     Args:
-        ranks: of this device.
-        memory: what `ground` asks for, the same for all ranks.
+        ranks: the device's ranks.
+        memory: `shared_bytes` of shared memory, the same for all ranks.
     """
 
-    def __init__(self, what: Collective, ranks: Sequence[int], memory: Array) -> None:
-        self.what = what
+    def __init__(self, collective: Collective, ranks: Sequence[int], memory: Array) -> None:
+        self.collective = collective
         self.ranks = tuple(ranks)
-        self._published = SharedCounters(memory, what.count)
+        self._published = SharedCounters(memory, collective.count)
         self._use = 0
-        self._folds_as_one = what.sends_same_to_all or (
-            what.kind == "all_reduce" and what.is_uniform
+        self._folds_as_one = collective.sends_same_to_all or (
+            collective.kind == "all_reduce" and collective.is_uniform
         )
-        slot, start = _slot_bytes(what), what.count * COUNTER_BYTES
+        slot, start = _slot_bytes(collective), collective.count * COUNTER_BYTES
         self._pieces = [
             [
-                _consecutive_views(memory[at : at + slot], lengths, what.dtype)
+                _consecutive_views(memory[at : at + slot], lengths, collective.dtype)
                 for which in range(_SLOTS)
                 for at in [start + (rank * _SLOTS + which) * slot]
             ]
             for rank, lengths in enumerate(
-                [(sum(each),) for each in what.lengths] if self._folds_as_one else what.lengths
+                [(sum(each),) for each in collective.lengths]
+                if self._folds_as_one
+                else collective.lengths
             )
         ]
         self._jobs: dict[int, tuple[Array, list[list[_Job]]]] = {}
 
     def publish(self, given: Mapping[int, Array | None]) -> None:
-        """Copy the tensors in; the others may use them from now on."""
+        """Copy the device's tensors into their slots and publish them."""
         self._use += 1
         for rank, x in given.items():
             slots = self._pieces[rank][self._use % _SLOTS]
@@ -122,40 +130,40 @@ class SlotTransport:
                 if x is not None:
                     np.copyto(slots[0], x.reshape(-1))
             else:
-                for target, piece in zip(slots, self.what.flat_pieces(rank, x), strict=True):
+                for target, piece in zip(slots, self.collective.flat_pieces(rank, x), strict=True):
                     np.copyto(target, piece)
             self._published.publish(rank, self._use)
 
     def collect(self, results: Mapping[int, Array], wait: Wait) -> None:
-        """Fold, or take, what all ranks have offered."""
+        """Wait until all ranks have published, and combine or copy their tensors to `results`."""
         wait(self._published, self._use)
         which = self._use % _SLOTS
         for rank, result in results.items():
             known = self._jobs.get(rank)
             if known is None or known[0] is not result:
                 known = self._jobs[rank] = (result, self._plan_jobs(rank, result))
-            if not self.what.reduces:
+            if not self.collective.reduces:
                 for _, pieces, target in known[1][which]:
                     np.copyto(target, pieces[0])
                 continue
             with np.errstate(all="ignore"):
                 for share, pieces, target in known[1][which]:
-                    self.what.combine(share, pieces, target)
+                    self.collective.combine(share, pieces, target)
 
     def _plan_jobs(self, rank: int, result: Array) -> list[list[_Job]]:
-        """What there is to do in each of the slots."""
-        what, targets = self.what, self.what.output_views(rank, result)
-        if what.kind == "all_reduce" and self._folds_as_one:
+        """Return the jobs of a rank's result, for each of the slots."""
+        collective, targets = self.collective, self.collective.output_views(rank, result)
+        if collective.kind == "all_reduce" and self._folds_as_one:
             targets = [result.reshape(-1)]
         jobs: list[list[_Job]] = []
         for which in range(_SLOTS):
             jobs.append([])
             for source, target in enumerate(targets):
-                if what.reduces:
+                if collective.reduces:
                     pieces = [own[which][source] for own in self._pieces]
                     place = target.reshape(-1)
                 else:
-                    piece = self._pieces[source][which][0 if what.sends_same_to_all else rank]
+                    piece = self._pieces[source][which][0 if collective.sends_same_to_all else rank]
                     place, pieces = target, [piece[: target.size].reshape(target.shape)]
                 if target.size:
                     jobs[-1].append((source, pieces, place))
@@ -163,7 +171,7 @@ class SlotTransport:
 
 
 def _consecutive_views(memory: Array, lengths: Sequence[int], dtype: np.dtype[Any]) -> list[Array]:
-    """Arrays of these lengths, one after the other."""
+    """Return consecutive views of memory with these lengths, in elements."""
     pieces, at = [], 0
     for length in lengths:
         end = at + length * dtype.itemsize
@@ -173,52 +181,56 @@ def _consecutive_views(memory: Array, lengths: Sequence[int], dtype: np.dtype[An
 
 
 class MappedTransport:
-    """What a device does in a large collective, for the ranks that it has.
+    """A device's part in a large collective.
 
     Args:
-        memory: what `ground` asks for, the same for all ranks.
-        xs, ys: tensors and results of all ranks, in memory that this process sees; it writes only
-            to the results of its own.
+        ranks: the device's ranks.
+        memory: `shared_bytes` of shared memory, the same for all ranks.
+        xs, ys: mapped tensors and results of all ranks. The device writes only to results of its
+            own ranks.
     """
 
     def __init__(
         self,
-        what: Collective,
+        collective: Collective,
         ranks: Sequence[int],
         memory: Array,
         xs: Sequence[Array],
         ys: Sequence[Array],
     ) -> None:
-        self.what = what
+        self.collective = collective
         self.ranks = tuple(ranks)
-        span = what.count * COUNTER_BYTES
+        span = collective.count * COUNTER_BYTES
         self._stage_counters = [
-            SharedCounters(memory[i * span : (i + 1) * span], what.count) for i in range(_STAGES)
+            SharedCounters(memory[i * span : (i + 1) * span], collective.count)
+            for i in range(_STAGES)
         ]
         self._bypasses_cache = bypass.exceeds_cache(sum(array.nbytes for array in (*xs, *ys)))
-        self._add = _adder(what) if self._bypasses_cache else None
-        self._folds_all_shares = what.kind == "all_reduce" and self._add is not None
-        self._parts = [what.input_views(rank, x) for rank, x in enumerate(xs)]
-        self._places = [what.output_views(rank, y) for rank, y in enumerate(ys)]
+        self._add = _adder(collective) if self._bypasses_cache else None
+        self._folds_all_shares = collective.kind == "all_reduce" and self._add is not None
+        self._parts = [collective.input_views(rank, x) for rank, x in enumerate(xs)]
+        self._places = [collective.output_views(rank, y) for rank, y in enumerate(ys)]
         self._use = 0
 
     def run(self, wait: Wait) -> None:
-        """All of it."""
+        """Run the collective."""
         self._use += 1
-        what = self.what
+        collective = self.collective
         self._finish_stage(0, wait)
-        if what.reduces:
+        if collective.reduces:
             with np.errstate(all="ignore"):
                 for rank in self.ranks:
-                    for share in range(what.count) if self._folds_all_shares else (rank,):
+                    for share in range(collective.count) if self._folds_all_shares else (rank,):
                         self._fold(share, self._places[rank][share])
             self._finish_stage(1, wait)
-        if what.kind == "reduce_scatter":
+        if collective.kind == "reduce_scatter":
             return
         for rank in () if self._folds_all_shares else self.ranks:
             for source, place in enumerate(self._places[rank]):
-                if what.kind != "all_reduce":
-                    self._copy(place, self._parts[source][0 if what.sends_same_to_all else rank])
+                if collective.kind != "all_reduce":
+                    self._copy(
+                        place, self._parts[source][0 if collective.sends_same_to_all else rank]
+                    )
                 elif source != rank:
                     self._copy(place, self._places[source][source])
         self._finish_stage(2, wait)
@@ -240,19 +252,21 @@ class MappedTransport:
         if self._add is not None and _are_contiguous(out, *pieces):
             out, one, other = (array.reshape(-1) for array in (out, *pieces))
             past = bypass.whole_blocks(out)
-            swapped = self.what.order(share) == (1, 0)
+            swapped = self.collective.order(share) == (1, 0)
             pair = (other, one) if swapped else (one, other)
             self._add(out[past], pair[0][past], pair[1][past])
             for edge in _edges(past):
-                self.what.combine(share, [one[edge], other[edge]], out[edge])
+                self.collective.combine(share, [one[edge], other[edge]], out[edge])
             return
-        if out.ndim > 1 or (self.what.count == 2 and self.what.working_dtype == self.what.dtype):
+        if out.ndim > 1 or (
+            self.collective.count == 2 and self.collective.working_dtype == self.collective.dtype
+        ):
             if out.size:
-                self.what.combine(share, pieces, out)
+                self.collective.combine(share, pieces, out)
             return
         for start in range(0, out.size, _BLOCK_ELEMENTS):
             span = slice(start, start + _BLOCK_ELEMENTS)
-            self.what.combine(share, [piece[span] for piece in pieces], out[span])
+            self.collective.combine(share, [piece[span] for piece in pieces], out[span])
 
     def _finish_stage(self, stage: int, wait: Wait) -> None:
         for rank in self.ranks:
@@ -260,12 +274,12 @@ class MappedTransport:
         wait(self._stage_counters[stage], self._use)
 
 
-def _adder(what: Collective) -> bypass.Sum | None:
-    """What adds the tensors of two ranks past the caches, if that is all there is to do."""
-    reduction = what.attrs.get("reduction")
-    if what.count != 2 or reduction not in ("sum", "mean"):
+def _adder(collective: Collective) -> bypass.Sum | None:
+    """Return a function that adds two tensors past the caches; None for other collectives."""
+    reduction = collective.attrs.get("reduction")
+    if collective.count != 2 or reduction not in ("sum", "mean"):
         return None
-    return bypass.make_adder(what.dtype.name, halved=reduction == "mean")
+    return bypass.make_adder(collective.dtype.name, halved=reduction == "mean")
 
 
 def _are_contiguous(*arrays: Array) -> bool:

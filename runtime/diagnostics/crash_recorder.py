@@ -1,8 +1,8 @@
-"""Flight recorder: which op a process was in when a signal ended it.
+"""The crash recorder (flight recorder): in which op a process was when a signal ended it.
 
-Two files outlive the process, and whoever started it reads them: where each line of its generated
-code comes from, written when that is compiled, and the Python stacks at the signal, by
-`faulthandler`. A process without a recorder writes nothing.
+Two files outlive the process, and the process that started it reads them. One maps lines of
+generated code to nodes, and is written when code is compiled. The other has the Python stacks at
+the signal, written by `faulthandler`. A process without a recorder writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, NoReturn
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 
 _MAX_BYTES = 64 << 20
-"""Bytes of lines that are kept; what is compiled after that goes unnamed."""
+"""Bytes of lines that are written; code that is compiled after that has no names."""
 _FRAME = re.compile(r'^  File "<(?:compute|commit|traced|routine) (\d+)>", line (\d+)', re.M)
 _THREAD = re.compile(r"^(?=Current thread |Thread )", re.M)
 
@@ -31,15 +31,15 @@ _FAREWELL = b"\n"
 OUT_OF_MEMORY = "out of memory"
 
 ReportExit = Callable[[str, str, str, str], None]
-"""What is done after a process: with its address, the reason of its end, the op it was in, and the
-session whose op that was."""
+"""Called after a process ended: with its address, the reason, its last op, and the op's session."""
 
 computing_session: ContextVar[str] = ContextVar("computing", default="")
-"""For which session code is generated on this thread."""
+"""The session for which this thread generates code."""
 
 
 class _LineFile:
-    """Where this process notes its lines, if anywhere."""
+    """The file into which this process writes the lines of its generated code, if it has a
+    recorder."""
 
     def __init__(self) -> None:
         self.file: int | None = None
@@ -51,16 +51,17 @@ _line_file = _LineFile()
 
 
 def start_recording(stacks: int, lines: int) -> None:
-    """From now on, this process writes to these two descriptors, which a `Recorder` gave."""
+    """Write to these two descriptors of a `CrashRecorder` from now on."""
     faulthandler.enable(stacks, all_threads=True)
     _line_file.file = lines
 
 
 def name_code(kind: str, lines: Iterable[str]) -> str:
-    """The file name of generated code, `kind` being compute, commit, traced or routine.
+    """Return the file name of generated code, and record its lines.
 
     Args:
-        lines: what each line of the function is of, from its second line on.
+        kind: compute, commit, traced or routine.
+        lines: the node of each line of the function, from its second line on.
     """
     if _line_file.file is None or _line_file.written > _MAX_BYTES:
         return f"<{kind}>"
@@ -70,27 +71,30 @@ def name_code(kind: str, lines: Iterable[str]) -> str:
         for at, line in enumerate((computing_session.get(), *lines), start=1)
     ).encode()
     _line_file.written += len(text)
-    with contextlib.suppress(OSError):  # a full disk costs a name, not a step
+    with contextlib.suppress(OSError):  # a full disk must not fail a step
         os.write(_line_file.file, text)
     return f"<{kind} {number}>"
 
 
 def is_generated_code(filename: str) -> bool:
-    """Whether a file name is one of those above."""
+    """Return True if a file name is one of `name_code`."""
     return filename.startswith(("<compute", "<commit", "<traced", "<routine"))
 
 
 @contextlib.contextmanager
-def supervise(mourn: ReportExit) -> Iterator[Callable[[str], None]]:
-    """Let a process of its own wait for the end of this one, say on stderr in which op it was if a
-    signal ended it, and `mourn`. For a process that nobody started who would; before threads start.
-    Yields what is to be told the address at which this process listens."""
+def supervise(report_exit: ReportExit) -> Iterator[Callable[[str], None]]:
+    """Supervise this process from a process of its own, which reports how it ends.
+
+    If a signal ends this process, the supervisor prints the op to stderr, and calls `report_exit`.
+    For a process whose parent does not do that; to be called before threads start. Yields a
+    function that takes the address at which this process listens.
+    """
     recorder = CrashRecorder()
-    alive, held = os.pipe()  # it ends with whoever holds it
+    alive, held = os.pipe()  # the kernel closes it when this process ends
     watcher = os.fork()
     if watcher == 0:
         os.close(held)
-        _watch(alive, recorder, mourn)
+        _watch(alive, recorder, report_exit)
     os.close(alive)
     start_recording(*recorder.descriptors)
 
@@ -108,28 +112,30 @@ def supervise(mourn: ReportExit) -> Iterator[Callable[[str], None]]:
         recorder.close()
 
 
-def _watch(alive: int, recorder: CrashRecorder, mourn: ReportExit) -> NoReturn:
+def _watch(alive: int, recorder: CrashRecorder, report_exit: ReportExit) -> NoReturn:
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # those of a terminal come to both
+            signal.signal(number, signal.SIG_IGN)  # a terminal sends them to both processes
         kills = MemoryKills(os.getppid())
-        told = b"".join(iter(lambda: os.read(alive, 4096), b""))
+        address = b"".join(iter(lambda: os.read(alive, 4096), b""))
         op = recorder.failed_op()
         if op:
             os.write(2, f"graphflow worker: a signal ended it in {op}\n".encode())
-        if told and not told.endswith(_FAREWELL):
+        if address and not address.endswith(_FAREWELL):
             silent = os.open(os.devnull, os.O_WRONLY)
-            for ours in (1, 2):  # whoever reads what the worker wrote need not wait for this
+            for ours in (1, 2):  # readers of the worker's output need not wait for this process
                 os.dup2(silent, ours)
             reason = OUT_OF_MEMORY if kills.has_happened() else recorder.signal() or "killed"
-            mourn(told.decode(), reason, op, recorder.session())
+            report_exit(address.decode(), reason, op, recorder.session())
     finally:
         os._exit(0)
 
 
 def _open_unnamed_file() -> IO[bytes]:
-    """A file without a name: on disk, in memory where no folder takes one (all is read-only, the
-    disk is full), and nowhere where neither goes."""
+    """Return a file without a name: on disk, else in memory, else /dev/null.
+
+    No folder may take a file: all may be read-only, or the disk full.
+    """
     try:
         return tempfile.TemporaryFile(prefix="graphflow-")
     except OSError:
@@ -139,33 +145,36 @@ def _open_unnamed_file() -> IO[bytes]:
 
 
 class CrashRecorder:
-    """The two files of one process that is about to start."""
+    """The two files of a process that is about to start."""
 
     def __init__(self) -> None:
         self._stacks, self._lines = _open_unnamed_file(), _open_unnamed_file()
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """What `record` takes, in the process that inherits them."""
+        """The descriptors for `start_recording`, in the process that inherits them."""
         return self._stacks.fileno(), self._lines.fileno()
 
     def failed_op(self) -> str:
-        """The op that the process was in at a signal, with its node and the user's line; of a body,
-        the node in it. "" where no signal came, or it was in no op."""
+        """Return the op that ran at the signal, with its node and the user's line; "" if there is
+        none.
+
+        For an op in a body, the node is the one in the body.
+        """
         place = self._find_frame()
         return self._line(*place) if place is not None else ""
 
     def session(self) -> str:
-        """The session whose op that was; "" where that is not known."""
+        """Return the session whose op it was; "" if it is unknown."""
         place = self._find_frame()
         return self._line(place[0], "1") if place is not None else ""
 
     def _find_frame(self) -> tuple[str, str] | None:
-        """The number of the generated code that the process was in at a signal, and the line."""
+        """Return the number and the line of the generated code that ran at the signal."""
         stacks = self._read(self._stacks.fileno()).decode(errors="replace")
         starts = [found.start() for found in _THREAD.finditer(stacks)]
         threads = [stacks[a:b] for a, b in zip(starts, [*starts[1:], None], strict=bool(starts))]
-        # The thread of the signal is told first; one of a device's pool works for another thread.
+        # The signal's thread comes first. If it is a pool thread, another thread waits in the op.
         threads.sort(key=lambda text: not text.startswith("Current"))
         for thread in threads:
             frame = _FRAME.search(thread)
@@ -174,7 +183,7 @@ class CrashRecorder:
         return None
 
     def signal(self) -> str:
-        """Which signal it was, in words; "" where none is known."""
+        """Return the signal's description; "" if none is known."""
         found = _SIGNAL.search(self._read(self._stacks.fileno()).decode(errors="replace"))
         return found[1] if found is not None else ""
 
@@ -189,6 +198,6 @@ class CrashRecorder:
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._stacks.close()
         self._lines.close()

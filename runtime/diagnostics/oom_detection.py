@@ -1,4 +1,7 @@
-"""Whom Linux ends when memory runs out, and whether it did: a control group counts such ends."""
+"""Out-of-memory kills by Linux: which process they hit, and whether one happened.
+
+Control groups count the kills.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,35 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _SCORE = Path("/proc/self/oom_score_adj")
-_MAX_SCORE = 1000  # of that
-_SCORE_ADDED = 100  # thousandths of the memory that there is
+_MAX_SCORE = 1000  # of oom_score_adj
+_SCORE_ADDED = 100  # thousandths of the machine's memory
 
 
 def prefer_as_oom_victim() -> None:
-    """Has Linux end this process before the one that it was started from, unless that has a tenth
-    of the memory more: a session that loses a worker goes on, one that loses its client or its
-    nursery loses all of them."""
+    """Make Linux kill this process before its parent, unless that one uses a tenth of the memory
+    more.
+
+    A session that loses a worker continues. One that loses its client or its fork server loses all.
+    """
     with suppress(OSError, ValueError):  # other systems have no such file
         _SCORE.write_text(str(min(_MAX_SCORE, int(_SCORE.read_text()) + _SCORE_ADDED)))
 
 
 class MemoryKills:
-    """The ends by want of memory in the control group of a process that has just started."""
+    """The out-of-memory kills in the control group of a process that has just started."""
 
     def __init__(self, pid: int) -> None:
         self._file = _find_counter(pid)
         self._before = _read_count(self._file)
 
     def has_happened(self) -> bool:
-        """Whether there was one since."""
+        """Return True if there was a kill since."""
         return _read_count(self._file) > self._before
 
 
 def _find_counter(pid: int) -> Path | None:
-    """The file that counts, of the group's own version; None where there is none."""
+    """Return the file with the counter, of either version of control groups; None if there is
+    none."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
@@ -41,7 +47,7 @@ def _find_counter(pid: int) -> Path | None:
     found = [_ROOT / "memory" / groups.get("memory", "") / "memory.oom_control"]
     for root in (_ROOT, _ROOT / "unified"):
         found.append(root / groups.get("", "") / "memory.events")
-    # Inside a container its own group is the root that it sees, whatever its path says.
+    # Inside a container, its own group is the visible root, whatever its path says.
     found += [_ROOT / "memory" / "memory.oom_control", _ROOT / "memory.events"]
     return next((file for file in found if file.is_file()), None)
 

@@ -1,8 +1,8 @@
-"""Products of matrices on a GPU: cuBLAS by nvmath-python's bindings.
+"""Matrix products on a GPU by cuBLAS, through nvmath-python's bindings.
 
-CuPy calls cuBLAS as well, but refuses to do so while work is captured, and copies the operands of
-batches. One call of cuBLAS does everything here: floats and complex numbers of all widths, batches,
-transposes. 16 bits are added in float32 and rounded once; TF32 is off.
+CuPy calls cuBLAS as well, but refuses to do so during a capture, and copies the operands of
+batches. Here one function of cuBLAS covers all dtypes, batches and transposes. 16-bit floats are
+accumulated in float32 and rounded once. TF32 is off.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 
 _WORKSPACE_BYTES = 32 << 20
-"""Bytes that cuBLAS may work in: what NVIDIA advises for its newest devices. It may not take any
-while work is captured."""
+"""Bytes of cuBLAS's workspace, as NVIDIA advises for its newest devices. cuBLAS cannot allocate one
+during a capture."""
 _DEFAULT_ALGORITHM = -1
-"""Whichever algorithm cuBLAS takes for the sizes."""
+"""Let cuBLAS choose the algorithm by the sizes."""
 
 
 class Cublas:
-    """cuBLAS on the stream of one GPU, which is active.
+    """A cuBLAS handle on a stream of the current GPU.
 
     Args:
+        stream: address of the CUDA stream.
         memory: (bytes) -> memory of the GPU.
 
     Raises:
-        Exception: of nvmath: cuBLAS is not there, or fails.
+        Exception: raised by nvmath if cuBLAS is missing or fails.
     """
 
     def __init__(self, cupy: Any, stream: int, memory: Callable[[int], Any]) -> None:
@@ -39,7 +40,7 @@ class Cublas:
         self._xp = cupy
         self._library = cublas
         self._handle = cublas.create()
-        cublas.set_stream(self._handle, stream)  # first: it takes the workspace back
+        cublas.set_stream(self._handle, stream)  # before the workspace: it resets that
         self._workspace = memory(_WORKSPACE_BYTES)
         cublas.set_workspace(self._handle, self._workspace.ptr, _WORKSPACE_BYTES)
         cublas.set_math_mode(self._handle, cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION)
@@ -54,11 +55,12 @@ class Cublas:
         }
 
     def close(self) -> None:
+        """Destroy the handle and free its workspace."""
         self._library.destroy(self._handle)
         self._workspace = None
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
-        """As CuPy's, for arrays of matrices of one dtype; else CuPy's own."""
+        """As `cupy.matmul`; by cuBLAS if both operands are batches of matrices of one dtype."""
         if a.dtype != b.dtype or a.dtype.name not in self._types or min(a.ndim, b.ndim) < 2:
             return self._xp.matmul(a, b, out=out)
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -74,9 +76,9 @@ class Cublas:
         return out
 
     def multiply(self, out: Any, a: Any, b: Any, added: bool = False) -> None:
-        """out = a @ b, or out + a @ b, in a contiguous array.
+        """Write a @ b to the contiguous array `out`, or add it to `out` if `added`.
 
-        cuBLAS counts along columns, so it is given the operands the other way round: Cᵀ = BᵀAᵀ.
+        cuBLAS is column-major, so it computes Cᵀ = BᵀAᵀ.
         """
         (m, n), k, batch = out.shape[-2:], a.shape[-1], out.shape[:-2]
         if not out.size or not k:
@@ -95,23 +97,29 @@ class Cublas:
         )  # fmt: skip
 
     def module(self) -> ModuleType:
-        """CuPy, with these products: what kernels are given."""
+        """Return CuPy as a module whose `matmul` is this one."""
         return _Module(self._xp, self.matmul)
 
 
 class _Module(ModuleType):
+    """CuPy with another `matmul`."""
+
     def __init__(self, cupy: Any, matmul: Callable[..., Any]) -> None:
         super().__init__(cupy.__name__)
         self.__dict__.update({**vars(cupy), "matmul": matmul})
         self._cupy = cupy
 
-    def __getattr__(self, name: str) -> Any:  # what CuPy finds when it is asked
+    def __getattr__(self, name: str) -> Any:  # attributes that CuPy makes on demand
         return getattr(self._cupy, name)
 
 
 def _as_blas_operand(xp: Any, x: Any, batch: tuple[int, ...]) -> tuple[Any, int, int, int]:
-    """Matrices as cuBLAS takes them: the array, whether it is transposed, elements from one row (or
-    column) to the next and from one matrix to the next. A copy, where its strides are others."""
+    """Describe a batch of matrices to cuBLAS; copy it if cuBLAS cannot express its strides.
+
+    Returns:
+        The array, 1 if it is transposed, the leading dimension, and the stride between matrices,
+        both in elements.
+    """
     size = x.dtype.itemsize
     apart = _matrix_stride(x, batch)
     if apart is None:
@@ -126,7 +134,7 @@ def _as_blas_operand(xp: Any, x: Any, batch: tuple[int, ...]) -> tuple[Any, int,
 
 
 def _matrix_stride(x: Any, batch: tuple[int, ...]) -> int | None:
-    """Bytes from one matrix of a batch to the next, if they are the same all through."""
+    """Return the bytes from one matrix of a batch to the next; None if they are not constant."""
     lead = len(batch) - (x.ndim - 2)
     strides = [
         0 if have == 1 else stride

@@ -1,11 +1,13 @@
-"""Steps on a GPU: run one by one the first time, then as CUDA graphs.
+"""CUDA graphs: a program's steps run one by one the first time, and as graphs later.
 
-A program on a GPU is a list of steps, each of which starts work on the device's stream. What meets
-the host (a feed, a tensor from another device, a predicate, random numbers, whose counter is the
-host's) stays by itself. Every run of steps between them is captured when it runs for the second
-time, and replayed from then on. The first time shows which steps take memory, and has it ready for
-the second. A capture that fails gives its step up, or all of them, and says so once: the bits are
-the same.
+A program on a GPU is a list of steps, each of which starts work on the device's stream. Steps that
+exchange data with the host stay outside of graphs: feeds, tensors from other devices, predicates,
+and random numbers, whose counter is on the host. The steps between two of these form a run. A run
+is captured when it runs for the second time, and replayed from then on. Its first time shows which
+steps allocate memory, and leaves that memory in the pool for the capture.
+
+If a capture fails, the failing step, or the whole run, is left out of graphs, and the log says so
+once. The bits are the same.
 """
 
 from __future__ import annotations
@@ -23,33 +25,32 @@ _log = Log("graphflow.gpu")
 
 
 class GraphDevice(Protocol):
-    """What captures and replays: a GPU's stream.
+    """A GPU whose stream captures and replays work."""
 
-    Attributes:
-        allocations: how often memory was taken so far.
-    """
-
-    allocations: int
+    @property
+    def allocations(self) -> int:
+        """Number of allocations so far."""
 
     def graph_memory(self) -> AbstractContextManager[None]:
-        """Where work takes its memory that is going to be captured."""
+        """Return a context in which memory comes from the pool for captured work."""
 
     def capture(self, run: Callable[[], None]) -> Any:
-        """A graph of the work that `run` starts, none of which is done.
+        """Return a graph of the work that `run` starts. None of the work is done.
 
         Raises:
-            Exception: of the GPU's library, or ours: it cannot be captured.
+            Exception: the work cannot be captured.
         """
 
-    def replay(self, graph: Any) -> None: ...
+    def replay(self, graph: Any) -> None:
+        """Start the work of a graph."""
 
 
 @dataclass(frozen=True)
 class GpuStep:
-    """Work on the stream that computes a node.
+    """Starts the work of a node on the stream.
 
     Attributes:
-        steady: whether it is the same in each run, as far as its op says.
+        is_repeatable: whether it starts the same work in each run, so that it can be captured.
     """
 
     node: Node
@@ -59,7 +60,7 @@ class GpuStep:
 
 @dataclass
 class _StepRun:
-    """Steps from start to stop, which may be a graph; `takes`: they take memory."""
+    """Steps `start` to `stop`, which may be a graph; `allocates`: they allocate memory."""
 
     start: int
     stop: int
@@ -69,25 +70,26 @@ class _StepRun:
 
 
 def graphs_enabled() -> bool:
-    """Whether steps are captured: unless GRAPHFLOW_CUDA_GRAPHS=off."""
+    """Return True unless GRAPHFLOW_CUDA_GRAPHS=off."""
     return is_on("GRAPHFLOW_CUDA_GRAPHS")
 
 
 class CapturedSteps:
-    """Runs steps in order.
+    """Runs a program's steps in order, as graphs where possible.
 
     Args:
-        what: whose they are, for the log.
+        device: the GPU that captures and replays.
+        program: name of the program, for the log.
 
     Attributes:
-        failing: the node whose step raised.
+        failing: the node whose step raised; None if no step did.
     """
 
-    def __init__(self, steps: Sequence[GpuStep], device: GraphDevice, what: str) -> None:
+    def __init__(self, steps: Sequence[GpuStep], device: GraphDevice, program: str) -> None:
         self.steps = tuple(steps)
         self.failing: Node | None = None
         self._device = device
-        self._program = what
+        self._program = program
         self._runs: list[_StepRun] | None = None
         self._current = -1
         self._has_logged = False
@@ -95,7 +97,7 @@ class CapturedSteps:
 
     @property
     def graphs(self) -> int:
-        """How many runs of steps are graphs by now."""
+        """The number of runs that are graphs by now."""
         return sum(run.graph is not None for run in self._runs or ())
 
     def __call__(self) -> None:
@@ -124,7 +126,7 @@ class CapturedSteps:
             raise
 
     def release(self) -> None:
-        """Let go of graphs and steps."""
+        """Release graphs and steps."""
         self.steps, self._runs = (), []
 
     def _one_by_one(self, start: int, stop: int) -> None:
@@ -132,7 +134,7 @@ class CapturedSteps:
             self.run_step(i)
 
     def _run_first_time(self) -> list[_StepRun]:
-        """Run one by one, and cut into runs."""
+        """Run the steps one by one and cut them into runs."""
         runs: list[_StepRun] = []
         for i, step in enumerate(self.steps):
             before = self._device.allocations
@@ -142,7 +144,8 @@ class CapturedSteps:
                 runs.append(_StepRun(i, i, step.is_repeatable))
             runs[-1].stop = i + 1
             runs[-1].allocates = runs[-1].allocates or self._device.allocations != before
-        for run in runs:  # one launch is one launch; what takes memory launches several times
+        # A graph of a single kernel launch saves nothing. A step that allocates launches several.
+        for run in runs:
             run.is_repeatable = run.is_repeatable and (run.allocates or run.stop - run.start > 1)
         return runs
 
@@ -159,7 +162,7 @@ class CapturedSteps:
             self._device.replay(graph)
 
     def _exclude_from_graphs(self, run: _StepRun, error: Exception) -> None:
-        """Leave the step that failed out of graphs, or all of the run if none did."""
+        """Leave the step that failed out of graphs, or the whole run if no step raised."""
         assert self._runs is not None
         place = self._runs.index(run)
         if self.failing is None:

@@ -1,17 +1,14 @@
-"""A GPU by way of CuPy: its streams, its memory, and the ways in and out.
+"""A GPU through CuPy: its streams, its memory, and copies to and from the host.
 
-Kernels run on one stream that no other waits for; what comes in and what goes out have a stream
-each, and events say what waits for what. Feeds go through two pinned buffers by turns into a place
-that never changes, so that captured work finds them; fetches come through pinned memory. The arena
-and each variable are one plain allocation; ops that need memory of their own take it from pools of
-the device's, and are counted (`allocations`).
+Kernels run on one stream. Uploads and downloads have a stream each, and events order the three.
+Feeds go through two alternating pinned buffers to a fixed address, where captured work finds them.
+Fetches come through pinned memory. The arena and each variable are plain allocations. Ops that
+allocate memory take it from the device's pools, which count their allocations.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -24,73 +21,55 @@ from graphflow.errors import (
     CompileError,
     DeviceError,
     DeviceLost,
-    DeviceOutOfMemory,
-    ShapeError,
 )
-from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.kernels.codegen.region import Region
 from graphflow.ops.kernels.cuda.cupy_module import capture_graph, import_cupy
 from graphflow.ops.kernels.cuda.nvrtc import compile_module
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide, module_text
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT
 from graphflow.runtime.gpu.cublas import Cublas
 from graphflow.runtime.gpu.cudnn import Cudnn
+from graphflow.runtime.gpu.memory_pools import GpuMemory, GpuMemoryPools
 from graphflow.runtime.memory.backend import Array, ResultExporter, export_or_copy
 
 _KERNELS_PER_MODULE = 64
-"""Kernels in one translation unit."""
+"""Kernels that are compiled in one translation unit."""
 _VECTOR_BYTES = 16
-"""Bytes of a vector load, to whose multiples addresses must be aligned for it."""
+"""Bytes of a vector load; addresses must be multiples of it."""
 _DEBUG_HINT = (
     "its steps are started ahead, so to see which op it was, set CUDA_LAUNCH_BLOCKING=1 and "
     "GRAPHFLOW_CUDA_GRAPHS=off"
 )
 
-_lock = threading.Lock()
-_backends: weakref.WeakSet[GpuBackend] = weakref.WeakSet()
-"""Those of this process: where one lacks memory, all of its GPU let go of what they keep."""
-
-
-@dataclass(frozen=True)
-class GpuMemory:
-    """Bytes of a GPU's memory, and of the host's for it.
-
-    Attributes:
-        plain: arenas, variables, places of feeds: all plain allocations that are alive.
-        pool: what ops took for themselves, at its largest.
-        kept: constants, values on their way, and what libraries work in.
-        pinned: of the host, for feeds.
-    """
-
-    plain: int
-    pool: int
-    persistent: int
-    pinned: int
-
 
 @dataclass(frozen=True)
 class DeviceCopy:
-    """A tensor on its way to another GPU of this process: a copy, and when it is there."""
+    """A copy of a tensor for another GPU of this process, and the event of its completion."""
 
     array: Any
     ready: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
         shape: tuple[int, ...] = self.array.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tensor."""
         dtype: np.dtype[Any] = self.array.dtype
         return dtype
 
 
 class GpuBackend:
-    """One GPU.
+    """A GPU as a `Backend`.
+
+    Args:
+        index: the CUDA device.
 
     Attributes:
-        kernels: of libraries, by op, sizes and attributes.
+        kernels: kernels of libraries, by op, sizes and attributes.
+        pools: the GPU's memory.
 
     Raises:
         DeviceError: CuPy or the GPU is missing.
@@ -102,8 +81,6 @@ class GpuBackend:
         self.xp = cupy = import_cupy()
         self.index = index
         self.export_result: ResultExporter | None = None
-        self.allocations = 0
-        self.pinned = 0
         self.kernels: dict[Any, Any] = {}
         self._functions: dict[str, Any] = {}
         self._is_capturing = False
@@ -114,70 +91,70 @@ class GpuBackend:
                 self.stream = cupy.cuda.Stream(non_blocking=True)
                 self._upload_stream = cupy.cuda.Stream(non_blocking=True)
                 self._download_stream = cupy.cuda.Stream(non_blocking=True)
-                self._op_pool = cupy.cuda.MemoryPool()
-                self._persistent_pool = cupy.cuda.MemoryPool()
-                self._graph_pool = cupy.cuda.MemoryPool(self._allocate_plain)
+                self.pools = GpuMemoryPools(cupy, index)
                 properties = cupy.cuda.runtime.getDeviceProperties(index)
                 self._step_begun = self.uploaded = self.record_event(self.stream)
         except self._errors as error:
             raise DeviceError(f"gpu:{index} cannot be used: {error}") from error
         self.processors = int(properties["multiProcessorCount"])
         _refuse_uploads(cupy)
-        # CuPy's own class takes no weak references, by which what is freed is told.
-        self._plain_memory_class = type("Plain", (cupy.cuda.Memory,), {})
-        self._plain_bytes = 0
-        with _lock:
-            _backends.add(self)
 
-    # Where work goes ----------------------------------------------------------------------------
+    # Streams and errors -------------------------------------------------------------------------
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Work that is started here goes to the device's stream, memory comes from its pool.
+        """Start work on the device's stream, with memory from its pool.
 
         Raises:
-            DeviceError: a call of CUDA's failed.
+            DeviceError: a CUDA call failed.
         """
         with (
             self.translate_errors(),
             self._device,
             self.stream,
-            self.xp.cuda.using_allocator(self._allocate),
+            self.xp.cuda.using_allocator(self.pools.allocate),
         ):
             yield
 
     @contextmanager
     def side_stream(self, stream: Any) -> Iterator[None]:
-        """The same for another thread's work beside the program's, on a stream of its own, with
-        memory that does not count as what the program's steps took."""
-        with self._device, stream, self.xp.cuda.using_allocator(self._persistent_pool.malloc):
+        """Start another thread's work on a stream of its own, in parallel with the program.
+
+        Its memory does not count as allocated by the program's steps.
+        """
+        with self._device, stream, self.xp.cuda.using_allocator(self.pools.persistent.malloc):
             yield
 
     def synchronize(self) -> None:
         """Wait for the device's work.
 
         Raises:
-            DeviceError: it failed.
+            DeviceError: the work failed.
         """
         with self.translate_errors(), self._device:
             self.stream.synchronize()
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Name the device where a call of CUDA's fails: it may tell of what went wrong earlier."""
+        """Raise errors of CUDA calls as DeviceError or DeviceLost that names the device.
+
+        CUDA is asynchronous, so the failing call may report an earlier failure.
+        """
         try:
             yield
         except self._errors as error:
-            if self._is_capturing:  # which may be what does not allow it
+            if self._is_capturing:  # the capture itself may refuse the call
                 raise
             lost = self.lost_error()
             raise lost or DeviceError(f"gpu:{self.index} failed: {error}; {_DEBUG_HINT}") from error
 
     def lost_error(self) -> DeviceLost | None:
-        """Why this process cannot use the device any more; None where it can. After an illegal
-        address, or memory that fails, CUDA answers every call with that."""
+        """Return why this process cannot use the device any more; None if it can.
+
+        After an illegal address or a memory failure, CUDA fails every further call.
+        """
         if self._is_capturing:
-            return None  # a wait is refused, lost or not
+            return None  # a capture refuses to synchronise, lost or not
         try:
             self.stream.synchronize()
         except self._errors as error:
@@ -188,34 +165,36 @@ class GpuBackend:
         return None
 
     def begin_step(self) -> None:
-        """A step begins: what its feeds replace, earlier steps have read when they got here."""
+        """Begin a step: its uploads wait until earlier steps have read the buffers."""
         self._step_begun = self.record_event(self.stream)
 
     @cached_property
     def cublas(self) -> Cublas:
-        """Products of matrices.
+        """The GPU's cuBLAS handle.
 
         Raises:
-            Exception: of nvmath: cuBLAS is not there, or fails.
+            Exception: raised by nvmath if cuBLAS is missing or fails.
         """
         with self.active():
-            return Cublas(self.xp, self.stream.ptr, self._persistent_pool.malloc)
+            return Cublas(self.xp, self.stream.ptr, self.pools.persistent.malloc)
 
     @cached_property
     def cudnn(self) -> Cudnn:
-        """What cuDNN works by.
+        """The GPU's cuDNN handle.
 
         Raises:
-            Exception: cuDNN is not there, or fails.
+            Exception: cuDNN is missing or fails.
         """
         with self.active():
             return Cudnn(self.stream.ptr)
 
     def close(self) -> None:
-        """Wait for what runs, and let go of memory, of libraries, and of what CuPy keeps for the
-        process: plans of Fourier transforms, which work in the pool's memory, and pinned memory. A
-        device that failed has failed already: that is not told again."""
-        xp = self.xp
+        """Wait for the device's work, and release memory and libraries.
+
+        Plans of Fourier transforms, which use the pool's memory, and pinned memory belong to CuPy.
+        They are released, too. Errors are suppressed: a device that failed has reported it before.
+        """
+        xp, pools = self.xp, self.pools
         self.kernels.clear()
         for end in (
             self.stream.synchronize,
@@ -225,17 +204,14 @@ class GpuBackend:
                 if name in self.__dict__
             ),
             lambda: xp.fft.config.get_plan_cache().clear(),
-            *(
-                pool.free_all_blocks
-                for pool in (self._op_pool, self._persistent_pool, self._graph_pool)
-            ),
+            *(pool.free_all_blocks for pool in (pools.op, pools.persistent, pools.graph)),
             lambda: xp.get_default_pinned_memory_pool().free_all_blocks(),
         ):
             with suppress(Exception), self._device:
                 end()
 
     def record_event(self, stream: Any) -> Any:
-        """When a stream has got to where it is now."""
+        """Return an event that a stream reaches after its work so far."""
         with self._device:
             event = self.xp.cuda.Event(disable_timing=True)
             event.record(stream)
@@ -244,76 +220,27 @@ class GpuBackend:
     # Memory -------------------------------------------------------------------------------------
 
     def empty(self, nbytes: int) -> Any:
-        """Uninitialised bytes: a plain allocation, not one of a pool's."""
-        size = max(nbytes, ALIGNMENT)
+        """Return uninitialised bytes: a plain allocation, not one from a pool."""
         with self.translate_errors(), self._device:
-            memory = self._allocate_or_trim(size, self._plain_memory_class)
-            self._plain_bytes += size
-            weakref.finalize(memory, self._on_freed, size)
-            place = self.xp.cuda.MemoryPointer(memory, 0)
-            return self.xp.ndarray((nbytes,), np.uint8, memptr=place)
+            return self.xp.ndarray((nbytes,), np.uint8, memptr=self.pools.allocate_buffer(nbytes))
 
-    def _on_freed(self, size: int) -> None:
-        self._plain_bytes -= size
-
-    def _allocate(self, nbytes: int) -> Any:
-        self.allocations += 1
-        return self._allocate_or_trim(nbytes, self._op_pool.malloc)
-
-    def _allocate_for_graphs(self, nbytes: int) -> Any:
-        self.allocations += 1
-        return self._graph_pool.malloc(nbytes)
-
-    def _allocate_plain(self, nbytes: int) -> Any:
-        """Memory of the driver's for a pool that does not let go of what it keeps where there is
-        none, as CuPy's do: a graph may write there."""
-        cuda = self.xp.cuda
-        return self._allocate_or_trim(nbytes, lambda size: cuda.MemoryPointer(cuda.Memory(size), 0))
-
-    def _allocate_or_trim(self, size: int, take: Callable[[int], Any]) -> Any:
-        """Memory of the device. Where there is not enough, all pools that this process has there
-        let go of what they keep, and it is tried once more.
-
-        Raises:
-            DeviceOutOfMemory: there is not enough then, either.
-        """
-        cuda = self.xp.cuda
-        errors = (cuda.runtime.CUDARuntimeError, cuda.memory.OutOfMemoryError)
-        try:
-            return take(size)
-        except errors as error:
-            if not _is_out_of_memory(error):
-                raise
-        with _lock:
-            here = [each for each in _backends if each.index == self.index]
-        pools = [pool for each in here for pool in (each._op_pool, each._persistent_pool)]
-        for pool in (*pools, self.xp.get_default_memory_pool()):
-            pool.free_all_blocks()
-        try:
-            return take(size)
-        except errors as error:
-            free, total = cuda.runtime.memGetInfo()
-            raise DeviceOutOfMemory(
-                f"gpu:{self.index} has {free / 1e9:.3g} of {total / 1e9:.3g} GB free, and "
-                f"{size / 1e9:.3g} GB ({size:,} bytes) are needed ({error}); feed smaller batches, "
-                "checkpoint layers (gf.checkpoint), or use more devices"
-            ) from None
+    @property
+    def allocations(self) -> int:
+        """Number of allocations by ops so far."""
+        return self.pools.allocations
 
     def memory_usage(self) -> GpuMemory:
-        pool, kept, repeated = (
-            int(pool.total_bytes())
-            for pool in (self._op_pool, self._persistent_pool, self._graph_pool)
-        )
-        return GpuMemory(self._plain_bytes, pool + repeated, kept, self.pinned)
+        """Return the bytes that are in use, by purpose."""
+        return self.pools.usage()
 
-    # In and out ---------------------------------------------------------------------------------
+    # Copies -------------------------------------------------------------------------------------
 
     def to_device(self, array: Any) -> Any:
-        """A contiguous array here: the given one, or a copy that is there when this returns."""
+        """Return a contiguous array of this device: the given one, or a finished copy."""
         if isinstance(array, self.xp.ndarray) and array.flags.c_contiguous:
             return array
         host = np.asarray(array)
-        with self.active(), self.xp.cuda.using_allocator(self._persistent_pool.malloc):
+        with self.active(), self.xp.cuda.using_allocator(self.pools.persistent.malloc):
             there = self.xp.empty(host.nbytes, np.uint8)
             if host.nbytes:
                 there.set(_bytes(host))
@@ -321,18 +248,20 @@ class GpuBackend:
             return there.view(host.dtype).reshape(host.shape)
 
     def write(self, memory: Any, value: Any) -> None:
-        """Fill an array of this device, before anything that is started from now on."""
+        """Copy `value` into an array of this device, before any work that is started later."""
         with self.active():
             self.xp.copyto(memory, self.to_device(value))
             self.stream.synchronize()
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        """A copy that the caller owns."""
+        """Return a copy that the caller owns."""
         return self.to_hosts((array,))[0]
 
-    def to_hosts(self, arrays: Sequence[Any], keep: ResultExporter | None = None) -> list[Array]:
-        """Copies that the caller owns, or that `keep` makes, through pinned memory, with one wait
-        for all."""
+    def to_hosts(self, arrays: Sequence[Any], export: ResultExporter | None = None) -> list[Array]:
+        """Return copies that the caller owns, or that `export` makes.
+
+        All go through pinned memory, with one wait.
+        """
         if not arrays:
             return []
         landed = []
@@ -347,27 +276,25 @@ class GpuBackend:
                     )
                 landed.append((pinned, array))
             self._download_stream.synchronize()
-        return [
-            export_or_copy(
-                _view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape), keep
-            )
+        views = [
+            pinned_view(pinned, int(array.nbytes)).view(array.dtype).reshape(array.shape)
             for pinned, array in landed
         ]
+        return [export_or_copy(view, export) for view in views]
 
     def hand_over(self, array: Any, kind: str) -> Any:
-        """What another device of this process, of that kind, is given."""
+        """Return a copy for another device of this process; `kind` is "cpu" or "gpu"."""
         if kind == "cpu":
             return self.to_host(array)
         with self.active():
             return DeviceCopy(self.xp.copy(array), self.record_event(self.stream))
 
-    def input_buffer(self, spec: TensorSpec) -> InputBuffer:
-        """The way in of what is fed or received in each step."""
-        return InputBuffer(self, spec)
-
     def upload(self, buffer: Any, pinned: Any, size: int) -> None:
-        """Copy pinned memory to a place whose readers of earlier steps are before `begin`; work
-        that is started from now on finds it there. `arrived` is when."""
+        """Copy pinned memory to a buffer, for all work that is started from now on.
+
+        The copy waits for the readers of earlier steps, up to `begin_step`. The event `uploaded`
+        is its completion.
+        """
         with self._device:
             self._upload_stream.wait_event(self._step_begun)
             buffer.data.copy_from_host_async(pinned.ptr, size, self._upload_stream)
@@ -377,10 +304,10 @@ class GpuBackend:
     # Kernels ------------------------------------------------------------------------------------
 
     def compile(self, kernels: Sequence[CudaKernel]) -> None:
-        """Compile those kernels that are missing, many in one translation unit.
+        """Compile the missing kernels, many in one translation unit.
 
         Raises:
-            CompileError: CUDA's compiler refuses one.
+            CompileError: CUDA's compiler refuses a kernel.
         """
         missing = {k.name: k for k in kernels if k.name not in self._functions}
         names = list(missing)
@@ -392,14 +319,14 @@ class GpuBackend:
                     module = compile_module(self.xp, text)
                     for name in some:
                         self._functions[name] = module.get_function(name)
-                except Exception as error:  # of CuPy's compiler, or of the driver
+                except Exception as error:  # from CuPy's compiler or the driver
                     refused = CompileError(f"CUDA kernels do not compile: {error}")
                     raise self.lost_error() or refused from error
 
     def make_launcher(
         self, region: Region, sizes: tuple[int, ...]
     ) -> Callable[[Sequence[Any]], None]:
-        """The kernel of a region for some sizes, as a function of operands and results."""
+        """Return a region's kernel for some sizes, as a function of operands and results."""
         kernel = cuda_kernel(region, is_wide(sizes))
         self.compile([kernel])
         function, processors = self._functions[kernel.name], self.processors
@@ -421,18 +348,17 @@ class GpuBackend:
 
     @contextmanager
     def graph_memory(self) -> Iterator[None]:
-        """Work in here is captured later, or now: the memory that it takes comes from a pool which
-        nothing else takes from.
+        """Take memory from the pool for work that is captured now or later.
 
-        A graph writes to the same places whenever it is replayed, so nobody else may have them, and
-        no memory can be taken from the driver while it is captured: by then the pool has what the
-        first run took. Graphs of one stream run one after the other, and share it.
+        A replay writes to the same addresses as the capture, so nothing else may use them. The
+        driver cannot allocate during a capture; by then the pool has the memory that the first run
+        took. Graphs of one stream run one after the other and share the pool.
         """
-        with self.xp.cuda.using_allocator(self._allocate_for_graphs):
+        with self.xp.cuda.using_allocator(self.pools.allocate_for_graphs):
             yield
 
     def capture(self, run: Callable[[], None]) -> Any:
-        """A graph of the work that `run` starts on the stream."""
+        """Return a graph of the work that `run` starts on the stream."""
         self._is_capturing = _capturing.now = True
         try:
             with self.graph_memory():
@@ -441,98 +367,33 @@ class GpuBackend:
             self._is_capturing = _capturing.now = False
 
     def replay(self, graph: Any) -> None:
+        """Start the work of a graph on the stream."""
         with self.translate_errors():
             graph.launch(self.stream)
-
-
-class InputBuffer:
-    """A place on a GPU that each step fills from the host, or from another GPU.
-
-    Two pinned buffers take turns, so that one is filled while the other may still be on its way;
-    and what another GPU handed over is kept until this one has read it, or else its memory would be
-    the other's again.
-
-    Attributes:
-        buffer: the array, always the same one.
-    """
-
-    def __init__(self, backend: GpuBackend, spec: TensorSpec) -> None:
-        self._backend = backend
-        self._spec = spec
-        self._size = nbytes(spec)
-        self.array = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
-        self._pinned: list[Any] = []
-        self._sent: list[Any] = [None, None]
-        self._turn = 0
-        self._unread: deque[tuple[DeviceCopy, Any]] = deque()  # and when each has been read
-
-    def __call__(self, array: Any) -> None:
-        """Fill it, for all work that is started from now on."""
-        if tuple(array.shape) != self._spec.shape or array.dtype != self._spec.dtype:
-            raise ShapeError(f"{self._spec} is wanted, not {array.dtype}{tuple(array.shape)}")
-        if not self._size:
-            return
-        with self._backend.translate_errors():
-            if isinstance(array, DeviceCopy):
-                self._from_device(array)
-            else:
-                self._from_host(np.asarray(array))
-
-    def _from_device(self, handed: DeviceCopy) -> None:
-        stream, unread = self._backend.stream, self._unread
-        while unread and (len(unread) > 1 or unread[0][1].done):
-            unread.popleft()[1].synchronize()
-        stream.wait_event(handed.ready)
-        self.array.data.copy_from_device_async(handed.array.data, self._size, stream)
-        unread.append((handed, self._backend.record_event(stream)))
-
-    def _from_host(self, host: np.ndarray[Any, Any]) -> None:
-        backend = self._backend
-        if not self._pinned:
-            allocate = backend.xp.cuda.alloc_pinned_memory
-            self._pinned = [allocate(self._size), allocate(self._size)]
-            backend.pinned += 2 * _pinned_bytes(self._size)
-        turn = self._turn = 1 - self._turn
-        if self._sent[turn] is not None:
-            self._sent[turn].synchronize()
-        pinned = self._pinned[turn]
-        np.copyto(_view(pinned, self._size).view(host.dtype).reshape(host.shape), host)
-        backend.upload(self.array, pinned, self._size)
-        self._sent[turn] = backend.uploaded
 
 
 _capturing = threading.local()
 
 
 def _refuse_uploads(cupy: Any) -> None:
-    """Let no captured work copy from the host's memory: a replay would copy what is there then.
+    """Refuse copies from the host during a capture: a replay would copy what is there then.
 
-    CuPy takes pinned memory for such a copy, from an allocator that is one for all threads.
+    CuPy allocates pinned memory for such a copy, from one allocator for all threads.
     """
 
     def allocate(size: int) -> Any:
         if getattr(_capturing, "now", False):
-            raise DeviceError("an array of the host's cannot be copied to a GPU in a CUDA graph")
+            raise DeviceError("a CUDA graph cannot copy an array from the host to the GPU")
         return pool.malloc(size)
 
     pool = cupy.get_default_pinned_memory_pool()
     cupy.cuda.set_pinned_memory_allocator(allocate)
 
 
-def _pinned_bytes(size: int) -> int:
-    """What CuPy's pool takes for so many: the next power of two."""
-    return 1 << (size - 1).bit_length() if size else 0
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether it is memory that lacks, and not, say, a capture that allows none to be taken."""
-    return isinstance(error, MemoryError) or "cudaErrorMemoryAllocation" in str(error)
-
-
 def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
-    """Pinned memory as bytes."""
+def pinned_view(pinned: Any, size: int) -> np.ndarray[Any, Any]:
+    """Return pinned memory as an array of bytes."""
     return np.frombuffer(pinned, np.uint8, size)

@@ -1,35 +1,54 @@
-"""The channel of a program: where the edges lead that were cut between its device and others.
+"""The channel of a program: the edges between its device and others.
 
-Devices of one worker hand tensors over by reference. Between workers they go through memory that
-both see (`runtime/collectives/shared_memory_edges.py`), or as messages.
+Devices of one worker hand tensors over by reference. Between workers tensors go through shared
+memory (`runtime/collectives/shared_memory_edges.py`), or as messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import Node
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.collectives.exchanges import DeviceCollective, ProgramCollectives
+from graphflow.runtime.collectives.program_collectives import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
-from graphflow.runtime.transport.tensor_mailbox import Awaited
+from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
 
-if TYPE_CHECKING:
-    from graphflow.runtime.host.session_state import SessionState
+
+class EdgeTransport(Protocol):
+    """The means by which the devices of one session exchange tensors (`SessionState`)."""
+
+    mail: TensorMailbox
+
+    def send(
+        self, step: int, edge: int, target: DeviceName, array: Any, backend: DeviceBackend
+    ) -> None:
+        """Send a tensor to a device: by reference, or as a message to its worker."""
+
+    def send_signal(self, step: int, what: str, device: DeviceName) -> None:
+        """Send a device a key that carries no tensor."""
+
+    def send_shared(self, step: int, edge: int, passage: ShmEdgeSender, array: Any) -> bool:
+        """Send a tensor through shared memory; return False if the edge cannot use it."""
+
+    def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Any:
+        """Return a tensor from shared memory; None if the edge does not use it."""
 
 
 def exchanges_with_other_workers(partition: Partition) -> bool:
-    """Whether a device agrees with those of other workers on ways, so that all of them keep and
-    let go of a program's forms alike."""
+    """Return True if a device agrees with devices of other workers on how tensors travel.
+
+    All such devices must keep, and drop, the compiled forms of a program alike.
+    """
     here = _device(partition.device).worker
     return bool(partition.graph.of_op("collective_start")) or any(
         _device(end).worker != here for end in _cut_edge_nodes(partition)
@@ -38,25 +57,25 @@ def exchanges_with_other_workers(partition: Partition) -> bool:
 
 @dataclass(frozen=True)
 class CrossDeviceEdges:
-    """Where the cut edges of one device lead: a `Channel`."""
+    """The edges of one device that lead to other devices; implements `Channel`."""
 
-    session: SessionState
+    session: EdgeTransport
     backend: DeviceBackend
-    incoming: Mapping[int, Awaited]  # what each edge brings
-    sources: Mapping[int, DeviceName]  # where it comes from
-    part: ProgramCollectives  # in exchanges
-    outward: Mapping[int, ShmEdgeSender]  # of edges that may go through memory that both ends see
+    incoming: Mapping[int, Awaited]  # the tensor of each edge, for errors
+    sources: Mapping[int, DeviceName]  # its source device
+    part: ProgramCollectives  # this device's part of the program's exchanges
+    outward: Mapping[int, ShmEdgeSender]  # edges that may go through shared memory
     inward: Mapping[int, ShmEdgeReceiver]
 
     @staticmethod
     def for_program(
         partition: Partition,
         bindings: Mapping[str, int],
-        session: SessionState,
+        session: EdgeTransport,
         backend: DeviceBackend,
         part: ProgramCollectives,
     ) -> CrossDeviceEdges:
-        """Those of a program, for some sizes."""
+        """Return the edges of a partition, for some sizes."""
         recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
         incoming = {n.attrs["edge"]: _describe_incoming(n) for n in recvs}
         sources = {n.attrs["edge"]: _device(n.attrs["source"]) for n in recvs}
@@ -72,13 +91,13 @@ class CrossDeviceEdges:
             ):
                 continue
             if peer.kind != "cpu" or mine.kind != "cpu":
-                continue  # a GPU's tensors come through memory of its own
+                continue  # a GPU's tensors are in its own memory
             sent, received = (
                 _edge_specs(nodes, "send", bindings),
                 _edge_specs(nodes, "recv", bindings),
             )
-            told = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
-            outward |= part.edge_senders(end, peer.worker, told, sent)
+            waits = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
+            outward |= part.edge_senders(end, peer.worker, waits, sent)
             inward |= part.edge_receivers(end, peer.worker, incoming, received)
         return CrossDeviceEdges(session, backend, incoming, sources, part, outward, inward)
 
@@ -123,7 +142,7 @@ class CrossDeviceEdges:
 
 
 def _cut_edge_nodes(partition: Partition) -> dict[str, list[Node]]:
-    """The nodes that send to and receive from each other device, but for those in bodies."""
+    """Return the send and receive nodes of each other device, except those inside bodies."""
     found: dict[str, list[Node]] = {}
     for node in partition.graph.nodes:
         if node.op.name in ("send", "recv"):
@@ -133,7 +152,7 @@ def _cut_edge_nodes(partition: Partition) -> dict[str, list[Node]]:
 
 
 def _edge_specs(nodes: list[Node], op: str, bindings: Mapping[str, int]) -> dict[int, TensorSpec]:
-    """What edges carry."""
+    """Return the specs of the tensors on edges."""
     return {
         int(node.attrs["edge"]): (node.inputs or node.outputs)[0].spec.bind(bindings)
         for node in nodes

@@ -1,9 +1,8 @@
-"""Host: runs the partitions of any number of sessions on the devices of one process; knows no
-sockets.
+"""The host: runs the partitions of any number of sessions on the devices of one process.
 
-The embedded session has one; each worker process has one. Devices of a host run beside each other,
-one thread each, and hand tensors over by reference; a tensor for another worker goes to `outbox`,
-one from there comes in through `deliver`.
+The embedded session has one host, and each worker process has one. A host knows no sockets. Its
+devices run in parallel, one thread each, and hand tensors over by reference. A tensor for another
+worker goes to `outbox`; one from another worker comes in through `deliver`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from graphflow.runtime.wire.messages import (
 Array = np.ndarray[Any, Any]
 
 _SIGNAL_PREFIXES = (EXCHANGE_PREFIX, CREDIT_PREFIX)
-"""What keys of what goes between devices begin with, beside edges, which are numbered."""
+"""Prefixes of keys that are no edges: signals between devices. Edges have numbers."""
 
 
 class DeviceHost:
@@ -46,10 +45,10 @@ class DeviceHost:
     Args:
         worker: this process's index in the cluster.
         devices: full names, "/worker:0/cpu:0".
-        threads: per device; None: the cores shared out.
+        threads: per device; None: an equal share of the cores.
         outbox: takes a tensor for another worker; must not block.
-        limits: what it takes on of programs from the wire.
-        alone: nothing else in this process uses BLAS, which then stays as programs need it.
+        limits: on programs from the wire.
+        alone: nothing else in this process uses BLAS, whose thread count programs may then set.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class DeviceHost:
         self._sessions: dict[str, SessionState] = {}
 
     def open(self, session: str) -> None:
-        """Begin a session with no state, and threads of its own.
+        """Begin a session without state, with threads of its own.
 
         Raises:
-            DeviceError: a device is not to be had here.
+            DeviceError: a device is not available here.
         """
         backends = {d: backend_for(DeviceName.parse(d), self._count) for d in self.devices}
         self._sessions[session] = SessionState(session, self.worker, backends, self._outbox)
@@ -82,11 +81,11 @@ class DeviceHost:
             one_blas_thread().__enter__()
 
     def computing_threads(self, session: str) -> Set[int]:
-        """The threads of a session that compute parts of steps, beside the one that asks."""
+        """Return the threads of a session that compute parts of steps, besides the calling one."""
         return self._sessions[session].computing_threads
 
     def close(self, session: str) -> None:
-        """Forget a session, its programs and its state; its threads end."""
+        """Drop a session with its programs and its state, and end its threads."""
         state = self._sessions.pop(session, None)
         if state is not None:
             state.close()
@@ -120,19 +119,21 @@ class DeviceHost:
         """Run the compute part of a step on all devices of this host; blocks.
 
         Args:
-            deadline: seconds from now after which waits for tensors are given up.
+            deadline: seconds from now until waits for tensors fail.
 
         Raises:
             OpError: a kernel failed.
-            StepTimeout: a tensor did not come in time.
+            StepTimeout: a tensor did not arrive in time.
         """
         return self._session(session).compute(program, step, bindings, feeds, trace, deadline)
 
     def direct_program(
         self, session: str, program: str, bindings: Mapping[str, int]
     ) -> Program | None:
-        """The one that computes a program's steps of these sizes, compiled; None where a step takes
-        more than it: other devices, or edges between them."""
+        """Return the compiled program for these sizes, if it alone computes a step.
+
+        None if a step has further devices, or edges between devices.
+        """
         return self._session(session).direct_program(program, dict(bindings))
 
     def prepare(self, session: str, program: str, bindings: Mapping[str, int]) -> None:
@@ -140,7 +141,7 @@ class DeviceHost:
         self._session(session).prepare(program, dict(bindings))
 
     def set_deadline(self, session: str, seconds: float) -> None:
-        """How long from now a step that is run by way of `ready` may take."""
+        """Set how long from now a step of a `direct_program` may take."""
         self._session(session).mail.deadline = monotonic() + seconds
 
     def commit(self, session: str, step: int) -> None:
@@ -148,18 +149,18 @@ class DeviceHost:
         self._session(session).commit(step)
 
     def has_changes(self, session: str) -> bool:
-        """Whether committing the computed step would assign anything."""
+        """Return True if committing the computed step would assign a variable."""
         return self._session(session).has_changes()
 
     def abort(self, session: str, step: int) -> None:
-        """Forget the step; nothing of it was applied."""
+        """Drop the step; nothing of it was applied."""
         self._session(session).abort(step)
 
     def deliver(self, session: str, step: int, edge: Key, array: Array) -> None:
-        """Take a tensor from another worker; it may come before its step begins."""
+        """Take a tensor from another worker; it may arrive before its step begins."""
         state = self._sessions.get(session)
         if state is not None and (isinstance(edge, int) or edge.startswith(_SIGNAL_PREFIXES)):
-            state.mail.put(step, edge, array)  # edges of programs are numbered
+            state.mail.put(step, edge, array)  # anything else is no key of a program
 
     def connect_mail(
         self,
@@ -169,24 +170,30 @@ class DeviceHost:
         carried: TransferObserver,
         keep: ResultExporter | None = None,
     ) -> None:
-        """Set how a waiting thread receives a tensor itself, and how another thread wakes it (see
-        `TensorMailbox`); who hears of tensors that need no message; and where results go."""
+        """Connect a session's mailbox to its worker's sockets (see `TensorMailbox`).
+
+        Args:
+            attend: receives tensors on a waiting thread.
+            wake: wakes the thread that receives.
+            carried: is told of tensors that need no message.
+            keep: gives memory for results.
+        """
         state = self._session(session)
         state.mail.attend, state.mail.wake, state.mail.on_transfer = attend, wake, carried
         state.set_result_memory(keep)
 
     def cancel(self, session: str, step: int, reason: GraphflowError) -> None:
-        """Wake every wait of the step with an error."""
+        """End every wait of the step with an error."""
         state = self._sessions.get(session)
         if state is not None:
             state.mail.cancel(step, reason)
 
     def read(self, session: str, variable: str) -> Array:
-        """A copy of a variable's value."""
+        """Return a copy of a variable's value."""
         return self._session(session).read(variable)
 
     def snapshot(self, session: str) -> dict[str, Array]:
-        """Copies of all variables, as the last commit left them."""
+        """Return copies of all variables, as of the last commit."""
         return self._session(session).snapshot()
 
     def write(self, session: str, variable: str, value: Array) -> None:
@@ -198,18 +205,18 @@ class DeviceHost:
         self._session(session).write(variable, value)
 
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None:
-        """Let go of programs, and of variables that live elsewhere from now on; unknown ones are
-        none."""
+        """Drop programs, and variables that live elsewhere from now on; unknown names are
+        ignored."""
         self._session(session).forget(programs, variables)
 
     def usage(self, session: str) -> HostUsage:
-        """What a session takes of memory now, and what it waits for; from any thread."""
+        """Return a session's memory use and its waits. Callable from any thread."""
         state = self._sessions.get(session)
         return state.usage() if state is not None else HostUsage()
 
     def measure(self) -> dict[str, Any]:
-        """This machine's speeds, as calibrated before or now, and then kept here: plain data for
-        the cost model."""
+        """Return this machine's speeds as plain data for the cost model, calibrated earlier or
+        now."""
         from graphflow.placement.calibration.calibrate import machine_profile
 
         with on_all_cores():
@@ -217,7 +224,7 @@ class DeviceHost:
 
     def _session(self, session: str) -> SessionState:
         state = self._sessions.get(session)
-        if state is None and not session:  # an embedded one, which another thread has closed
+        if state is None and not session:  # an embedded session that another thread has closed
             raise SessionError("the session is closed; open another one")
         if state is None:
             raise SessionError(f"session {session!r} is not open on worker {self.worker}")

@@ -1,5 +1,7 @@
-"""Hosts: all the workers of a session, behind one surface, whether they are this process or
-others."""
+"""The interface `Hosts` of a session to all its workers, and the embedded session's one.
+
+The workers are this process (`LocalHosts`), or other processes (`client.remote_hosts`).
+"""
 
 from __future__ import annotations
 
@@ -25,25 +27,27 @@ Array = np.ndarray[Any, Any]
 
 
 class DirectStep(Protocol):
-    """Runs the steps of one program for given sizes."""
+    """Runs the steps of one program for given sizes, with less overhead than `Hosts.step`."""
 
     def __call__(
         self, step: int, draws: int, feeds: Mapping[str, Array], deadline: float
     ) -> list[Array] | None:
-        """As `Hosts.step`: the fetches, in the order in which `add` was given them; None where
-        this way is gone."""
+        """Run a step; return the fetches in the order in which `add` was given them.
+
+        None if this function does not apply any more, and the step was not run.
+        """
 
 
 SavedPart = CheckpointShard | Mapping[str, Array]
-"""A worker's part of a checkpoint: the file that it has written, or its variables."""
+"""A worker's part of a checkpoint: the shard that it has written, or its variables."""
 
 
 NO_WORKER_LEFT = "nobody answers"
-"""The reason of `WorkerLost` where no worker is left to go on with."""
+"""The reason of `WorkerLost` if no worker is left to continue with."""
 
 
 class PendingSave(Protocol):
-    """A checkpoint on its way."""
+    """A checkpoint that workers are writing: the function that waits for it."""
 
     def __call__(self, seconds: float) -> dict[int, SavedPart]:
         """Wait for the part of each worker.
@@ -55,13 +59,14 @@ class PendingSave(Protocol):
 
 
 class Hosts(Protocol):
-    """What a session asks of its workers.
+    """The operations of a session on its workers.
 
     Attributes:
-        can_be_lost: whether they are other processes.
-        begins: whether a step may begin before the one before it is decided.
-        computing: threads of this process that compute parts of steps, beside the one that asks.
-        meters: what is counted of the session.
+        can_be_lost: the workers are other processes.
+        can_begin_ahead: a step may begin before the step before it is decided.
+        computing_threads: threads of this process that compute parts of steps, besides the calling
+            one.
+        meters: metrics of the session.
     """
 
     can_be_lost: bool
@@ -71,7 +76,7 @@ class Hosts(Protocol):
 
     @property
     def is_single_host(self) -> bool:
-        """Whether all workers are on this host."""
+        """True if all workers are on this host."""
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         """Give each worker its partitions of a program."""
@@ -85,10 +90,12 @@ class Hosts(Protocol):
         trace: bool,
         deadline: float,
     ) -> StepResult:
-        """Run a step: all compute, then all commit, or nothing happens and the error is raised."""
+        """Run a step: all workers compute, then all commit; or nothing happens, and the error is
+        raised."""
 
     def wait_for_clocks(self) -> None:
-        """Waits, before a step that is traced, until times of all workers can be told in ours."""
+        """Wait, before a traced step, until times of all workers can be converted to this
+        process's clock."""
 
     def begin(
         self,
@@ -99,64 +106,72 @@ class Hosts(Protocol):
         deadline: float,
         follows: int,
     ) -> Any:
-        """Begin a step before the one that it follows is decided, for `finish`; None where steps
-        only come one after the other."""
+        """Begin a step before the one that it follows is decided; return a handle for `finish`.
 
-    def finish(self, begun: Any) -> StepResult:
+        None if steps only run one after the other.
+        """
+
+    def finish(self, pending: Any) -> StepResult:
         """Decide a step that was begun; as `step`."""
 
-    def undo(self, begun: Sequence[Any]) -> None:
-        """End steps that were begun: nothing of them happens."""
+    def undo(self, pending: Sequence[Any]) -> None:
+        """End steps that were begun; nothing of them happens."""
 
     def has_committed(self, step: int, error: BaseException) -> bool:
-        """Return True if a step, the last one, had committed when an interrupt ended it, which
-        raised the error."""
+        """Return True if the last step had committed when an interrupt, which raised `error`,
+        ended it."""
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps."""
 
     def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
-        """A shorter way for steps of these sizes that are not traced, if there is one."""
+        """Return a faster function for untraced steps of these sizes; None if there is none."""
 
     def read(self, worker: int, variable: str) -> Array:
-        """A copy of a variable's value."""
+        """Return a copy of a variable's value."""
 
     def write(self, worker: int, variable: str, value: Array) -> None:
         """Set a variable."""
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
-        """Let go of programs, and of variables by worker: they live elsewhere from now on."""
+        """Drop programs, and variables by worker, which live elsewhere from now on."""
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
-        """Copy the variables of some workers as they are now, and write them, by and by, to a
-        folder under a root: a shard for each worker."""
-
-    def draining_workers(self) -> set[int]:
-        """The workers that were asked to end, and wait for the session to go elsewhere."""
-
-    def on_draining(self, told: Callable[[], None]) -> None:
-        """Have something called, on another thread, when a worker is asked to end."""
-
-    def leave_draining(self) -> None:
-        """Leave the workers that were asked to end, with what they hold: they are lost."""
-
-    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
-        """Begin anew, without state, at a higher epoch, on those workers of a cluster that can be
-        had; they are a cluster again.
+        """Copy the variables of some workers now, and write a shard for each worker in the
+        background.
 
         Args:
-            patience: for how many seconds those that are away are waited for; it is asked again
-                meanwhile, and may be less by then.
+            root: the directory of the session's checkpoints.
+            folder: the checkpoint's folder under `root`.
+        """
+
+    def draining_workers(self) -> set[int]:
+        """Return the workers that were asked to end, and wait for the session to leave."""
+
+    def on_draining(self, callback: Callable[[], None]) -> None:
+        """Register a callback that is called, on another thread, when a worker is asked to end."""
+
+    def leave_draining(self) -> None:
+        """Leave the workers that were asked to end. They count as lost, with their state."""
+
+    def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
+        """Begin anew, without state, at a higher epoch, on the available workers of a cluster.
+
+        Returns the cluster of these workers.
+
+        Args:
+            patience: returns for how many seconds to wait for missing workers; it is called again
+                meanwhile, and may then return less.
 
         Raises:
-            WorkerLost: none can be had.
+            WorkerLost: no worker is available.
         """
 
     def cancel(self) -> None:
-        """End the step that runs, for whoever waits for it; from any thread."""
+        """End the step that runs, with an error for its caller. Callable from any thread."""
 
     def close(self) -> None:
-        """End the session on all workers; a second call does nothing."""
+        """End the session on all workers. Idempotent."""
 
 
 class LocalHosts:
@@ -164,7 +179,7 @@ class LocalHosts:
 
     Args:
         devices: full names of the devices of worker 0.
-        threads: per device; None: the cores shared out.
+        threads: per device; None: an equal share of the cores.
     """
 
     can_be_lost = False
@@ -220,13 +235,13 @@ class LocalHosts:
         deadline: float,
         follows: int,
     ) -> None:
-        """The thread that calls computes: there is nothing to begin before."""
+        """Return None: the calling thread computes, so nothing can begin earlier."""
 
-    def finish(self, begun: Any) -> StepResult:
-        raise SessionError("no step of an embedded session is begun before its turn")
+    def finish(self, pending: Any) -> StepResult:
+        raise SessionError("an embedded session cannot begin a step ahead of its turn")
 
-    def undo(self, begun: Sequence[Any]) -> None:
-        """Nothing was begun."""
+    def undo(self, pending: Sequence[Any]) -> None:
+        """Do nothing: no step was begun."""
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         self._host.prepare("", program, bindings)
@@ -277,17 +292,17 @@ class LocalHosts:
     def draining_workers(self) -> set[int]:
         return set()
 
-    def on_draining(self, told: Callable[[], None]) -> None:
-        """This process is the session's own."""
+    def on_draining(self, callback: Callable[[], None]) -> None:
+        """Do nothing: this process is the session's own."""
 
     def leave_draining(self) -> None:
-        """There is none to leave."""
+        """Do nothing: there is no other worker."""
 
     def reopen(self, cluster: Cluster, epoch: int, patience: Callable[[], float]) -> Cluster:
         return cluster
 
     def cancel(self) -> None:
-        """Nothing to end: kernels of this process run to their end."""
+        """Do nothing: kernels of this process run to their end."""
 
     def close(self) -> None:
         self._host.close("")

@@ -1,7 +1,7 @@
-"""What one session has on a host: its programs, compiled for the sizes they met, and its variables.
+"""The state of one session on a host: its variables, and its programs compiled for the sizes met.
 
-A host (`host`) has one of these for each session. Its devices run beside each other, one thread
-each, and meet in `mail` and in `exchanges`.
+A host has one state for each session. The devices run in parallel, one thread each, and meet in
+`mail` and in `exchanges`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from graphflow.base.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.device_name import DeviceName
-from graphflow.runtime.collectives.exchanges import ProgramCollectives, SessionCollectives
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
@@ -35,20 +36,24 @@ from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, s
 Array = np.ndarray[Any, Any]
 
 FAILED = "@failed"
-"""Among a step's sizes: how many steps of the session have failed before it. Ways of exchanges that
-were agreed before the last of them are forgotten, also by workers that took no part in it."""
+"""Key among a step's sizes: how many steps of the session have failed before it.
+
+When it changes, all workers drop the agreements of their exchanges, also those that took no part in
+the failed step."""
 DRAWS = "@draws"
-"""Among a step's bindings: the number of steps committed before it, from which random ops draw. A
-step that is tried again gets a new step number (its key on the wire) but draws the same."""
+"""Key among a step's bindings: the number of steps committed before it, which seeds random ops.
+
+A step that is tried again gets a new step number, its key on the wire, but draws the same."""
 
 _COMMUNICATION_OPS = ("send", "recv", "collective_start")
-"""Ops by which a program meets others."""
+"""Ops that communicate with other devices."""
 
 _SIGNAL = np.zeros(0, np.uint8)
 
 MAX_AGREED_FORMS = SPECIALISATION_LIMITS[0]
-"""Combinations of sizes of a program for which a device keeps the ways that it agreed on with those
-of other workers, each of which takes file descriptors: not more than it keeps compiled at least."""
+"""Combinations of sizes of a program for which a device keeps its agreements with other workers.
+
+Each agreement takes file descriptors. The number is the least number of compiled forms kept."""
 
 
 _Sizes = tuple[tuple[str, int], ...]
@@ -56,13 +61,13 @@ _Sizes = tuple[tuple[str, int], ...]
 
 @dataclass
 class _LoadedProgram:
-    """A program's partitions, and for each device their compiled forms by the sizes of symbols,
-    the one used last at the end.
+    """A program's partitions, and each device's compiled forms by sizes, the last used one at the
+    end.
 
     Attributes:
-        meeting: devices that agree on ways with those of other workers.
-        met: of these, the forms that have such ways. Since the last step that failed all of them
-            used the same ones, so they let go of the same ones.
+        agreeing_devices: devices that agree with devices of other workers on how tensors travel.
+        agreed: for each of these, the forms with such agreements. All these devices have used the
+            same forms since the last failed step, so they drop the same ones.
     """
 
     name: str
@@ -93,13 +98,13 @@ class SessionState:
         self._programs: dict[str, _LoadedProgram] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
         self._private = PrivatePages()
-        self._undecided: dict[int, list[Program]] = {}  # steps that are not settled
-        self._failed_steps = 0  # steps, when exchanges last agreed on their ways
-        self._has_failed = False  # a step failed here, which the coordinator has not decided yet
-        self._last_used: tuple[str, dict[str, int], list[Program]] | None = None  # of the last step
+        self._undecided: dict[int, list[Program]] = {}  # by undecided step
+        self._failed_steps = 0  # when exchanges last agreed anew
+        self._has_failed = False  # a step failed here, and the coordinator has not aborted it yet
+        self._last_used: tuple[str, dict[str, int], list[Program]] | None = None  # by the last step
         self._departures: list[tuple[int, int]] | None = None
         self._is_traced = False
-        self._commit_spans: list[Span] = []  # of the last commit; told with the next step
+        self._commit_spans: list[Span] = []  # of the last commit; reported with the next step
         self.computing_threads: set[int] = set()
         self._threads: ThreadPoolExecutor | None = None
         if len(backends) > 1:
@@ -109,7 +114,7 @@ class SessionState:
             )  # fmt: skip
 
     def set_result_memory(self, keep: ResultExporter | None) -> None:
-        """Where results go, those of steps and of `read`."""
+        """Set the memory for results of steps and of `read`."""
         for backend in self._backends.values():
             backend.export_result = keep
 
@@ -142,7 +147,7 @@ class SessionState:
         )
 
     def _create_variables(self, partition: Partition) -> dict[str, Any]:
-        """The variables that are new here, with their initial values."""
+        """Return the partition's variables that are new here, with their initial values."""
         mine = self._variables[partition.device]
         backend = self._backends[partition.device]
         fresh = {}
@@ -183,7 +188,9 @@ class SessionState:
             for met in [met for each in self._programs.values() for met in each.agreed.values()]:
                 while met:
                     met.popitem()[1].forget_agreements()
-        if self._has_failed:  # who waits for what the failed one did not send would take this one's
+        if (
+            self._has_failed
+        ):  # a device that still waits for the failed step would consume this step's tensors
             raise SessionError(
                 f"step {step_of(step)} was not run, because the one before it failed"
             )
@@ -222,7 +229,7 @@ class SessionState:
         return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
     def _programs_of(self, name: str, bindings: dict[str, int], draws: int) -> list[Program]:
-        """The programs of all devices for these sizes; mostly those of the step before."""
+        """Return the programs of all devices for these sizes; mostly those of the step before."""
         if (
             self._last_used is not None
             and self._last_used[0] == name
@@ -230,8 +237,8 @@ class SessionState:
         ):
             return self._last_used[2]
         loaded = self._require_program(name)
-        told = {**bindings, DRAWS: draws}
-        found = [self._specialise(loaded, device, told) for device in loaded.partitions]
+        sizes = {**bindings, DRAWS: draws}
+        found = [self._specialise(loaded, device, sizes) for device in loaded.partitions]
         self._last_used = (name, bindings, found)
         return found
 
@@ -247,7 +254,7 @@ class SessionState:
     def prepare(self, program: str, bindings: dict[str, int]) -> None:
         loaded = self._require_program(program)
         self._last_used = (
-            None  # the next step says anew which program was used last, on all workers
+            None  # the next step notes again which form was used last, alike on all workers
         )
         for device in loaded.partitions:
             self._specialise(loaded, device, bindings).warm_up()
@@ -258,19 +265,17 @@ class SessionState:
         return self._programs[program]
 
     def _specialise(self, loaded: _LoadedProgram, device: str, bindings: dict[str, int]) -> Program:
-        """The device's program for these sizes, compiled at their first use."""
+        """Return the device's program for these sizes, compiled at their first use."""
         kept = loaded.compiled.setdefault(device, {})
         key = tuple(sorted((s, bindings[s]) for s in loaded.symbols[device]))
         if device in loaded.agreeing_devices:
-            # All devices keep and let go of the same ones, for they meet in them.
+            # All devices must keep and drop the same forms, because they meet in them.
             key = tuple(sorted((s, n) for s, n in bindings.items() if not s.startswith("@")))
         program = kept.pop(key, None)
         if program is None:
             self._last_used = None
             partition = loaded.partitions[device]
-            while (
-                len(kept) >= partition.max_specialisations
-            ):  # let go of the memory before taking more
+            while len(kept) >= partition.max_specialisations:  # free memory before allocating more
                 kept.pop(next(iter(kept))).free()
             backend = self._backends[device]
             part = self._exchange_part(loaded.name, device, key)
@@ -291,10 +296,12 @@ class SessionState:
     def _exchange_part(
         self, program: str, device: str, sizes: Sequence[tuple[str, int]]
     ) -> ProgramCollectives:
-        """What a device does in the exchanges of a program, for some sizes: without their symbols,
-        which have names of the user's."""
-        told = ",".join(str(size) for _, size in sizes)
-        return self.exchanges.for_program(f"{program}({told})", device)
+        """Return a device's part in the exchanges of a program, for some sizes.
+
+        The key has the sizes only: symbols have names of the user's.
+        """
+        key = ",".join(str(size) for _, size in sizes)
+        return ProgramCollectives(self.exchanges, f"{program}({key})", device)
 
     def _run(
         self,
@@ -304,7 +311,8 @@ class SessionState:
         feeds: Mapping[str, Array],
         spans: list[Span] | None,
     ) -> dict[str, Array]:
-        """All devices' compute parts; the first failure wakes the others and is the one raised."""
+        """Run all devices' compute parts. The first failure ends the others' waits, and is
+        raised."""
         if len(programs) == 1:
             return programs[0].compute(feeds, step, draws, spans)
         assert self._threads is not None
@@ -322,11 +330,11 @@ class SessionState:
 
         futures: list[Future[dict[str, Array]]] = []
         try:
-            with defer_signals():  # the executor's own locks would stay taken
+            with defer_signals():  # an interrupt would leave the executor's locks held
                 futures += [self._threads.submit(one, program) for program in programs[:-1]]
-            fetches = one(programs[-1])  # on this thread: one hand-over less
+            fetches = one(programs[-1])  # on this thread, which saves a switch
             wait(futures)
-        except BaseException:  # Ctrl-C: the next step uses the same buffers, so let go of them
+        except BaseException:  # Ctrl-C: the next step uses the same buffers
             self.mail.cancel(step, OpError(f"step {step_of(step)} was interrupted"))
             wait(futures)
             raise
@@ -345,12 +353,12 @@ class SessionState:
         if target.worker == self._worker:
             self.mail.put(step, edge, backend.hand_over(array, target.kind or "cpu"))
         else:
-            # The layout keeps a sent buffer until the step ends, and by then its receiver has it.
+            # The memory layout keeps a sent buffer until the step ends; by then it was received.
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
             self._outbox(TensorParcel(self._name, step, edge, target.worker or 0, host, True))
 
     def send_shared(self, step: int, edge: int, passage: ShmEdgeSender, array: Array) -> bool:
-        """Send a tensor through memory that its receiver sees, if there is such."""
+        """Send a tensor through shared memory; return False if the edge cannot use it."""
         started = monotonic_ns() if self._departures is not None else 0
         if not passage.send(step, edge, array):
             return False
@@ -361,7 +369,7 @@ class SessionState:
         return True
 
     def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
-        """A tensor that comes through memory that its sender sees; None if it does not."""
+        """Return a tensor from shared memory; None if the edge does not use it."""
         array = passage.receive(step, edge)
         if array is None:
             return None
@@ -372,7 +380,7 @@ class SessionState:
         return array
 
     def send_signal(self, step: int, what: str, device: DeviceName) -> None:
-        """A word to a device, that no tensor goes with."""
+        """Send a device a key that carries no tensor."""
         if device.worker == self._worker:
             self.mail.put(step, what, _SIGNAL)
         else:
@@ -459,5 +467,5 @@ def _check_signature(variable: str, current: Any, shape: Sequence[Any], dtype: A
 
 
 def register_thread(threads: set[int]) -> None:
-    """A thread's first act: so that it is known later as one of these."""
+    """Record the calling thread; the initializer of thread pools."""
     threads.add(get_ident())

@@ -1,9 +1,8 @@
-"""The first file that a launched worker or nursery runs: imports the very graphflow that its parent
-runs.
+"""The script that a launched worker or fork server runs first: it imports its parent's graphflow.
 
-It is run by path, and finds the package by where it lies itself, so that `sys.path` stays as it is:
-nothing next to a checkout can shadow the standard library, and no other installed graphflow is
-taken for the parent's.
+It is run by path, and finds the package by its own location, so that `sys.path` stays as it is.
+Nothing next to a checkout can then shadow the standard library, and no other installed graphflow
+replaces the parent's.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pathlib import Path
 
 
 def import_own_package() -> None:
-    """Puts the package that this file belongs to, as `graphflow`, in its place."""
-    root = Path(__file__).absolute().parents[3]  # not resolved: the packages may be links
+    """Import the package that contains this file, as `graphflow`."""
+    root = Path(__file__).absolute().parents[3]  # not resolved, because the packages may be links
     spec = PathFinder.find_spec("graphflow", [str(root)])
     if spec is None or spec.loader is None:
         raise ImportError(f"no graphflow in {root}")
@@ -28,9 +27,9 @@ def import_own_package() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs a worker, or a nursery of workers; returns the exit status."""
+    """Run a worker, or a fork server; return the exit status."""
     own: list[str] | None = arguments
-    if arguments[:1] == ["--nursery"]:
+    if arguments[:1] == ["--fork-server"]:
         own = importlib.import_module("graphflow.runtime.launch.fork_server").serve_forks(
             int(arguments[1])
         )
@@ -41,7 +40,9 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, during imports too
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # held back from the beginning
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, during imports too
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, [signal.SIGINT]
+    )  # blocked since the start, see `start_process`
     import_own_package()
     sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,11 @@
-"""A nursery: one process that has loaded everything, from which local workers are forked.
+"""The fork server: one process that has imported everything, from which local workers are forked.
 
-Most of a worker's start is the interpreter's: each would load the same modules. The nursery loads
-them once, and has one thread and no socket of ZeroMQ, so that its forks are what a fresh process
-would be; they share its memory. It is asked over a socket, reaps its workers and tells how each
-ended; it ends with its parent, and they with it. Where a process cannot be waited for by a
-descriptor (other systems than Linux), workers are started one by one.
+Most of a worker's start is spent in imports. The fork server does them once. It has one thread and
+no ZeroMQ socket, so its forks are as good as fresh processes, and they share its memory. It is
+asked over a socket, reaps its workers, and reports how each one ended. It ends with its parent, and
+the workers end with it.
+
+Systems without process descriptors (other than Linux) start workers one by one.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ _PRELOADED = (
     "graphflow.runtime.wire.graph_codec",
     "threadpoolctl", "llvmlite.binding",
 )  # fmt: skip
-"""What a worker loads by its first step."""
+"""Modules that a worker has imported by its first step."""
 
-_PARENT_POLL_SECONDS = 1.0  # seconds between two looks at whether the parent is there
-_MAX_MESSAGE = 128 << 10  # bytes of a message
-_GRACE = 2.0  # seconds for the nursery to end
-_ORPHAN_SECONDS = 30.0  # seconds that its workers have to end once their parent has, unasked
-_END_REQUEST = b"[]"  # the request to end, with whoever is left
-_UNKNOWN_STATUS = 255  # the exit status of one whose nursery ended by itself before it
+_PARENT_POLL_SECONDS = 1.0  # seconds between two checks whether the parent lives
+_MAX_MESSAGE = 128 << 10  # bytes
+_GRACE = 2.0  # seconds for the fork server to end
+_ORPHAN_SECONDS = 30.0  # seconds for workers to end after their parent did
+_END_REQUEST = b"[]"  # the request to end, together with all workers left
+_UNKNOWN_STATUS = 255  # the exit status of a worker whose fork server ended before it
 
 
 @cache
 def can_fork() -> bool:
-    """Whether this system lets a process be waited for by a descriptor."""
+    """Return True if this system has process descriptors, by which a process can be waited for."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return False
     try:
@@ -61,22 +62,24 @@ def can_fork() -> bool:
     return True
 
 
-# In the nursery --------------------------------------------------------------------------------
+# In the fork server ----------------------------------------------------------------------------
 
 
 def serve_forks(descriptor: int) -> list[str] | None:
-    """Forks workers as asked over a socket. Returns in each of them, with its arguments; in the
-    nursery itself None, when it is to end.
+    """Fork workers on request over a socket.
+
+    Returns in each forked worker, with its arguments. Returns None in the fork server, when it
+    ends.
 
     Args:
-        descriptor: of the socket, to which the parent holds the other end.
+        descriptor: of the socket whose other end the parent holds.
     """
     for name in _PRELOADED:
         import_module(name)
-    gc.freeze()  # what is never looked at again is never copied
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel keeps no statuses
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its workers may have something to write still
-    parent, children = os.getppid(), dict[int, int]()  # processes by their descriptors
+    gc.freeze()  # untouched objects are never copied on write
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise the kernel keeps no exit statuses
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its workers may still have to write checkpoints
+    parent, children = os.getppid(), dict[int, int]()  # process ids by descriptor
     with socket.socket(fileno=descriptor) as asked, contextlib.closing(select.epoll()) as ready:
         ready.register(asked, select.EPOLLIN)
         while os.getppid() == parent:
@@ -108,9 +111,11 @@ def serve_forks(descriptor: int) -> list[str] | None:
 
 
 def _reap(children: Mapping[int, int], seconds: float) -> None:
-    """Waits for the workers that are left, which end when their parent does or gives them up, and
-    kills them after that: they are nobody's when this process has ended, and are seen until
-    somebody asks how they ended."""
+    """Wait for the remaining workers to end, and kill them after `seconds`.
+
+    Their parent is gone or has given them up. After this process they would have no parent to reap
+    them.
+    """
     until = time.monotonic() + seconds
     for place, number in children.items():
         if not select.select([place], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -119,7 +124,8 @@ def _reap(children: Mapping[int, int], seconds: float) -> None:
 
 
 def _fork(asked: socket.socket) -> int:
-    """0 in the new process, its number in this one; -1 where there can be no more."""
+    """Fork; return 0 in the new process, its id in this one, and -1 if no process can be
+    started."""
     try:
         number = os.fork()
     except OSError as error:
@@ -131,9 +137,9 @@ def _fork(asked: socket.socket) -> int:
 
 
 def _prepare_child(arguments: list[str], given: Sequence[int]) -> list[str]:
-    """Gives a new process its own standard streams; the arguments, with what it records to."""
+    """Set up a new process's streams, signals and random numbers; return its arguments."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    np.random.seed()  # users' functions on two workers do not draw the same
+    np.random.seed()  # or users' functions would draw the same numbers on all workers
     for target, each in enumerate(given[:3]):
         os.dup2(each, target)
         os.close(each)
@@ -143,7 +149,7 @@ def _prepare_child(arguments: list[str], given: Sequence[int]) -> list[str]:
 
 
 def _receive_request(asked: socket.socket) -> tuple[bytes, list[int]]:
-    """Arguments and descriptors of a process to be; nothing if the parent has ended."""
+    """Return a request's arguments and descriptors; nothing if the parent has ended."""
     try:
         return socket.recv_fds(asked, _MAX_MESSAGE, 5)[:2]
     except OSError:
@@ -151,29 +157,34 @@ def _receive_request(asked: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _send_event(asked: socket.socket, what: str, subject: object, status: int) -> None:
-    with contextlib.suppress(OSError):  # the parent has ended, which the next look tells
+    with contextlib.suppress(OSError):  # the parent has ended, which the next check finds
         asked.send(json.dumps([what, subject, status]).encode())
 
 
-# In its parent ---------------------------------------------------------------------------------
+# In the parent ---------------------------------------------------------------------------------
 
 
 class ForkedProcess:
-    """A process of a nursery: what is needed of a `subprocess.Popen` for it."""
+    """A process that the fork server started, with the part of `subprocess.Popen` that is used
+    here.
+
+    Attributes:
+        end_reason: why it ended, if its exit status does not tell.
+    """
 
     def __init__(self, pid: int, streams: Sequence[IO[bytes]]) -> None:
         self.pid = pid
         self.stdin, self.stdout, self.stderr = streams
         self.returncode: int | None = None
-        self.end_reason = ""  # it ended, where its status does not say
+        self.end_reason = ""
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._pidfd = -1  # what stands for it, and for no later process of its number
-        with contextlib.suppress(OSError):  # it has ended already
+        self._pidfd = -1  # unlike the id, never names a later process
+        with contextlib.suppress(OSError):  # it has already ended
             self._pidfd = os.pidfd_open(pid)
 
     def record_exit(self, status: int, why: str = "") -> None:
-        """Takes note of how it ended."""
+        """Record how the process ended."""
         with self._lock:
             self.returncode, self.end_reason = status, why
             if self._pidfd >= 0:
@@ -182,14 +193,14 @@ class ForkedProcess:
         self._ended.set()
 
     def poll(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """Return the exit status; None while it runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, as of `Popen`.
+        """Return the exit status, as `Popen.wait`.
 
         Raises:
-            subprocess.TimeoutExpired: it runs.
+            subprocess.TimeoutExpired: it still runs.
         """
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -197,11 +208,11 @@ class ForkedProcess:
         return self.returncode
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Ask the process to end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """End the process at once."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -211,8 +222,11 @@ class ForkedProcess:
 
 
 def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """A process that runs `child.py`. Ctrl-C comes to all processes of a terminal: this one holds
-    it back until it can say that it ignores it, a while after its interpreter begins."""
+    """Start a process that runs `child.py`.
+
+    SIGINT is blocked in it at first. Ctrl-C reaches all processes of a terminal, and the child can
+    only ignore it once its interpreter runs.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return subprocess.Popen(command, **options)
@@ -221,19 +235,19 @@ def start_process(command: Sequence[str], **options: Any) -> subprocess.Popen[by
 
 
 class ForkServer:
-    """Forks processes that run `graphflow.runtime.worker`. For one thread at a time."""
+    """A fork server, as its parent sees it. For one thread at a time."""
 
     def __init__(self, environment: Mapping[str, str], first: str = child.__file__) -> None:
-        """Starts its process.
+        """Start the fork server.
 
         Args:
             environment: of the process.
-            first: the file that it runs, which calls `grow`.
+            first: the script that it runs, which calls `serve_forks`.
         """
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A program without standard streams, such as a daemon, has other things in their places.
+        # A program without standard streams, such as a daemon, may use descriptors 0 to 2.
         place = fcntl.fcntl(other, fcntl.F_DUPFD_CLOEXEC, 3)
-        command = [sys.executable, "-P", first, "--nursery", str(place)]
+        command = [sys.executable, "-P", first, "--fork-server", str(place)]
         try:
             self._process = start_process(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -246,39 +260,39 @@ class ForkServer:
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._forked: dict[int, ForkedProcess] = {}
         self._lock = threading.Lock()
-        self._early_exits: dict[int, int] = {}  # how those ended of whom nobody knows yet
-        self._end_reason = ""  # how it ended, once it has
-        self._has_answered = False  # it has loaded what its workers need, and answers
-        self._reader = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._early_exits: dict[int, int] = {}  # exit statuses that arrived before `fork` returned
+        self._end_reason = ""  # of the fork server, once it has ended
+        self._has_answered = False  # its imports are done
+        self._reader = threading.Thread(target=self._listen, name="fork-server", daemon=True)
         self._reader.start()
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The fork server's process id."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """True if it can fork."""
         return not self._end_reason
 
     def fork(self, arguments: Sequence[str], kept: Sequence[int], until: float) -> ForkedProcess:
-        """Starts a process.
+        """Start a process.
 
         Args:
             arguments: of the worker.
-            kept: two descriptors that it records to.
+            kept: the two descriptors of its crash recorder.
             until: a monotonic time.
 
         Raises:
-            RendezvousTimeout: none could be started in time.
-            WorkerLost: the nursery has ended.
+            RendezvousTimeout: no process could be started in time.
+            WorkerLost: the fork server has ended.
         """
         started = time.monotonic()
         streams: list[Any] = []
         given: list[int] = []
         try:
-            with defer_signals():  # else nobody would close them
+            with defer_signals():  # an interrupt would leak the pipes
                 (stdin, to), (out, stdout), (err, stderr) = [os.pipe() for _ in range(3)]
                 given += stdin, stdout, stderr
                 streams += os.fdopen(to, "wb", 0), os.fdopen(out, "rb"), os.fdopen(err, "rb")
@@ -293,7 +307,7 @@ class ForkServer:
             except OSError as error:
                 what, found = "", f"could not be started: {error.strerror}"
                 over = isinstance(error, ConnectionError)
-        except BaseException:  # an interrupt: what may have started sees that nobody wants it
+        except BaseException:  # an interrupt: a started process ends when its stdin closes
             for stream in streams:
                 stream.close()
             raise
@@ -314,12 +328,14 @@ class ForkServer:
         return forked
 
     def close(self) -> None:
-        """Ends it, and the processes that it has left: of one whose start was interrupted, only the
-        nursery knows. Idempotent."""
+        """End the fork server, and all its processes. Idempotent.
+
+        Only the fork server knows of a process whose start was interrupted.
+        """
         with contextlib.suppress(OSError):
             self._socket.send(_END_REQUEST)
             self._socket.shutdown(socket.SHUT_RDWR)
-        try:  # one that still loads takes seconds on a busy machine, and has no workers
+        try:  # before its first answer it has no workers to wait for
             self._process.wait(_GRACE if self._has_answered else 0.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
@@ -346,10 +362,10 @@ class ForkServer:
         status = self._process.returncode or 0
         how = f", killed by signal {-status}" if status < 0 else ""
         with self._lock:
-            self._end_reason = f"with its nursery{how}"
+            self._end_reason = f"with its fork server{how}"
             for forked in self._forked.values():
                 forked.record_exit(status or _UNKNOWN_STATUS, self._end_reason)
-        self._answers.put(("failed", "could not be started: its nursery has ended"))
+        self._answers.put(("failed", "could not be started: its fork server has ended"))
 
     def _receive_message(self) -> bytes:
         try:

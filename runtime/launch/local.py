@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, which end when the session or this process does."""
+"""Workers as processes of this machine, which end with the session or with this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from functools import partial
 from typing import IO, TextIO
 
 from graphflow.base.interrupts import defer_signals
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.placement.clusters.host_facts import divide_cores
@@ -25,33 +24,16 @@ from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, CrashRec
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer, can_fork, start_process
+from graphflow.runtime.launch.launcher import WorkerExit
 
-_GRACE = 2.0  # seconds between the request to end and the kill
+_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 _TAIL_LINES = 20
 _READY = " listening on "
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@dataclass(frozen=True)
-class WorkerExit:
-    """How a process ended.
-
-    Attributes:
-        reason: in a few words: "exit status 1", "killed by signal 9", `OUT_OF_MEMORY`.
-        op: what it was in at a signal, with its node and the user's line; "" if that is unknown.
-        by_itself: no signal ended it, nor the end of its nursery.
-    """
-
-    reason: str
-    op: str = ""
-    by_itself: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.reason}, in {self.op}" if self.op else self.reason
-
-
 class LocalWorker:
-    """One worker process. What it prints goes on to this process's stdout and stderr."""
+    """One worker process. Its output is passed on to this process's stdout and stderr."""
 
     def __init__(
         self,
@@ -67,32 +49,21 @@ class LocalWorker:
         fork_server: ForkServer | None,
         until: float,
     ) -> None:
-        """Starts it: as a fork of a nursery, or as a process of its own.
+        """Start the process: as a fork of a fork server, or as a process of its own.
+
+        Args:
+            cores: the cores of each worker; none for no affinity.
+            until: a monotonic time.
 
         Raises:
-            RendezvousTimeout: it could not be started until a monotonic time.
+            RendezvousTimeout: the process could not be started in time.
         """
         self.index = index
-        command = [
-            "--listen",
-            listen,
-            "--parent",
-            str(fork_server.pid if fork_server else os.getpid()),
-        ]
-        for device in devices:
-            command += ["--device", device]
-        if threads is not None:
-            command += ["--threads", str(threads)]
-        if host is not None:
-            command += ["--host", host]
-        for name in ops:
-            command += ["--allow-ops", name]
-        for folder in module_folders(ops):
-            command += ["--ops-path", folder]
-        if checkpoints is not None:
-            command += ["--checkpoints", checkpoints]
-        for core in cores[index] if cores else ():
-            command += ["--core", str(core)]
+        parent = fork_server.pid if fork_server else os.getpid()
+        command = ["--listen", listen, "--parent", str(parent)]
+        command += _worker_arguments(
+            devices, threads, host, ops, checkpoints, cores[index] if cores else ()
+        )
         self._recorder = CrashRecorder()
         kept = self._recorder.descriptors
         self._process: ForkedProcess | subprocess.Popen[bytes]
@@ -105,7 +76,7 @@ class LocalWorker:
             self._recorder.close()
             raise
         self._kills = MemoryKills(self._process.pid)
-        self._exit: WorkerExit | None = None  # also when what tells it is closed
+        self._exit: WorkerExit | None = None  # kept after the process is closed
         self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -117,15 +88,15 @@ class LocalWorker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     def wait_ready(self, until: float) -> None:
-        """Waits for the worker's address, until a monotonic time.
+        """Wait for the worker's address, until a monotonic time.
 
         Raises:
-            RendezvousTimeout: it ended, or gave none in time; with what it wrote to stderr.
-            WorkerLost: something else ended it.
+            RendezvousTimeout: it ended, or printed no address in time; with its stderr.
+            WorkerLost: a signal, or the end of the fork server, ended it.
         """
         started = time.monotonic()
         try:
@@ -140,13 +111,15 @@ class LocalWorker:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
             what = f"ended before it listened, {ended or f'after it printed {line!r}'}"
-        told = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
+        message = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
         if ended is not None and not ended.by_itself:
-            raise WorkerLost(told, worker=self.index, reason=ended.reason, op=ended.op, ended=True)
-        raise RendezvousTimeout(told)
+            raise WorkerLost(
+                message, worker=self.index, reason=ended.reason, op=ended.op, ended=True
+            )
+        raise RendezvousTimeout(message)
 
     def wait_exit(self, seconds: float) -> WorkerExit | None:
-        """How the process ended; None if it has not within some seconds."""
+        """Return how the process ended; None if it still runs after `seconds`."""
         if self._exit is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._exit = self._explain_exit(self._process.wait(seconds))
@@ -162,30 +135,31 @@ class LocalWorker:
         return WorkerExit(f"killed by signal {-status}", self._recorder.failed_op())
 
     def _is_out_of_memory(self, status: int) -> bool:
-        """Whether the kernel ended it for want of memory, or it could not go on without more."""
+        """Return True if the kernel killed it for lack of memory, or it ended with a
+        MemoryError."""
         if status == -signal.SIGKILL:
             return self._kills.has_happened()
         return status > 0 and "MemoryError" in self.error_tail()
 
     def error_tail(self) -> str:
-        """The last lines that it wrote to stderr."""
+        """Return the last lines that it wrote to stderr."""
         if self._process.poll() is not None:
             for reader in self._readers:
                 reader.join(1.0)
         return "\n".join(self._tail) or "(nothing)"
 
     def terminate(self) -> None:
-        """Asks the process to end."""
+        """Ask the process to end."""
         with contextlib.suppress(OSError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """Ends the process at once, and frees the pipes."""
+        """End the process at once, and free its pipes."""
         self._process.kill()
         self.finish(time.monotonic() + _GRACE)
 
     def finish(self, until: float) -> None:
-        """Waits for the end until a monotonic time, then kills; frees the pipes."""
+        """Wait for the process's end until a monotonic time, then kill it; free its pipes."""
         try:
             self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -199,7 +173,7 @@ class LocalWorker:
                 stream.close()
         self._recorder.close()
 
-    # Reading what it prints ----------------------------------------------------------------------
+    # Output --------------------------------------------------------------------------------------
 
     def _read(self, stream: IO[bytes], take: Callable[[str | None], None]) -> threading.Thread:
         def run() -> None:
@@ -224,7 +198,7 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """Some worker processes, started at the same time."""
+    """Worker processes on this machine; the only `Launcher` so far."""
 
     def __init__(
         self,
@@ -238,17 +212,17 @@ class LocalWorkers:
         ops: Sequence[str] = (),
         checkpoints: str | None = None,
     ) -> None:
-        """Starts the workers and waits until all listen.
+        """Start the workers, and wait until all listen.
 
         Args:
             deadline: seconds for all of them.
-            host: `path.py:Name` of another host, for tests.
-            listen: an address on this machine; any free port, for more than one worker.
+            host: `path.py:Name` of another host class, for tests.
+            listen: an address on this machine, with any free port for more than one worker.
             ops: names of modules that the workers may import, from where this process finds them.
-            checkpoints: the directory under which they may write their parts of checkpoints.
+            checkpoints: the directory under which they may write shards of checkpoints.
 
         Raises:
-            RendezvousTimeout: one did not come up; none is left running.
+            RendezvousTimeout: a worker did not start; none is left running.
         """
         until = time.monotonic() + deadline
         self._make_worker = partial(
@@ -258,8 +232,8 @@ class LocalWorkers:
         )  # fmt: skip
         self._environment = _environment(threads)
         self._workers: list[LocalWorker] = []
-        self._fork_servers: list[ForkServer] = []  # the last one is in use
-        # Also when the object is dropped without `stop`, and when the interpreter ends.
+        self._fork_servers: list[ForkServer] = []  # the last one is used
+        # Runs also if the object is dropped without `stop`, and when the interpreter ends.
         self._end = weakref.finalize(self, _end_all, self._workers, self._fork_servers, os.getpid())
         try:
             for index in range(count):
@@ -272,7 +246,7 @@ class LocalWorkers:
 
     def _start(self, index: int, until: float) -> LocalWorker:
         if can_fork() and not (self._fork_servers and self._fork_servers[-1].is_alive):
-            with defer_signals():  # else nobody would end one that is not in the list
+            with defer_signals():  # an interrupt would lose a server that is not in the list
                 self._fork_servers.append(ForkServer(self._environment))
         return self._make_worker(
             index, fork_server=self._fork_servers[-1] if self._fork_servers else None, until=until
@@ -280,29 +254,30 @@ class LocalWorkers:
 
     @property
     def addresses(self) -> list[str]:
-        """Where the workers listen, in order."""
+        """The addresses where the workers listen, in order."""
         return [worker.address for worker in self._workers]
 
     @property
     def pids(self) -> list[int]:
-        """The processes' numbers, in order."""
+        """The workers' process ids, in order."""
         return [worker.pid for worker in self._workers]
 
     def wait_exit(self, index: int, seconds: float = 0.0) -> WorkerExit | None:
-        """How a worker ended; None if it has not within some seconds."""
+        """Return how a worker ended; None if it still runs after `seconds`."""
         return self._workers[index].wait_exit(seconds)
 
     def restart_ended(
         self, lost: Collection[int], ending: Collection[int], deadline: float
     ) -> list[int]:
-        """Starts new processes in place of those that have ended. Returns which.
+        """Start new processes in place of those that have ended, and return their indices.
 
         Args:
-            lost: killed first: one that is frozen would still hold its memory.
-            ending: those that were asked to end, and will in a moment.
+            lost: workers to kill first, because a frozen process would still hold its memory.
+            ending: workers that were asked to end, and are about to.
+            deadline: seconds until all workers listen again.
 
         Raises:
-            RendezvousTimeout: one did not come up.
+            RendezvousTimeout: a worker did not start in time.
         """
         until = time.monotonic() + deadline
         for index in ending:
@@ -316,19 +291,19 @@ class LocalWorkers:
             self._workers[index].kill()
             self._workers[index] = self._start(index, until)
         for worker in self._workers:
-            if not worker.address:  # also one whose start was not waited for
+            if not worker.address:  # including one whose start was interrupted
                 worker.wait_ready(until)
         return gone
 
     def stop(self) -> None:
-        """Ends the processes: by request, and after a grace by force. Idempotent."""
+        """End the processes: by request, and by force after a grace period. Idempotent."""
         self._end()
 
 
 def _end_all(workers: list[LocalWorker], fork_servers: list[ForkServer], owner: int) -> None:
-    if os.getpid() != owner:  # a fork that ends
+    if os.getpid() != owner:  # in a fork: the workers belong to the parent
         return
-    with defer_signals():  # it is called once: after a Ctrl-C, nobody would end the rest
+    with defer_signals():  # a finalizer runs once: an interrupt would leave the rest running
         for worker in workers:
             worker.terminate()
         until = time.monotonic() + _GRACE
@@ -336,6 +311,33 @@ def _end_all(workers: list[LocalWorker], fork_servers: list[ForkServer], owner: 
             worker.finish(until)
         for each in fork_servers:
             each.close()
+
+
+def _worker_arguments(
+    devices: Sequence[str],
+    threads: int | None,
+    host: str | None,
+    ops: Sequence[str],
+    checkpoints: str | None,
+    cores: Sequence[int],
+) -> list[str]:
+    """Return the options of `python -m graphflow.runtime.worker` for a worker."""
+    arguments: list[str] = []
+    for device in devices:
+        arguments += ["--device", device]
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    if host is not None:
+        arguments += ["--host", host]
+    for name in ops:
+        arguments += ["--allow-ops", name]
+    for folder in module_folders(ops):
+        arguments += ["--ops-path", folder]
+    if checkpoints is not None:
+        arguments += ["--checkpoints", checkpoints]
+    for core in cores:
+        arguments += ["--core", str(core)]
+    return arguments
 
 
 def _spawn(
@@ -350,11 +352,14 @@ def _spawn(
 
 
 def _print(line: str, stream: TextIO | None) -> None:
-    with contextlib.suppress(ValueError, OSError):  # closed, or a full pipe that nobody reads
-        # In one piece: two workers' lines would mingle otherwise.
+    with contextlib.suppress(ValueError, OSError):  # closed, or a full pipe without a reader
+        # In one write, or lines of two workers would mingle.
         print(f"{line}\n", end="", file=stream)
 
 
 def _environment(threads: int | None) -> dict[str, str]:
-    """The environment of a worker: BLAS must not start a thread for each core in each worker."""
+    """Return a worker's environment, in which BLAS has `threads` threads.
+
+    By default BLAS would start a thread for each core in each worker.
+    """
     return {**os.environ, **dict.fromkeys(_BLAS_THREADS, str(threads or 1))}

@@ -1,8 +1,7 @@
-"""Memory plan: liveness of a program's tensors -> offsets in one arena, known before anything runs.
+"""Memory plan: lifetimes of a program's buffers -> offsets in one arena, before anything runs.
 
-Tensors that share memory (aliases, in-place updates) form one block. Blocks get the lowest gap
-that is free for their whole life, in order of birth; an elementwise result takes over the block of
-an input that dies there.
+`memory_layout.py` decides which tensors share a buffer (aliases, in-place updates). Here each
+buffer, in order of birth, gets the lowest offset that is free for its whole life.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from graphflow.ops.kernels.jit.array_address import align_up
 
 @dataclass(frozen=True)
 class BufferLifetime:
-    """Memory needed from position `birth` to `death`, both included, in a straight-line program."""
+    """A buffer that is needed from position `birth` to `death`, both included, of a program."""
 
     birth: int
     death: int
@@ -27,19 +26,20 @@ class BufferLifetime:
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """Byte offset of each block, and the arena's size in bytes."""
+    """The offset of each buffer, and the size of the arena, in bytes."""
 
     offsets: tuple[int, ...]
     nbytes: int
 
 
 def plan_arena(blocks: Sequence[BufferLifetime]) -> ArenaPlan:
-    """Offsets such that blocks alive at the same time never overlap.
+    """Choose offsets so that buffers alive at the same time never overlap.
 
-    First fit in order of birth: O(b · (gaps + log b)), and gaps that touch become one, so that a
-    long chain and its gradients take a time that grows with their length. Source: the greedy of
-    interval-graph colouring, weighted by size; cf. Pisarchyk & Lee, "Efficient memory management
-    for deep neural net inference", 2020.
+    First fit in order of birth, in O(b · (gaps + log b)) for b buffers. Adjacent gaps are joined,
+    so the time for a long chain with its gradients stays proportional to its length.
+
+    Source: the greedy of interval-graph colouring, weighted by size; cf. Pisarchyk & Lee,
+    "Efficient memory management for deep neural net inference", 2020.
     """
     offsets = [0] * len(blocks)
     gaps: list[tuple[int, float]] = [(0, inf)]  # (offset, end), sorted, none touches the next
@@ -61,7 +61,7 @@ def plan_arena(blocks: Sequence[BufferLifetime]) -> ArenaPlan:
 
 
 def _add_gap(gaps: list[tuple[int, float]], start: int, end: float) -> None:
-    """Add a gap, and join it to those it touches."""
+    """Add a gap and join it to the gaps that it touches."""
     at = bisect(gaps, (start, end))
     first, last = at, at
     if at and gaps[at - 1][1] == start:

@@ -1,9 +1,9 @@
-"""Arenas: the memory that a device's programs lie in, all in the same.
+"""Arenas: memory that all programs of a device share.
 
-One of them runs at a time, and nothing in an arena outlasts the step that made it. So a program
-takes the memory of those before it, compiled for other sizes or of other fetches, where it has room
-there. Where it has not, more is made than it needs: sizes that grow step by step would otherwise
-leave a trail of arenas that are all too small. What is not touched takes no memory on a CPU.
+A device runs one program at a time, and nothing in an arena outlives its step. So programs for
+other sizes or other fetches use the same memory. If a program needs more, the new arena is larger
+than the program: sizes that grow step by step would otherwise leave a trail of arenas that are all
+too small. On a CPU, pages that no program touches take no physical memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 _GROWTH = 1.5
-"""How much larger than the last arena the next one is at least: all of them together are then at
+"""Least ratio of an arena's size to that of the arena before it. All arenas together are then at
 most three times as large as the last one."""
 
 
 @dataclass(eq=False)
 class Arena:
-    """Memory of several programs; it goes with the last of them.
+    """Memory of several programs. It is freed with the last of them.
 
     Attributes:
         memory: flat bytes.
-        segment: what other processes find it by, if they can reach it.
-        taken: bytes of it that programs use, from its beginning.
+        segment: the shared memory that holds it, if other processes can map it.
+        used_bytes: bytes that programs use, from the beginning.
     """
 
     memory: Any
@@ -41,21 +41,23 @@ class Arena:
 
 
 class Arenas:
-    """The arenas of one device; new programs use the newest."""
+    """The arenas of one device. New programs use the newest one."""
 
     def __init__(self, backend: DeviceBackend) -> None:
         self._backend = backend
-        self._on_host = backend.xp is np  # a GPU's memory no other process maps
+        self._on_host = backend.xp is np  # no other process can map a GPU's memory
         self._newest: Callable[[], Arena | None] = lambda: None
 
     def reserve(self, nbytes: int, shared: bool) -> Arena:
-        """One for a program of so many bytes.
+        """Return an arena with room for a program: the newest one if it is large enough.
 
         Args:
-            shared: whether other processes of this host are to reach it, if they can.
+            nbytes: size of the program's arena plan.
+            shared: whether other processes of this host should be able to map it. If they cannot,
+                the arena is private.
 
         Raises:
-            DeviceOutOfMemory: there is not so much memory.
+            DeviceOutOfMemory: the device has too little memory.
         """
         shared = shared and self._on_host
         arena = self._newest()

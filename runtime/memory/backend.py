@@ -1,5 +1,7 @@
-"""Backend: what a program needs of a device's kind: its array module, memory, and how data gets in
-and out."""
+"""Device backends: a device's array module, its memory, and copies to and from the host.
+
+`CpuBackend` is here. The GPU's (`runtime/gpu/gpu_backend.py`) is loaded only if a GPU is named.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +19,56 @@ from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ResultExporter = Callable[[Array], Array | None]
-"""Copies an array to where another process sees it; None where it belongs to its own."""
+"""Copies a result to memory that another process maps; returns None if it stays in this process."""
 
 
 class DeviceBackend(Protocol):
-    """A device's array module `xp`, the threads that share a kernel's work, and the ways between
-    host and device.
+    """A device as programs see it: array module, memory, and copies to and from the host.
 
     Attributes:
-        keep: where results go that leave the process.
+        xp: array module, numpy or CuPy.
+        threads: threads that share a kernel's work.
+        export_result: copies results that leave the process; None if none do.
     """
 
     xp: Any
     threads: int
     export_result: ResultExporter | None
 
-    def empty(self, nbytes: int) -> Any: ...
+    def empty(self, nbytes: int) -> Any:
+        """Return uninitialised bytes of the device."""
 
-    def to_device(self, array: Any) -> Any: ...
+    def to_device(self, array: Any) -> Any:
+        """Return a contiguous array of the device: the given one, or a copy."""
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]: ...
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy that the caller owns."""
 
-    def to_hosts(
-        self, arrays: Sequence[Any], keep: ResultExporter | None = None
-    ) -> list[Array]: ...
+    def to_hosts(self, arrays: Sequence[Any], export: ResultExporter | None = None) -> list[Array]:
+        """Return copies that the caller owns, or that `export` makes."""
 
     def write(self, memory: Any, value: Any) -> None:
-        """Fill an array of the device."""
+        """Copy `value` into an array of the device."""
 
     def hand_over(self, array: Any, kind: str) -> Any:
-        """An array for another device of this process, of that kind."""
+        """Return an array for another device of this process; `kind` is "cpu" or "gpu"."""
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until all started work is done."""
 
-    def active(self) -> Any: ...
+    def active(self) -> Any:
+        """Return a context manager in which work is started on the device."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the device's threads, streams and memory."""
 
 
 class CpuBackend:
-    """numpy. BLAS keeps to one thread while a program runs; our own pool splits the rows."""
+    """A CPU by numpy. BLAS uses one thread while a program runs; our own pool splits the rows.
+
+    Args:
+        threads: threads that share a kernel's work.
+    """
 
     xp: Any = np
 
@@ -66,26 +78,27 @@ class CpuBackend:
         self.threads = self._pool.threads
 
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Uninitialised bytes at an aligned address. Where there are not enough, what nobody refers
-        to is freed, and it is tried once more.
+        """Return uninitialised bytes at an aligned address.
+
+        If memory is short, garbage is collected and the allocation tried once more.
 
         Raises:
-            DeviceOutOfMemory: there are not enough then, either.
+            DeviceOutOfMemory: memory is short even then.
         """
         for is_last in (False, True):
             try:
                 return empty_aligned(nbytes)
-            except (MemoryError, ValueError):  # numpy's word for more than any address reaches
+            except (MemoryError, ValueError):  # ValueError: larger than the address space
                 if is_last:
                     break
                 gc.collect()
         raise DeviceOutOfMemory(
-            f"{nbytes / 1e9:.3g} GB cannot be had on this host ({nbytes:,} bytes); feed smaller "
+            f"this host cannot allocate {nbytes / 1e9:.3g} GB ({nbytes:,} bytes); feed smaller "
             "batches, or use more workers"
         )
 
     def to_device(self, array: Any) -> np.ndarray[Any, Any]:
-        """The array itself if it is contiguous and aligned, else a copy that is."""
+        """Return the array itself if it is contiguous and aligned, else a copy that is."""
         given: np.ndarray[Any, Any] = np.asarray(array)
         if given.flags.c_contiguous and address(given) % ALIGNMENT == 0:
             return given
@@ -95,40 +108,41 @@ class CpuBackend:
         return copy
 
     def to_host(self, array: Any) -> np.ndarray[Any, Any]:
-        """A copy that the caller owns."""
+        """Return a copy that the caller owns."""
         return np.array(array, order="C")
 
-    def to_hosts(self, arrays: Sequence[Any], keep: ResultExporter | None = None) -> list[Array]:
-        """Copies that the caller owns, or that `keep` makes."""
-        return [export_or_copy(array, keep) for array in arrays]
+    def to_hosts(self, arrays: Sequence[Any], export: ResultExporter | None = None) -> list[Array]:
+        """Return copies that the caller owns, or that `export` makes."""
+        return [export_or_copy(array, export) for array in arrays]
 
     def write(self, memory: Any, value: Any) -> None:
-        """Fill an array."""
+        """Copy `value` into an array."""
         memory[...] = value
 
     def hand_over(self, array: Any, kind: str) -> Any:
-        """The array itself: its buffer keeps until the step ends, and by then it was read."""
+        """Return the array itself: its buffer lasts until the step ends, and is read by then."""
         return array if isinstance(array, np.ndarray) else np.array(array)
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: work on a CPU is done when its call returns."""
 
     def active(self) -> Any:
+        """Return a context manager in which kernels use this device's threads."""
         return _ActiveCpu(self._pool)
 
     def close(self) -> None:
-        """End the threads; what still runs goes on without them."""
+        """End the pool's threads. A kernel that still runs finishes on its own thread."""
         self._pool.close()
 
 
-def export_or_copy(array: Array, keep: ResultExporter | None) -> Array:
-    """A copy of an array of this host's memory."""
-    kept = None if keep is None else keep(array)
-    return np.array(array, order="C") if kept is None else kept
+def export_or_copy(array: Array, export: ResultExporter | None) -> Array:
+    """Copy an array of the host's memory by `export`, or plainly if that declines."""
+    exported = None if export is None else export(array)
+    return np.array(array, order="C") if exported is None else exported
 
 
 class _ActiveCpu:
-    """While a program runs on a CPU. A class, because a generator takes twice as long to enter."""
+    """Context of a program on a CPU. A generator would take twice as long to enter."""
 
     def __init__(self, pool: Pool) -> None:
         self._using = use_pool(pool)
@@ -147,10 +161,10 @@ class _ActiveCpu:
 
 
 def require_dtype(xp: Any, dtype: np.dtype[Any]) -> None:
-    """Refuse a dtype that a device's array module does not have.
+    """Refuse a dtype that a device's array module lacks.
 
     Raises:
-        DeviceError: bfloat16, and a CuPy before 14.
+        DeviceError: the dtype is bfloat16, and CuPy is older than 14.
     """
     if dtype == BFLOAT16 and xp is not np and int(xp.__version__.split(".")[0]) < 14:
         raise DeviceError(

@@ -1,7 +1,7 @@
-"""The heap of a worker's C library: what a step's arrays leave free serves those of the next.
+"""malloc settings of a worker: memory that one step's arrays free serves the next step's arrays.
 
-By default it gives freed memory back as soon as there is more than twice the largest array so far,
-and the system then clears every page anew: of 4 MB, for as long as they take to arrive.
+By default glibc returns freed memory to the system once it exceeds twice the largest array so far.
+The system then clears every page anew. For 4 MB that takes as long as receiving them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from graphflow.base.environment import setting
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-_USER_SETTINGS = (
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_MMAP_THRESHOLD_",
-)  # what a user says of the same
-_MMAP_THRESHOLD_BYTES = 32 << 20  # bytes: the most that glibc takes for itself
+# Environment variables by which users set the same thresholds.
+_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the largest that glibc would choose by itself
 
 
 def raise_trim_threshold() -> None:
-    """Keeps up to 64 MB, as glibc would by itself once it has freed an array of 32 MB; elsewhere,
-    and where the environment says what to do, nothing changes."""
+    """Let glibc keep up to 64 MB of freed memory, as it does once it has freed a 32 MB array.
+
+    Nothing changes with another C library, or if the environment sets a threshold.
+    """
     library = _glibc()
     if library is not None and not any(map(setting, _USER_SETTINGS)):
         library.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
@@ -30,7 +30,7 @@ def raise_trim_threshold() -> None:
 
 
 def trim_heap() -> None:
-    """Gives all of it back to the system."""
+    """Return all freed memory to the system."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)
@@ -38,6 +38,6 @@ def trim_heap() -> None:
 
 @cache
 def _glibc() -> Any:
-    """glibc; None where there is another one."""
+    """Return glibc; None if the process has another C library."""
     library = ctypes.CDLL(None)
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None

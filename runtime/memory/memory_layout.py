@@ -1,5 +1,10 @@
-"""Layout: which memory each tensor of a partition lives in, and which assignments run in place at
-commit."""
+"""Memory layout: the buffer of each tensor of a partition, and the updates that run at commit.
+
+    Partition ─plan_layout→ MemoryLayout: fused regions, buffers in the arena, deferred updates
+
+An elementwise result takes over the buffer of an input that dies there. An update that only an
+assignment reads is deferred: the commit part computes it straight into the variable.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
+from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.control_flow.control import cond, scan, while_loop
 from graphflow.ops.kernels.codegen.region import freeze_attributes
 from graphflow.ops.kernels.fusion.fusion import FusedRegion, plan_regions, roots_of
@@ -26,25 +31,26 @@ from graphflow.runtime.memory.branch_planning import (
     plan_branches,
     section_at,
 )
+from graphflow.runtime.memory.deferred_updates import find_deferred
 from graphflow.runtime.partitioning.check_modes import EVERY
 from graphflow.runtime.partitioning.partition import Partition
 
 _OUTSIDE_ARENA = ("constant", "placeholder", "variable", "recv", "send")
-"""Ops whose value is not in the arena (or that have none)."""
+"""Ops whose value, if any, lies outside the arena."""
 
 _SYNCHRONISING = ("send", "recv", "collective_finish")
-"""Ops that wait for other devices, or hand over to them."""
+"""Ops that wait for other devices or send to them. They end a section of parallel branches."""
 
 
 @dataclass(frozen=True)
 class BodyLayout:
-    """What the bodies of a node need while it runs.
+    """Layouts of the bodies that a node holds, in one block of the outer arena.
 
     Attributes:
         parts: each body as a partition, and its layout.
-        places: where the arena of each begins in the node's memory, in bytes.
-        carried: specs and places of what a loop carries; it has two sets of buffers.
-        nbytes: of it all.
+        offsets: offset of each body's arena in the block, in bytes.
+        loop_state: spec and offset of each tensor that a loop carries; room for two buffers each.
+        nbytes: size of the block.
     """
 
     parts: tuple[tuple[Partition, MemoryLayout], ...]
@@ -59,16 +65,16 @@ class MemoryLayout:
 
     Attributes:
         specs: concrete spec of each tensor.
-        roots: the tensor whose memory each tensor shares (itself, mostly).
-        blocks: index into the arena's offsets for each root that is in the arena.
-        regions: the region of each node that is computed in one.
-        deferred: elementwise nodes that run in the commit part, straight into the variable they
-            update; all results of a region, or none.
+        roots: the tensor whose memory each tensor shares; most tensors are their own root.
+        blocks: index into the arena's offsets of each root that lies in the arena.
+        regions: the fused region of each node that belongs to one.
+        deferred: nodes that run in the commit part, and the variable that each writes to. Of a
+            region, all results are deferred or none.
         staged: assigns whose value is copied before any variable changes.
         commits: all assigns, in order.
-        inner: what nodes with bodies need besides.
-        tasks: generated kernels of nodes that are in no region.
-        scratch: the index of the block that a node of either kind works in.
+        body_layouts: layouts of the bodies of nodes that hold some.
+        tasks: generated kernels of nodes that belong to no region.
+        scratch: index into the arena's offsets of the scratch memory of nodes that need some.
     """
 
     specs: Mapping[Tensor, TensorSpec]
@@ -84,23 +90,23 @@ class MemoryLayout:
     scratch: Mapping[Node, int]
 
     def offset(self, tensor: Tensor) -> int:
-        """Where the tensor begins in the arena, in bytes."""
+        """Return the tensor's offset in the arena, in bytes."""
         owner = tensor if tensor in self.blocks else self.roots[tensor]
         return self.arena.offsets[self.blocks[owner]]
 
 
 def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> MemoryLayout:
-    """Lay a partition out for given sizes of its symbols."""
+    """Lay out a partition for given sizes of its symbols."""
     graph = partition.graph
     specs = _bound_specs(graph, bindings)
     roots = roots_of(graph)
     commits = graph.of_op("assign")
     kind = DeviceName.parse(partition.device).kind or "cpu"
     wanted = partition.fetches.values()
-    whole = partition.checks != EVERY  # else each node is a line of its own
-    regions = plan_regions(graph, kind, wanted, specs, bindings, roots) if whole else {}
-    # What is checked before it is committed cannot run straight into its variable.
-    deferred = {} if partition.checks else _find_deferred(partition, roots, commits, regions)
+    may_fuse = partition.checks != EVERY  # a check of each node needs a line for each
+    regions = plan_regions(graph, kind, wanted, specs, bindings, roots) if may_fuse else {}
+    # A value that is checked before the commit cannot be computed in it.
+    deferred = {} if partition.checks else find_deferred(partition, roots, commits, regions)
     assigned = {assign.inputs[0] for assign in commits}
     staged = frozenset(
         a
@@ -110,30 +116,30 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> MemoryLayo
     position = {node: i for i, node in enumerate(graph.nodes)}
     position.update({node: position[fused.last] for node, fused in regions.items()})
     inner = {n: _plan_bodies(n, partition, bindings) for n in graph.holders}
-    tasks = _native_tasks(partition, specs, bindings, regions) if whole else {}
-    needs = {node: need.nbytes for node, need in inner.items()}
-    needs.update({node: task.scratch for node, task in tasks.items() if task.scratch})
+    tasks = _native_tasks(partition, specs, bindings, regions) if may_fuse else {}
+    scratch_bytes = {node: need.nbytes for node, need in inner.items()}
+    scratch_bytes.update({node: task.scratch for node, task in tasks.items() if task.scratch})
     is_cpu = DeviceName.parse(partition.device).kind == "cpu"
     for fused in {id(f): f for f in regions.values() if f.region.over and is_cpu}.values():
         if need := fused.task.scratch:
-            needs[fused.last] = need
-    until = _epilogue_positions(partition, tasks, regions, position)
-    decided = _PlanInputs(
-        partition, specs, roots, regions, deferred, staged, position, needs, until
+            scratch_bytes[fused.last] = need
+    busy_until = _epilogue_positions(partition, tasks, regions, position)
+    inputs = _PlanInputs(
+        partition, specs, roots, regions, deferred, staged, position, scratch_bytes, busy_until
     )
-    blocks, scratch, arena = _plan_memory(decided, ())
-    wide = find_parallel_sections(_scheduled_kernels(decided, tasks)) if is_cpu else ()
-    if wide:
-        spread = _plan_memory(decided, wide)
-        if spread[2].nbytes <= _BRANCH_GROWTH * arena.nbytes + _BRANCH_SLACK_BYTES:
-            blocks, scratch, arena = spread
+    blocks, scratch, arena = _plan_memory(inputs, ())
+    sections = find_parallel_sections(_scheduled_kernels(inputs, tasks)) if is_cpu else ()
+    if sections:
+        parallel = _plan_memory(inputs, sections)
+        if parallel[2].nbytes <= _BRANCH_GROWTH * arena.nbytes + _BRANCH_SLACK_BYTES:
+            blocks, scratch, arena = parallel
     return MemoryLayout(
         specs, roots, blocks, arena, regions, deferred, staged, commits, inner, tasks, scratch
     )
 
 
 def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, TensorSpec]:
-    """The concrete spec of each tensor; nodes that are copies share theirs."""
+    """Return the concrete spec of each tensor. Nodes that are copies share their specs."""
     specs: dict[Tensor, TensorSpec] = {}
     known: dict[int, tuple[TensorSpec, ...]] = {}
     for node in graph.nodes:
@@ -147,12 +153,13 @@ def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, Tens
 
 @dataclass(frozen=True)
 class _PlanInputs:
-    """What is known of a partition before its memory is planned.
+    """Decisions about a partition that its memory plan is made from.
 
     Attributes:
-        position: of each node; that of its region, where it is in one.
-        needs: bytes that nodes work in.
-        until: up to which position nodes still work, which a region follows block by block.
+        position: index of each node; for a member of a region, that of the region's last node.
+        scratch_bytes: bytes of scratch memory of nodes that need some.
+        busy_until: position up to which a product still runs, because a region's epilogue is
+            interleaved with it.
     """
 
     partition: Partition
@@ -172,8 +179,10 @@ def _epilogue_positions(
     regions: Mapping[Node, FusedRegion],
     position: Mapping[Node, int],
 ) -> dict[Node, int]:
-    """Where the first region runs that reads the result of a task with blocks
-    (`gemm_epilogues.py`)."""
+    """Return, for each product in blocks, the position of the first region that reads its result.
+
+    `gemm_epilogues.py` may interleave the two, so the product's memory is in use until then.
+    """
     consumers = partition.graph.consumers
     readers = {
         node: [position[c] for c in consumers[node] if c in regions]
@@ -184,15 +193,16 @@ def _epilogue_positions(
 
 
 def _plan_memory(
-    decided: _PlanInputs, wide: Sequence[ParallelSection]
+    inputs: _PlanInputs, sections: Sequence[ParallelSection]
 ) -> tuple[dict[Tensor, int], dict[Node, int], ArenaPlan]:
-    """The block of each tensor and of what nodes work in, and where blocks are.
+    """Return the arena's buffer of each tensor, that of each node's scratch memory, and the plan.
 
     Args:
-        wide: stretches in which no two branches use the same memory, so that they can run at once.
+        sections: sections in which no two branches may share memory, so that they can run in
+            parallel.
     """
-    specs, position = decided.specs, decided.position
-    shared, deaths = _live_ranges(decided, wide)
+    specs, position = inputs.specs, inputs.position
+    shared, deaths = _live_ranges(inputs, sections)
     blocks: dict[Tensor, int] = {}
     members: dict[Tensor, list[Tensor]] = {}
     for tensor in deaths:
@@ -207,31 +217,31 @@ def _plan_memory(
             )
         )
     scratch: dict[Node, int] = {}
-    for node, need in decided.scratch_bytes.items():
+    for node, need in inputs.scratch_bytes.items():
         scratch[node] = len(lives)
-        end = decided.busy_until.get(node, position[node])
-        end = len(decided.partition.graph.nodes) if node in decided.deferred else end
+        end = inputs.busy_until.get(node, position[node])
+        end = len(inputs.partition.graph.nodes) if node in inputs.deferred else end
         lives.append(BufferLifetime(position[node], end, need))
-    return blocks, scratch, plan_branches(lives, wide) if wide else plan_arena(lives)
+    return blocks, scratch, plan_branches(lives, sections) if sections else plan_arena(lives)
 
 
 _BRANCH_GROWTH, _BRANCH_SLACK_BYTES = 1.25, 2 << 20
-"""Memory may grow by so much, and by so many bytes, for branches that run at once."""
+"""Factor and bytes by which an arena may grow so that branches can run in parallel."""
 
 
 def _scheduled_kernels(
-    decided: _PlanInputs, tasks: Mapping[Node, KernelTask]
+    inputs: _PlanInputs, tasks: Mapping[Node, KernelTask]
 ) -> list[ScheduledKernel | None]:
-    """The kernels in order, each with those that it waits for; None for what is none."""
+    """Return the kernels in program order; None for an operation that ends a parallel section."""
     units: list[ScheduledKernel | None] = []
     made: dict[Tensor, int] = {}
-    for node in decided.partition.graph.nodes:
+    for node in inputs.partition.graph.nodes:
         if node.op.alias or node.op.name in (*_OUTSIDE_ARENA, "assign", "group"):
-            if node.op.name in _SYNCHRONISING or node in decided.staged:
+            if node.op.name in _SYNCHRONISING or node in inputs.staged:
                 units.append(None)
             continue
-        fused = decided.regions.get(node)
-        if node in decided.deferred or (fused is not None and node is not fused.last):
+        fused = inputs.regions.get(node)
+        if node in inputs.deferred or (fused is not None and node is not fused.last):
             continue
         task = tasks.get(node)
         if fused is not None:
@@ -242,9 +252,9 @@ def _scheduled_kernels(
         if task is None or task.nanoseconds > THREADING_NANOSECONDS:
             units.append(None)
             continue
-        sources = {decided.roots[t] for t in operands}
+        sources = {inputs.roots[t] for t in operands}
         waits = tuple(made[t] for t in sources if t in made)
-        units.append(ScheduledKernel(decided.position[node], task.nanoseconds, waits))
+        units.append(ScheduledKernel(inputs.position[node], task.nanoseconds, waits))
     return units
 
 
@@ -254,7 +264,7 @@ def _native_tasks(
     bindings: Mapping[str, int],
     regions: Mapping[Node, FusedRegion],
 ) -> dict[Node, KernelTask]:
-    """The generated kernels of the nodes that have one of their own."""
+    """Return the generated kernels of nodes that belong to no region."""
     if not is_jit_enabled() or DeviceName.parse(partition.device).kind != "cpu":
         return {}
     known: dict[Any, KernelTask | None] = {}
@@ -274,7 +284,7 @@ def _native_tasks(
 
 
 def _plan_bodies(node: Node, outer: Partition, bindings: Mapping[str, int]) -> BodyLayout:
-    """Lay out the bodies of a node: one after the other, but only one branch of a cond runs."""
+    """Lay out a node's bodies one after the other. The branches of a cond share their memory."""
     parts, places, end = [], [], 0
     for body in bodies(node):
         part = _body_partition(body, outer)
@@ -291,7 +301,7 @@ def _plan_bodies(node: Node, outer: Partition, bindings: Mapping[str, int]) -> B
 
 
 def _body_partition(body: Body, outer: Partition) -> Partition:
-    """A body as what a device computes: its parameters are fed, its results are fetched."""
+    """Make a partition of a body: its parameters are feeds, its results fetches."""
     graph = body.graph
     feeds = tuple(graph.names[node] for node in graph.placeholders)
     results = {str(i): t for i, t in enumerate(body.outputs)}
@@ -306,115 +316,30 @@ def _loop_state(node: Node) -> tuple[Tensor, ...]:
     return ()
 
 
-def _find_deferred(
-    partition: Partition,
-    roots: Mapping[Tensor, Tensor],
-    commits: tuple[Node, ...],
-    regions: Mapping[Node, FusedRegion],
-) -> dict[Node, Tensor]:
-    """Nodes, elementwise or in place, that only an assign reads, and that read no variable this
-    step changes but their own; of a region, all results are such or none is deferred."""
-    assigned = {assign.inputs[0] for assign in commits}
-    fetched = set(partition.fetches.values())
-    outputs = set(partition.graph.outputs)
-    consumers = partition.graph.consumers
-    candidates: dict[Node, Tensor] = {}
-    for assign in commits:
-        variable, value = assign.inputs
-        node = value.node
-        fused = regions.get(node)
-        runs_late = fused is not None
-        if fused is None:
-            runs_late = node.op.into is not None and not node.op.random
-            runs_late = runs_late and (
-                _cannot_fail(node) or _updates_in_place(node, variable, roots)
-            )
-        if (
-            runs_late
-            and len(node.outputs) == 1
-            and value.spec == variable.spec
-            and all(
-                reader is assign or (fused is not None and regions.get(reader) is fused)
-                for reader in consumers[node]
-            )
-            and not consumers[assign]
-            and value not in outputs  # fetched, or a member of a group
-            and assign.outputs[0] not in fetched
-        ):
-            candidates[node] = variable
-    found: dict[Node, Tensor] = {}
-    known: dict[Node, bool] = {}  # by the last node of the region
-    for node, variable in candidates.items():
-        last = regions[node].last if node in regions else node
-        if last not in known:
-            known[last] = _reads_only_its_own(node, candidates, assigned, roots, regions)
-        if known[last]:
-            found[node] = variable
-    return found
-
-
-def _reads_only_its_own(
-    node: Node,
-    candidates: Mapping[Node, Tensor],
-    assigned: set[Tensor],
-    roots: Mapping[Tensor, Tensor],
-    regions: Mapping[Node, FusedRegion],
-) -> bool:
-    """Whether what a node computes may be written to its variable at once, with all that its
-    region writes: an element is read before it is written."""
-    fused = regions.get(node)
-    results, operands = (
-        (node.outputs, node.inputs) if fused is None else (fused.results, fused.operands)
-    )
-    if not all(t.node in candidates for t in results):
-        return False
-    own = {candidates[t.node]: t for t in results}
-    read = Counter(roots[t] for t in operands)
-
-    def is_own(operand: Tensor) -> bool:
-        result = own.get(roots[operand])
-        if result is None or result.spec != operand.spec:
-            return False
-        return fused is None or (read[roots[operand]] == 1 and fused.replaces(result, operand))
-
-    return len(own) == len(results) and all(roots[t] not in assigned or is_own(t) for t in operands)
-
-
-def _cannot_fail(node: Node) -> bool:
-    """Whether a node is elementwise and cannot fail, half way through a commit: numpy refuses some
-    powers of integers."""
-    return node.op.elementwise and is_inexact(node.outputs[0].dtype)
-
-
-def _updates_in_place(node: Node, variable: Tensor, roots: Mapping[Tensor, Tensor]) -> bool:
-    """Whether a node changes some places of the variable, and reads it nowhere else."""
-    return (
-        node.op.in_place
-        and node.inputs[0] is variable
-        and all(roots[t] is not variable for t in node.inputs[1:])
-    )
-
-
 def _live_ranges(
-    decided: _PlanInputs, wide: Sequence[ParallelSection]
+    inputs: _PlanInputs, sections: Sequence[ParallelSection]
 ) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
-    """The first owner of the block that each in-place result takes over, and the last position that
-    reads each arena tensor."""
-    partition, specs, roots = decided.partition, decided.specs, decided.roots
-    regions, deferred, staged = decided.regions, decided.deferred, decided.staged
-    position = decided.position
+    """Find which results reuse a buffer, and how long each tensor of the arena is needed.
+
+    Returns:
+        Result -> the first owner of the buffer that it reuses; tensor -> the last position that
+        reads it.
+    """
+    partition, specs, roots = inputs.partition, inputs.specs, inputs.roots
+    regions, deferred, staged = inputs.regions, inputs.deferred, inputs.staged
+    position = inputs.position
     graph = partition.graph
     end = len(graph.nodes)
     last: dict[Tensor, int] = {}
     for node in graph.nodes:
-        at = decided.busy_until.get(node, position[node])
+        at = inputs.busy_until.get(node, position[node])
         for tensor in node.inputs:
             root = roots[tensor]
             if last.get(root, -1) < at:
                 last[root] = at
-    if wide:  # what comes from before a stretch is read by any of its branches until its end
+    if sections:  # any branch may read a tensor from before its section, until the end
         for tensor, at in last.items():
-            home = section_at(wide, at)
+            home = section_at(sections, at)
             if home is not None and home.first > position[tensor.node]:
                 last[tensor] = home.last
     held = {roots[t] for t in partition.fetches.values()}
@@ -447,7 +372,7 @@ def _live_ranges(
 
 
 def _reads_memory_once(node: Node, roots: Mapping[Tensor, Tensor]) -> bool:
-    """Whether the first input's memory is read by way of no other one."""
+    """Return True if no other input shares the memory of the first one."""
     return all(roots[t] is not roots[node.inputs[0]] for t in node.inputs[1:])
 
 
@@ -461,9 +386,12 @@ def _reuse_dying_inputs(
     shared: dict[Tensor, Tensor],
     at: int,
 ) -> None:
-    """Let each result take over the block of an operand of its spec that dies here, and that is
-    read in one way only."""
-    taken: set[Tensor] = set()
+    """Let each result reuse the buffer of an operand of equal spec that dies at this position.
+
+    The operand must be read once only: a second read could see an element that is already
+    overwritten.
+    """
+    reused: set[Tensor] = set()
     read = Counter(roots[t] for t in (operands if fused else dict.fromkeys(operands)))
     for result in results:
         for source in operands:
@@ -473,7 +401,7 @@ def _reuse_dying_inputs(
             if fused is not None and not fused.replaces(result, source):
                 continue
             leader = shared.get(before, before)
-            if leader not in taken:
-                taken.add(leader)
+            if leader not in reused:
+                reused.add(leader)
                 shared[result] = leader
                 break

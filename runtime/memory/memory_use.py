@@ -1,10 +1,8 @@
-"""Footprint: the bytes that a partition's program takes on its device: known before it runs, and
-counted while it does.
+"""Memory of a partition's program: predicted from its layout, and measured while it runs.
 
-What lies at fixed places (arena, variables, constants, feeds, arrivals) follows from the layout.
-Besides, kernels that are no generated code take memory for themselves while they run: copies of
-16-bit floats in float32, and results that they cannot write to a given place. Python's own tracing
-of allocations counts what they really took.
+The memory at fixed addresses follows from the layout: arena, variables, constants, feeds, received
+tensors. Kernels that are not generated code allocate a workspace besides: float32 copies of 16-bit
+floats, and results that they cannot write to a given buffer. `tracemalloc` measures the workspace.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 
 _KERNELLESS_OPS = (*UNPLACED_OPS, "variable", "assign", "send", "recv", "collective_start")
-"""Ops that run no kernel."""
+"""Ops that run no kernel, so that they need no workspace."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class MemoryUse:
     """Bytes that a program needs on its device.
 
     Attributes:
-        workspace: the most that a kernel takes for itself.
+        workspace: the largest workspace of a kernel.
     """
 
     arena: int
@@ -42,16 +40,17 @@ class MemoryUse:
 
     @property
     def resident(self) -> int:
-        """What lies at its place throughout a step."""
+        """Bytes that are occupied throughout a step."""
         return self.arena + self.constants + self.variables + self.feeds + self.recvs
 
     @property
     def peak(self) -> int:
+        """The most bytes that are occupied at once."""
         return self.resident + self.workspace
 
 
 def memory_use(part: Partition, layout: MemoryLayout) -> MemoryUse:
-    """What the program of a partition takes."""
+    """Predict the memory of a partition's program."""
 
     def total(op: str) -> int:
         return sum(nbytes(layout.specs[n.outputs[0]]) for n in part.graph.of_op(op))
@@ -74,7 +73,7 @@ def _constants(part: Partition, layout: MemoryLayout) -> int:
 
 
 def _workspace(part: Partition, layout: MemoryLayout) -> int:
-    """The most that a line of the program takes for itself: one runs at a time."""
+    """Return the largest workspace of a line, bodies included: one line runs at a time."""
     most = max(
         (_workspace(*each) for i in layout.body_layouts.values() for each in i.parts),
         default=0,
@@ -87,18 +86,19 @@ def _workspace(part: Partition, layout: MemoryLayout) -> int:
 
 
 def kernel_workspace(node: Node, layout: MemoryLayout) -> int:
-    """Bytes that an op's plain kernel takes for itself."""
+    """Predict the bytes that a node's plain kernel allocates while it runs."""
     op = node.op
     inputs = [layout.specs[t] for t in node.inputs]
     outputs = [layout.specs[t] for t in node.outputs]
-    added = op.native is not None and op.in_place  # a product that a library makes first
-    taken = 0
+    # BLAS makes the product before it is added in place.
+    added = op.native is not None and op.in_place
+    total = 0
     if op.ufunc is None and (op.into is None or op.random or added):
-        taken += sum(map(nbytes, outputs))
+        total += sum(map(nbytes, outputs))
     if not op.halves and has_half(inputs):
         wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]
-        taken += sum(4 * evaluate(product(s.shape), {}) for s in wide)
-    return taken
+        total += sum(4 * evaluate(product(s.shape), {}) for s in wide)
+    return total
 
 
 def footprints(
@@ -108,7 +108,7 @@ def footprints(
     bindings: Mapping[str, int],
     available: Sequence[str],
 ) -> dict[str, int]:
-    """Bytes by device that a placed graph takes at most, as its programs will be laid out."""
+    """Predict the peak bytes of each device, from the layouts that its programs will have."""
     parts = partition(graph, devices, order, None, available)
     peaks = dict.fromkeys(available, 0)
     for name, part in parts.items():
@@ -120,10 +120,12 @@ register_predictor(footprints)
 
 
 class WorkspaceMeter:
-    """Counts what kernels take for themselves; `tracemalloc` is on.
+    """Measures the workspace of kernels while `tracemalloc` is on.
 
-    Python traces the allocations of all threads, so that where several devices of one process run
-    at once, each has those of the others too.
+    Python traces the allocations of all threads. So if several devices of one process run at once,
+    each also counts the allocations of the others.
+
+    Attribute `peak`: the largest workspace so far, in bytes.
     """
 
     def __init__(self) -> None:
@@ -135,8 +137,11 @@ class WorkspaceMeter:
         tracemalloc.reset_peak()
 
     def record_line(self, node: Node) -> None:
-        """A line of the program is done. What it leaves behind is a feed or an arrival, which are
-        counted as such, or is not there for its kernel's sake."""
+        """Record that a line of the program is done.
+
+        Memory that the line leaves allocated is not workspace: it is a feed or a received tensor,
+        which `memory_use` counts by itself.
+        """
         peak = tracemalloc.get_traced_memory()[1]
         if node.op.name not in _KERNELLESS_OPS:
             self.peak = max(self.peak, peak - self._base)

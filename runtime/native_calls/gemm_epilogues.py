@@ -1,11 +1,10 @@
-"""Epilogues: what reads a product row by row runs on each block of rows as soon as that is there,
-while it is in the cache.
+"""Epilogues of matrix products: a region runs on each block of rows while the block is in cache.
 
-Bias, activation, scale and residual are such, and so are norms. A product says at which of its
-units whole blocks of its result are done, and a region of rows how long a row is; both may run in
-parts without changing a bit. So a product and the region that follows it become a few calls, by
-turns: a block of the product, and the region's rows on it. Only where nothing that the region
-writes is still wanted by the product.
+A region that reads a product row by row can be an epilogue: bias, activation, scale, residual,
+norms. The product knows after which of its units whole blocks of its result are done, and the
+region knows the length of a row. Both may run in parts without changing a bit. So the two become
+alternating calls: a block of the product, then the region's rows of this block. This is done only
+if the region writes nothing that the product still reads.
 """
 
 from __future__ import annotations
@@ -18,20 +17,23 @@ from graphflow.ops.kernels.jit.compiler import KernelTask
 
 
 class MemoryRange(NamedTuple):
-    """A place in memory that a call reads or writes, and its bytes; None: what is fed."""
+    """Memory that a call reads or writes; `start` is None for feeds and received tensors."""
 
     start: int | None
     nbytes: int
 
     def overlaps(self, other: MemoryRange) -> bool:
+        """Return True if two ranges share memory; feeds share none with buffers."""
         if self.start is None or other.start is None:
             return False
         return self.start < other.start + other.nbytes and other.start < self.start + self.nbytes
 
 
 class KernelAccess(NamedTuple):
-    """A kernel and what it works on: of what it writes, the first is its (first) result, and the
-    last may be scratch memory."""
+    """A kernel and the memory that it uses.
+
+    Its first result comes first among `writes`, its scratch memory, if any, last.
+    """
 
     task: KernelTask
     reads: tuple[MemoryRange, ...]
@@ -39,7 +41,7 @@ class KernelAccess(NamedTuple):
 
 
 class BlockCall(NamedTuple):
-    """A part of one of some calls: its number, and its units from start to stop."""
+    """Units `start` to `stop` of call number `call`."""
 
     call: int
     start: int
@@ -47,7 +49,7 @@ class BlockCall(NamedTuple):
 
 
 def interleave_epilogues(works: Sequence[KernelAccess]) -> list[BlockCall]:
-    """The calls in order, each as a whole or by turns with the one that follows it."""
+    """Return the calls in order, each as a whole or interleaved with the call that follows it."""
     found: list[BlockCall] = []
     i = 0
     while i < len(works):
@@ -58,13 +60,13 @@ def interleave_epilogues(works: Sequence[KernelAccess]) -> list[BlockCall]:
 
 
 def _interleave(product: KernelAccess, region: KernelAccess, number: int) -> list[BlockCall]:
-    """A product and a region block by block; nothing where that cannot be."""
+    """Interleave a product with the region that follows it; return [] if that is impossible."""
     blocks, row = product.task.blocks, region.task.row
     if not blocks or not row or not _can_interleave(product, region):
         return []
     rows = [done // row for _, done in blocks]
     if any(done % row for _, done in blocks) or rows[-1] != region.task.rows:
-        return []  # of another size, or blocks end within a row
+        return []  # another size, or a block ends within a row
     turns = []
     units = [0, *(unit for unit, _ in blocks)]
     for (start, stop), (first, last) in zip(pairwise(units), pairwise([0, *rows]), strict=True):
@@ -73,8 +75,11 @@ def _interleave(product: KernelAccess, region: KernelAccess, number: int) -> lis
 
 
 def _can_interleave(product: KernelAccess, region: KernelAccess) -> bool:
-    """Whether the region reads the product's result, element by element, and writes nothing that
-    the product still needs."""
+    """Return True if a region may run on finished blocks of a product.
+
+    It must use the product's result only as a whole, and write nothing that the product still
+    reads.
+    """
     if not product.writes or product.writes[0].start is None:
         return False
     made, *scratch = product.writes

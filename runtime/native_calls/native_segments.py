@@ -1,8 +1,8 @@
-"""Segments: a run of generated kernels in a program is one native call.
+"""Native segments: consecutive generated kernels of a program run as one native call.
 
-A call's pointers are fixed when the program is compiled, but for those to what is fed or received,
-which are filled in when it comes. The driver (`ops/kernels/jit/call_table_driver.py`) runs the
-calls in order, so the bits are those of the kernels one by one.
+Pointers are fixed when the program is compiled, except those to feeds and received tensors, which
+are filled in when the tensors come. The driver (`ops/kernels/jit/call_table_driver.py`) runs the
+calls in order, so the bits are those of the kernels run one by one.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from graphflow.runtime.native_calls.gemm_epilogues import (
 )
 
 CANCEL_CHECK_NANOSECONDS = 5e6
-"""Nanoseconds of work after which a program looks whether its step was given up."""
+"""Nanoseconds of work after which a program checks whether its step was cancelled."""
 
 RuntimeOperand = Tensor | tuple[str, int]
-"""What comes when the program runs, and says then where it is: a tensor that is fed or received; in
-a loop, what moves on with its iterations."""
+"""An operand whose address is known only at run time: a feed, a received tensor, or, in a loop, a
+row that advances with the iterations."""
 PointerSource = int | RuntimeOperand
-"""An address, or what will say it."""
+"""A fixed address, or the operand that supplies it at run time."""
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel and what it is called with.
+    """A kernel and its arguments.
 
     Attributes:
-        node: the node that it computes (of several, the last).
-        places: of operands, results, and scratch memory.
-        nbytes: of each.
-        written: the first of the places that is written to.
+        node: the node that it computes; of a region, the last one.
+        pointers: pointers to operands, results, and scratch memory, in this order.
+        nbytes: size of each; empty if unknown.
+        first_written: index of the first pointer that is written to.
     """
 
     node: Node
@@ -57,7 +57,7 @@ class KernelCall:
 
     @property
     def access(self) -> KernelAccess:
-        """What it reads and writes, as far as that is known."""
+        """The memory that it reads and writes, as far as it is known."""
         used = [
             MemoryRange(place if isinstance(place, int) else None, nbytes)
             for place, nbytes in zip(self.pointers, self.nbytes, strict=False)
@@ -68,10 +68,12 @@ class KernelCall:
 
 
 class NativeSegment:
-    """Calls that run one after the other.
+    """Kernel calls that run in sequence, as one native call `run`.
 
     Attributes:
-        slots: which pointers lead to what comes when the program runs.
+        runtime_pointers: run-time operand -> indices of its pointers.
+        pointers: addresses of all arguments, which the native code reads.
+        entries: the driver's table, with each call as a whole.
     """
 
     def __init__(self, calls: Sequence[KernelCall]) -> None:
@@ -114,7 +116,7 @@ class NativeSegment:
         return np.array(words, np.uint64)
 
     def _interleaved_entries(self) -> np.ndarray[Any, Any]:
-        """The entries with epilogues block by block."""
+        """Return the driver's table with epilogues interleaved block by block."""
         whole = self.entries.reshape(-1, WORDS)
         found = interleave_epilogues([call.access for call in self.calls])
         turns = whole[[step.call for step in found]]
@@ -123,21 +125,24 @@ class NativeSegment:
 
     @property
     def run_without_gil(self) -> Callable[[], None]:
-        """As `run`, but other threads go on meanwhile."""
+        """As `run`, but without Python's global lock, so that other threads proceed."""
         return partial(driver().walk.releasing_gil, *self.run.args)  # type: ignore[attr-defined]
 
     def run_call(self, i: int) -> None:
-        """Run one of the calls."""
+        """Run call `i` by itself, for a traced step."""
         self._walk(address(self.entries), None, i, i + 1)
 
     def pointer_address(self, i: int) -> int:
-        """The address at which a pointer is kept."""
+        """Return the address at which pointer `i` is stored."""
         return address(self.pointers) + 8 * i
 
 
 def _pool_sizes(tasks: Iterable[KernelTask]) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """The sizes of tasks in one array, equal tasks once, and where those of each begin."""
-    sizes: list[int] = [0]  # an array of none has no address
+    """Return the sizes of all tasks in one array, and the index of each task's first size.
+
+    Equal tasks share their sizes.
+    """
+    sizes: list[int] = [0]  # an empty array has no address
     at: dict[int, int] = {}
     first = []
     for task in tasks:
@@ -150,14 +155,15 @@ def _pool_sizes(tasks: Iterable[KernelTask]) -> tuple[np.ndarray[Any, Any], list
 
 
 class FeedBinding:
-    """Takes what is fed or received: on the device, where its segments look for it.
+    """Binds a feed or a received tensor to the pointers of the segments that read it.
 
     Args:
-        spec: what it must be; a native function trusts its pointers.
+        spec: the spec that arrays must have: native code trusts its pointers.
+        to_device: copies an array to a contiguous, aligned one.
 
     Attributes:
-        read: whether a line of Python reads it, so that it must be aligned; generated kernels give
-            the same bits wherever it is.
+        is_read_by_python: whether a line of Python reads it, so that it must be aligned. Generated
+            kernels give the same bits at any alignment.
     """
 
     def __init__(self, spec: TensorSpec, to_device: Callable[[Any], Any]) -> None:
@@ -168,7 +174,7 @@ class FeedBinding:
         self._bound: list[tuple[Any, Any]] = []
 
     def bind(self, segment: NativeSegment, slots: Sequence[int]) -> None:
-        """Let these pointers of a segment lead to what comes."""
+        """Set these pointers of a segment whenever an array comes."""
         which = slots[0] if len(slots) == 1 else np.array(slots)
         self._bound.append((segment.pointers, which))
 
@@ -183,9 +189,7 @@ class FeedBinding:
             array = self._to_device(given)
             place = address(array)
         if array.shape != self._shape or array.dtype != self._dtype:
-            raise ShapeError(
-                f"{self._dtype}{self._shape} is wanted, not {array.dtype}{array.shape}"
-            )
+            raise ShapeError(f"expected {self._dtype}{self._shape}, got {array.dtype}{array.shape}")
         for pointers, which in self._bound:
             pointers[which] = place
         return array

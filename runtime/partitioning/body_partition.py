@@ -1,10 +1,11 @@
-"""Spread: nodes whose bodies are pinned to several devices, cut into one node for each device.
+"""Nodes whose bodies are pinned to several devices, cut into one node for each device.
 
-Each device of such a node runs its own part of the same loop or branch: a node of the same op whose
-bodies hold what is pinned there, and sends and receives for what crosses. Everything without a pin
-of its own is at the node's home, which has all results. A device carries a copy of each state that
-it reads, brought up to date at the end of an iteration; each has the predicate, so that all take
-the same way.
+Each device runs its own part of the same loop or branch. The part is a node of the same op whose
+bodies hold the nodes pinned to this device, and sends and receives for tensors that cross. Nodes
+without a pin are on the home device, where the node itself is placed. The home has all results.
+
+Each device has a copy of the loop state that it reads, updated at the end of an iteration. Each
+also has the predicate, so that all devices run the same iterations and branches.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
 from graphflow.passes.bodies import spans_devices as is_spread
 
 FIRST_EDGE = 1 << 24
-"""Edges inside bodies have numbers from here on, those of the graph below."""
+"""The first number of edges inside bodies. Edges of the graph itself have smaller numbers."""
 
 
 class BodyPartition(NamedTuple):
-    """A graph of nodes that are on one device each, whatever they hold; devices, and order."""
+    """A graph whose nodes run on one device each, bodies included; their devices and order."""
 
     graph: Graph
     devices: dict[Node, str]
@@ -47,8 +48,8 @@ def partition_bodies(
     """Cut the nodes whose bodies are pinned to several devices.
 
     Args:
-        available: the devices of the cluster, from which partial pins choose.
-        pinned: what a pin means there, where workers may have been lost.
+        available: the devices of the cluster, among which partial pins choose.
+        pinned: resolves a pin on this cluster, from which workers may have been lost.
 
     Raises:
         DeviceError: a pin in a body matches no device.
@@ -65,13 +66,19 @@ def partition_bodies(
 
 
 ResolvePin = Callable[[DeviceName], DeviceName]
-"""What the user's pins mean on a cluster, see `Cluster.pinned`."""
+"""Resolves a user's pin on a cluster; see `Cluster.pinned`."""
 
 
 @dataclass
 class _Expanded:
-    """Nodes of one device each: what stands for each tensor, and parts that are run for their
-    effect, with their devices."""
+    """The result of cutting a graph's nodes.
+
+    Attributes:
+        mapped: tensor of the graph -> the tensor that replaces it.
+        devices: device of each new node, in execution order.
+        effects: (device, output) of parts whose results nobody reads; they run for their sends.
+        names: name of each new node.
+    """
 
     mapped: dict[Tensor, Tensor] = field(default_factory=dict)
     devices: dict[Node, str] = field(default_factory=dict)
@@ -89,7 +96,13 @@ def _make_node(op: Any, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like:
 
 @dataclass
 class _DeviceBody:
-    """What of a body one device computes, while it grows."""
+    """One device's part of a body, under construction.
+
+    Attributes:
+        twins: tensor of the body -> this device's tensor.
+        sends: outputs of its sends.
+        recv_attrs: attributes of the receive of each tensor that comes from another device.
+    """
 
     body: Body
     twins: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -97,10 +110,10 @@ class _DeviceBody:
     recv_attrs: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
 
     def local_tensor(self, tensor: Tensor) -> Tensor:
-        """A tensor's twin here; parameters and constants are everywhere.
+        """Return this device's tensor for a tensor of the body.
 
-        It is received where it is first read: before that, this device may have its own part in
-        the making of it.
+        Parameters and constants are on every device. A tensor of another device is received where
+        it is first read, not earlier: it may depend on something that this device computes.
         """
         if tensor.node.op.name in UNPLACED_OPS:
             return tensor
@@ -110,7 +123,7 @@ class _DeviceBody:
         return self.twins[tensor]
 
     def build(self, wanted: Sequence[Tensor], parameters: Sequence[Node]) -> Body:
-        """A body with some results, and the sends for their effect."""
+        """Return the body with the given results and with all sends."""
         outputs = [self.local_tensor(t) for t in wanted]
         return Body(
             tuple(parameters), Graph([*outputs, *self.sends]), len(outputs),
@@ -120,7 +133,7 @@ class _DeviceBody:
 
 @dataclass(frozen=True, eq=False)
 class _PlacedBody:
-    """A body whose nodes are on one device each."""
+    """A body whose nodes run on one device each; see `_Expanded` for `effects`."""
 
     body: Body
     devices: Mapping[Node, str]
@@ -128,7 +141,7 @@ class _PlacedBody:
 
 
 class _BodyPartitioner:
-    """Cuts nodes; numbers the edges inside bodies."""
+    """Cuts nodes that hold bodies, and numbers the edges inside the bodies."""
 
     def __init__(self, available: Sequence[DeviceName], pinned: ResolvePin) -> None:
         self._available = available
@@ -136,7 +149,10 @@ class _BodyPartitioner:
         self._edges: Iterator[int] = itertools.count(FIRST_EDGE)
 
     def expand(self, graph: Graph, devices: Mapping[Node, str], order: Sequence[Node]) -> _Expanded:
-        """Replace nodes that are spread by their parts; the home's stands for the node."""
+        """Replace each node with bodies on several devices by its parts.
+
+        The home's part replaces the node for its readers.
+        """
         result = _Expanded()
         position = {node: i for i, node in enumerate(order)}
         last = len(position)
@@ -162,7 +178,7 @@ class _BodyPartitioner:
         return result
 
     def _split_node(self, node: Node, inputs: tuple[Tensor, ...], home: str) -> dict[str, Node]:
-        """Device -> its part of the node, the home first. Other parts yield a token at least."""
+        """Return device -> part of a node, the home first. Parts without results yield a token."""
         placed = {
             name: self._place_body(value, home)
             for name, value in node.attrs.items()
@@ -175,7 +191,7 @@ class _BodyPartitioner:
         return self._split_loop(node, inputs, home, placed, devices)
 
     def _place_body(self, body: Body, home: str) -> _PlacedBody:
-        """Choose a device for each node of a body; what it holds in turn may be spread, too."""
+        """Choose a device for each node of a body, and cut the nodes in it that hold bodies."""
         chosen = {
             inner: self._choose_device(inner, home)
             for inner in body.graph.nodes
@@ -188,7 +204,7 @@ class _BodyPartitioner:
         return _PlacedBody(inner, expanded.devices, expanded.effects)
 
     def _choose_device(self, node: Node, home: str) -> str:
-        """The home if the pin allows it, else the first device that it does."""
+        """Return the home if the node's pin allows it, else the first device that it allows."""
         pin = self._pinned(node.device)
         if pin.matches(DeviceName.parse(home)):
             return home
@@ -204,7 +220,7 @@ class _BodyPartitioner:
     def _split_body(
         self, placed: _PlacedBody, wanted: Mapping[str, Sequence[Tensor]]
     ) -> dict[str, _DeviceBody]:
-        """Cut a body so that each device has the results that are wanted there."""
+        """Cut a body into one part for each device, each with the results wanted there."""
         sides = {device: _DeviceBody(placed.body) for device in wanted}
         readers: dict[Tensor, dict[str, None]] = {}
         for node, device in placed.devices.items():
@@ -263,7 +279,7 @@ class _BodyPartitioner:
         placed: Mapping[str, _PlacedBody],
         devices: Sequence[str],
     ) -> dict[str, Node]:
-        """Each device carries the states that it reads, or that pass through one it reads."""
+        """Cut a loop. A device carries the states that it reads and those that become them."""
         body, test = placed["body"].body, placed.get("test")
         counter = "carries" if node.op is scan else "states"
         count: int = node.attrs[counter]
@@ -297,19 +313,19 @@ class _BodyPartitioner:
 
 
 def _states_read_by(placed: Mapping[str, _PlacedBody], device: str, count: int) -> list[int]:
-    """Indices of the states that a device carries."""
+    """Return the indices of the states that a device has to carry."""
     needed: set[int] = set()
     for each in placed.values():
         numbers = {p.outputs[0]: i for i, p in enumerate(each.body.inputs[:count])}
         for inner, at in each.devices.items():
             if at == device:
                 needed.update(numbers[t] for t in inner.inputs if t in numbers)
-        if "test" in placed:  # every device computes or receives the verdict, perhaps a state
+        if "test" in placed:  # the predicate itself may be a state
             outputs = placed["test"].body.outputs
             needed.update(numbers[t] for t in outputs if t in numbers)
     body = placed["body"].body
     numbers = {p.outputs[0]: i for i, p in enumerate(body.inputs[:count])}
-    while True:  # a state that comes back as another needs that one
+    while True:  # a state whose new value is another state needs that one
         further = {numbers[body.outputs[i]] for i in needed if body.outputs[i] in numbers}
         if further <= needed:
             return sorted(needed)
@@ -329,12 +345,13 @@ def _drop_unread_operands(
     lead: int,
     items: int = 0,
 ) -> Node:
-    """A part of the node without the operands that its bodies do not read.
+    """Make a part of a node without the operands that its bodies do not read.
 
     Args:
-        kept: operands at the front that stay: predicate or count, and states.
-        lead: of these, how many have no parameter (predicate or count).
-        items: operands after those, of which a scan takes rows.
+        changed: attributes that replace those of the node.
+        kept: number of leading operands that stay: predicate or count, and states.
+        lead: number of these without a parameter in the bodies (predicate or count).
+        items: number of operands after those that a scan takes rows of.
     """
     attrs = {**node.attrs, **changed}
     read = {
@@ -355,6 +372,6 @@ def _drop_unread_operands(
 
 
 def _make_token(node: Node) -> Tensor:
-    """Something for a part to return that has no result."""
+    """Make the constant that a part without results returns."""
     value = np.zeros((), np.bool_)
     return _make_node(REGISTRY["constant"], (), {"value": value}, node).outputs[0]

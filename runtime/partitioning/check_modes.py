@@ -1,4 +1,4 @@
-"""What a partition's program checks for NaN and infinity; `Partition.checks` holds one of `CHECKS`.
+"""Modes of the check for NaN and infinity; `Partition.checks` is one of `CHECKS`.
 
 The checks themselves are in `runtime/program/nonfinite_check.py`. The modes stand here because the
 wire format and the memory layout depend on them, and both lie below programs.

@@ -1,15 +1,14 @@
-"""Partition: a placed graph cut into one subgraph a device, with a send/recv pair for each cut
-edge.
+"""Partitioning: a placed graph -> one subgraph for each device, with a send and a receive for each
+cut edge.
 
-A group of collectives that lies on several devices becomes an exchange: each rank starts its part
-where its tensor is made, and finishes it where the result is first read (`runtime/collectives`).
-All parts of a group are started before its first node's place in the global order, and in this
-order groups are numbered, so exchanges cannot wait for each other in a circle.
+A tensor is sent to a device once, however many readers it has there. Each partition keeps the
+plan's order of nodes. So all programs are restrictions of one global order, and cannot deadlock.
+Constants are copied to every device that reads them, and placeholders are fed to all their readers.
 
-A tensor crosses to a device once, however many consumers it has there. Each partition's nodes are
-rebuilt in the plan's order, so its program is the restriction of one global order and no order can
-deadlock. Constants are copied to wherever they are read; placeholders are fed to every device that
-reads them.
+A collective on several devices becomes a start and a finish on each: the start where its tensor is
+made, the finish where its result is first read (`runtime/collectives`). All starts of a group come
+before its first node's position in the global order, and groups are numbered in this order. So
+collectives cannot wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -27,27 +26,26 @@ from graphflow.ops.communication.collectives import groups_of, own_inputs
 from graphflow.runtime.partitioning.body_partition import ResolvePin, partition_bodies
 
 UNPLACED_OPS = ("constant", "placeholder", "group")
-"""Ops that are not placed: values are wherever they are read, and a group only holds nodes
-together."""
+"""Ops that are not placed: values exist wherever they are read, and a group only lists nodes."""
 
 SPECIALISATION_LIMITS = range(16, 1025)
-"""The numbers of combinations of sizes for which a program may be kept compiled."""
+"""Range of `Partition.max_specialisations`."""
 _MAX_COMPILED_NODES = 1 << 18
-"""Nodes of all that is kept compiled of a program on a device, which take about 1 KB each."""
+"""Nodes of all compiled specialisations of a program on a device. A node takes about 1 KB."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What one device computes in a step.
+    """One device's part of a step.
 
     Attributes:
         device: full device name.
         graph: its nodes in execution order; outputs are fetches, sends, assigns and members of
             groups.
         feeds: names of the placeholders that it reads.
-        fetches: names under which the client gets outputs, with the tensors.
-        checks: whether results must be finite (`finite.CHECKS`).
-        forms: combinations of sizes for which the device keeps it compiled.
+        fetches: name under which the client gets each output -> tensor.
+        checks: one of `check_modes.CHECKS`.
+        max_specialisations: combinations of sizes for which the device keeps it compiled.
     """
 
     device: str
@@ -59,8 +57,11 @@ class Partition:
 
 
 def specialisation_limit(partitions: Iterable[Partition]) -> int:
-    """For how many combinations of sizes the devices of a program keep it compiled: all for as
-    many, since they meet in them."""
+    """Return the number of combinations of sizes for which devices keep a program compiled.
+
+    All devices of a program keep the same number, since they agree on shared memory for each
+    combination.
+    """
     largest = max((sum(1 for _ in p.graph.walk()) for p in partitions), default=1)
     return min(
         max(_MAX_COMPILED_NODES // max(largest, 1), SPECIALISATION_LIMITS[0]),
@@ -70,7 +71,12 @@ def specialisation_limit(partitions: Iterable[Partition]) -> int:
 
 @dataclass
 class _PartitionBuilder:
-    """A partition while it grows: the local twin of each tensor, and the outputs so far."""
+    """A partition under construction.
+
+    Attributes:
+        twins: tensor of the whole graph -> this partition's tensor.
+        outputs: fetches, sends, assigns and members of groups so far.
+    """
 
     device: DeviceName
     twins: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -92,15 +98,15 @@ def partition(
 
     Args:
         graph: its outputs are the fetches: output i is fetched as `str(i)`.
-        devices: a device for each node but constants and placeholders.
+        devices: the device of each node except constants, placeholders and groups.
         order: a topological order of the nodes; default: the graph's.
         variables: names of the variables in their session; default: their own.
-        available: the cluster's devices, from which pins inside bodies choose; default: those in
+        available: the cluster's devices, among which pins inside bodies choose; default: those in
             `devices`.
-        pinned: what these pins mean there; default: what they say.
+        pinned: resolves these pins on the cluster; default: takes them literally.
 
     Returns:
-        Device name to partition, for the devices that have something to do.
+        Device name -> partition, for the devices that have outputs.
 
     Raises:
         PlacementError: an assignment is not where its variable is.
@@ -121,14 +127,18 @@ def partition(
     def local(tensor: Tensor, here: _PartitionBuilder) -> Tensor:
         return _local_twin(graph, tensor, here, devices, edges, exchanges)
 
+    def send(tensor: Tensor, here: _PartitionBuilder) -> None:
+        for device in targets.get(tensor, ()):
+            edge = edges[tensor, device] = len(edges)
+            _add_send(graph, tensor, here, device, edge)
+
     for node in order:
         here = builders[devices[node]]
         if node in exchanges.groups:
             exchanges.start_group(node, local)
-            for device in targets.get(node.outputs[0], ()):
+            if node.outputs[0] in targets:
                 local(node.outputs[0], here)
-                edges[node.outputs[0], device] = len(edges)
-                _add_send(graph, node.outputs[0], here, device, edges[node.outputs[0], device])
+                send(node.outputs[0], here)
             continue
         twins = here.twins
         inputs = tuple([twins[t] if t in twins else local(t, here) for t in node.inputs])
@@ -136,22 +146,10 @@ def partition(
         if not cut:
             continue
         for tensor in node.outputs:  # a send follows its node at once, a recv waits for its reader
-            for device in targets.get(tensor, ()):
-                edges[tensor, device] = len(edges)
-                _add_send(graph, tensor, here, device, edges[tensor, device])
+            send(tensor, here)
             exchanges.start_members_reading(tensor, local)
     exchanges.finish_all()
-    for group in graph.of_op("group"):
-        for tensor in group.inputs:
-            if tensor.node.op.name not in UNPLACED_OPS:
-                here = builders[devices[tensor.node]]
-                here.outputs.append(here.twins[tensor])
-    for i, output in enumerate(graph.outputs):
-        if output.node.op.name in UNPLACED_OPS:
-            continue  # the client has it already
-        here = builders[devices[output.node]]
-        here.fetches[str(i)] = here.twins[output]
-        here.outputs.append(here.twins[output])
+    _add_outputs(graph, devices, builders)
     return {
         device: Partition(
             device, Graph(b.outputs, b.names).verify(), tuple(b.feeds), dict(b.fetches)
@@ -159,6 +157,23 @@ def partition(
         for device, b in sorted(builders.items())
         if b.outputs
     }
+
+
+def _add_outputs(
+    graph: Graph, devices: Mapping[Node, str], builders: Mapping[str, _PartitionBuilder]
+) -> None:
+    """Add the members of groups and the fetches to the outputs of their partitions."""
+    for group in graph.of_op("group"):
+        for tensor in group.inputs:
+            if tensor.node.op.name not in UNPLACED_OPS:
+                here = builders[devices[tensor.node]]
+                here.outputs.append(here.twins[tensor])
+    for i, output in enumerate(graph.outputs):
+        if output.node.op.name in UNPLACED_OPS:
+            continue  # the client has its value
+        here = builders[devices[output.node]]
+        here.fetches[str(i)] = here.twins[output]
+        here.outputs.append(here.twins[output])
 
 
 def _check_assignments(graph: Graph, devices: Mapping[Node, str]) -> None:
@@ -190,10 +205,10 @@ def _add_twin(
 
 
 class _CollectiveGroups:
-    """The complete groups of collectives on several devices, while the graph is cut.
+    """The collectives on several devices, while the graph is cut.
 
     Attributes:
-        groups: of each of their nodes: the group, by rank.
+        groups: node of a collective -> all nodes of its group, by rank.
     """
 
     def __init__(
@@ -222,13 +237,13 @@ class _CollectiveGroups:
     def start_members_reading(
         self, tensor: Tensor, local: Callable[[Tensor, _PartitionBuilder], Tensor]
     ) -> None:
-        """Start the parts whose tensor has just been made on their device."""
+        """Start the collectives that read a tensor, on the device that has just made it."""
         for node in self._members_by_input.get(tensor, ()):
             if self._devices[node] == self._devices[tensor.node]:
                 self._start(node, local)
 
     def start_group(self, node: Node, local: Callable[[Tensor, _PartitionBuilder], Tensor]) -> None:
-        """Start the parts of a group that have not started: its first node's turn has come."""
+        """Start what has not started of a group, when its first node is reached."""
         for each in self.groups[node]:
             self._start(each, local)
 
@@ -247,7 +262,7 @@ class _CollectiveGroups:
         self._started[node] = start
 
     def add_finish(self, tensor: Tensor, here: _PartitionBuilder) -> Tensor:
-        """The result of a group on the device that has it."""
+        """Finish a collective on the device of its result; return the result's twin."""
         start = self._started[tensor.node]
         inputs = (*start.outputs, *start.inputs)
         attrs = {"group": self._numbers[tensor.node]}
@@ -257,7 +272,7 @@ class _CollectiveGroups:
         return here.twins[tensor]
 
     def finish_all(self) -> None:
-        """Finish what is only fetched."""
+        """Finish the collectives whose results are only fetched."""
         for node in self._started:
             here = self._builders[self._devices[node]]
             if node.outputs[0] not in here.twins:
@@ -267,7 +282,7 @@ class _CollectiveGroups:
 def _reading_devices(
     order: Sequence[Node], devices: Mapping[Node, str], exchanges: _CollectiveGroups
 ) -> dict[Tensor, tuple[str, ...]]:
-    """The other devices that read each tensor, in order of their first reader."""
+    """Return, for each tensor, the other devices that read it, in order of their first reader."""
     targets: dict[Tensor, dict[str, None]] = {}
     for node in order:
         for tensor in own_inputs(node) if node in exchanges.groups else node.inputs:
@@ -284,8 +299,10 @@ def _local_twin(
     edges: Mapping[tuple[Tensor, str], int],
     exchanges: _CollectiveGroups,
 ) -> Tensor:
-    """A tensor's twin in a partition: made there, copied there, fed there, exchanged, or
-    received."""
+    """Return a tensor's twin in a partition.
+
+    If the partition has none yet, a finish, a copied constant, a placeholder or a receive is added.
+    """
     if tensor not in here.twins:
         if tensor.node in exchanges.groups and devices[tensor.node] == str(here.device):
             return exchanges.add_finish(tensor, here)
@@ -321,7 +338,7 @@ def _add_recv(
 def _make_edge_node(
     op: str, inputs: tuple[Tensor, ...], attrs: dict[str, Any], tensor: Tensor, device: DeviceName
 ) -> Node:
-    """One end of a cut edge; counts as made where the tensor was."""
+    """Make one end of a cut edge or of a collective, at the source line of the tensor's node."""
     spec = REGISTRY[op].infer(*(t.spec for t in inputs), **attrs)
     return Node(
         REGISTRY[op],

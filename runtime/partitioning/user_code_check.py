@@ -1,4 +1,4 @@
-"""What of a program is the user's own code, and so must be there already where it runs."""
+"""Finds user-defined ops and functions in a program: workers must have their modules installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from graphflow.runtime.partitioning.partition import Partition
 def require_user_modules(
     partitions: Mapping[int, Sequence[Partition]], ops: Collection[str]
 ) -> None:
-    """Refuse what workers cannot run: users' ops and functions whose modules they do not import.
+    """Refuse users' ops and functions whose modules the workers do not import.
 
     Args:
-        ops: the modules that the workers of the session import.
+        partitions: worker -> its partitions.
+        ops: the modules that the session's workers import.
 
     Raises:
         ModuleNotAllowed: names the node, its line, the module and what to do.
@@ -28,7 +29,7 @@ def require_user_modules(
 
 
 def runs_user_code(node: Node) -> bool:
-    """Whether a node runs the user's own code."""
+    """Return True if a node runs the user's own code."""
     return owner_module(node.op) is not None or bool(host_functions(node.attrs))
 
 

@@ -1,7 +1,8 @@
-"""Loops: how a program runs the nodes that hold bodies, over routines and preallocated buffers.
+"""Calls, branches and loops run by Python, over compiled bodies and preallocated buffers.
 
-A routine is a compiled body: arrays in, arrays out, which are good until it runs again. So what a
-loop carries has two sets of buffers: an iteration reads one and writes the other.
+A compiled body takes arrays and returns arrays that are valid until it runs again. So the state of
+a loop has two sets of buffers: an iteration reads one set and writes the other. Loops whose bodies
+consist of generated kernels run without Python (`native_loops.py`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from graphflow.ir.op import Node
 from graphflow.ops.control_flow.control import call, cond, fold_in, iteration_indices, scan
 
 BodyFunction = Callable[[Sequence[Any], int, int], Sequence[Any]]
-"""(arrays, step, draws) -> results."""
+"""A compiled body: (arrays, step, draws) -> results."""
 
 
 class CheckCancelled(Protocol):
-    """Ends a loop whose step was given up: (step, which loop, iterations done, of how many)."""
+    """Raises if the step was cancelled: (step, which loop, iterations done, of how many)."""
 
     def __call__(self, step: int, loop: str, done: int, of: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class LoopBuffers:
-    """The two sets of buffers of what a loop carries."""
+    """Two sets of buffers for a loop's state."""
 
     first: tuple[Any, ...]
     second: tuple[Any, ...]
@@ -39,11 +40,14 @@ def make_body_runner(
     copyto: Callable[[Any, Any], None],
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
-    """The node as a function (outs, *arrays, step, draws) that fills its outputs.
+    """Return a function (outs, *arrays, step, draws) that runs a node and fills its outputs.
 
     Args:
-        attrs: with sizes bound.
-        routines: of its bodies, in the order of its attributes.
+        attrs: the node's attributes, with sizes bound.
+        routines: its bodies, in the order of its attributes.
+        carried: buffers of a loop's state.
+        copyto: copies the second array to the first.
+        proceed: called before each iteration.
     """
     if node.op is call:
         return _make_call_runner(routines[0], copyto)
@@ -149,5 +153,5 @@ def _make_while_runner(
 
 
 def describe_loop(node: Node) -> str:
-    """Which loop it is, for errors."""
+    """Describe a loop for errors."""
     return f"{node.op.name} {node.name!r} (made at {node.location})"

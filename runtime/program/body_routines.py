@@ -1,5 +1,7 @@
-"""Routines: how a node runs the bodies that it holds, once these are code. As native calls where
-they are generated kernels throughout; else each one is a function of arrays."""
+"""Runs a node's compiled bodies: as native calls if possible, else as Python functions.
+
+A body can run as native calls if it consists of generated kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ from graphflow.runtime.program.native_loops import NativeBody, make_native_runne
 
 
 class CompiledBody:
-    """A body, compiled: arrays in, results out, which are good until it runs again.
+    """A body as a function of arrays. Its results are valid until it runs again.
 
     Args:
         run: the body as a function (arrays, step, draws).
-        explained: an error with the node of the failing line.
+        annotate_error: adds the node of the failing line to an error.
     """
 
     def __init__(
-        self, run: Callable[..., Any], explained: Callable[[Exception], Exception]
+        self, run: Callable[..., Any], annotate_error: Callable[[Exception], Exception]
     ) -> None:
         self._run = run
-        self._annotate_error = explained
+        self._annotate_error = annotate_error
 
     def __call__(self, arrays: Sequence[Any], step: int, draws: int) -> Any:
         try:
@@ -44,11 +46,11 @@ def make_node_runner(
     copyto: Callable[[Any, Any], None],
     channel: EdgeChannel,
 ) -> Callable[..., None]:
-    """What a line calls to run a node of bodies.
+    """Return the function that a line calls to run a node that holds bodies.
 
     Args:
-        natives: the bodies as native calls, where they are.
-        routines: the bodies by Python, if it comes to that.
+        natives: the bodies as native calls; None for those that cannot run so.
+        routines: makes the bodies as Python functions; called only if they are needed.
     """
     proceed = channel.check_cancelled if node.op.name in LOOP_OPS else never_cancelled
     known = [native for native in natives if native is not None]
@@ -60,7 +62,7 @@ def make_node_runner(
 def inline_body(
     node: Node, body: NativeBody, place: Callable[[Tensor], PointerSource]
 ) -> list[KernelCall]:
-    """The calls of a body with what it is called with in place of its parameters."""
+    """Return a body's calls with the call's inputs in place of the body's parameters."""
     given = {
         parameter.outputs[0]: place(tensor)
         for parameter, tensor in zip(body.body.inputs, node.inputs, strict=True)

@@ -1,16 +1,17 @@
-"""Code: writes a partition as straight-line Python over buffers at fixed places.
+"""Code generation for CPUs: a partition -> straight-line Python over buffers at fixed addresses.
 
-A line is one node, so a failure's line number names the node and the user's line; generated kernels
-that stand together are one line, a native call (`native_segments.py`), which cannot fail.
+    nodes ─CpuCode→ lines (`program_part.py`) over operands (`operand_table.py`)
+          ─ProgramSource→ Python functions
 
-    nodes ─Code→ lines (`program_part.py`) over operands (`operand_table.py`) ─Text→ Python
-    functions
+A line stands for one node, so the line number of a failure leads to the node and to the user's
+line. Consecutive generated kernels are one line, a native call (`native_segments.py`), which cannot
+fail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -18,27 +19,18 @@ import numpy as np
 
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
-from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
 from graphflow.ops.kernels.fusion.region_kernels import (
-    THREADING_NANOSECONDS,
-    KernelLaunch,
     is_jit_enabled,
-    kernel_of,
 )
-from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import (
     FeedBinding,
-    KernelCall,
     NativeSegment,
-    PointerSource,
 )
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
@@ -49,8 +41,8 @@ from graphflow.runtime.program.generated_call_support import (
     annotate_error,
     compile_kernels,
     loop_buffers,
-    out_kernel,
 )
+from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.native_loops import NativeBody
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
@@ -62,16 +54,17 @@ _EDGES = ("send", "recv")
 
 
 class CpuCode:
-    """A program of a partition: its lines, over names bound to buffers and kernels.
+    """The lines of a partition's program, and the buffers and kernels that their names mean.
 
     Args:
-        memory: of the arena.
-        loops: of the program of which this is a body.
-        keys: of a body: what its parameters are fed by.
+        memory: the arena's bytes.
+        loops: the edge channel of the enclosing program's bodies, if this is a body.
+        keys: for a body, the key in `feeds` of each parameter.
 
     Attributes:
-        alone: nodes that their ops' own kernels compute.
-        codes: of the bodies that its nodes hold.
+        compute, commit: the two sections of the program.
+        scope: global names of the generated functions.
+        body_codes: the code of the bodies that its nodes hold.
     """
 
     def __init__(
@@ -105,11 +98,8 @@ class CpuCode:
         threads = 1 if self.is_body else backend.threads
         self.compute = ProgramSection(threads)
         self.commit = ProgramSection(threads)
-        self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
-        self._sizes: dict[int, int] = {}  # bytes, by the id of a spec of the layout's
-        self._dtypes: set[np.dtype[Any]] = set()  # which the backend has
+        self._dtypes: set[np.dtype[Any]] = set()  # that the backend supports
         self.variables: dict[str, Any] = {}
-        self.plain_kernel_nodes: list[Node] = []
         self.body_codes: list[CpuCode] = []
         self.assigned = {assign.inputs[0] for assign in layout.commits}
         self._feeds: list[Line] = []
@@ -120,11 +110,14 @@ class CpuCode:
         self._operands = OperandTable(
             layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line
         )
+        self._kernels = KernelEmitter(
+            layout, bindings, backend, self._operands, self.scope, self.compute, self.commit
+        )
         every = partition.checks == EVERY
         watch = (
             NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
         )
-        # An update may write straight to a variable that is made after it: variables come first.
+        # Variables come first: a deferred update may write to a variable that comes after it.
         for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
             self._emit_node(node, variables)
             if watch is not None and watch.checked_outputs(node):
@@ -133,8 +126,8 @@ class CpuCode:
             self._emit_result_check()
         self.compute.flush()
         for assign in layout.commits if watch is None else ():
-            self._emit_commit(assign)
-        self._emit_sweep()
+            self._kernels.emit_commit(assign)
+        self._kernels.emit_sweep()
         self.commit.flush()
         self._bind_runtime_pointers()
 
@@ -146,8 +139,8 @@ class CpuCode:
             if spec.dtype not in self._dtypes:
                 require_dtype(self.backend.xp, spec.dtype)
                 self._dtypes.add(spec.dtype)
-        if node in self.layout.regions:  # most are
-            self._emit_region(node, number)
+        if node in self.layout.regions:  # most nodes are
+            self._kernels.emit_region(node, number)
             return
         match node.op.name:
             case "constant":
@@ -169,15 +162,15 @@ class CpuCode:
                 member = f"m{self.numbers[node.inputs[0].node]}"
                 self._emit_line(node, f"{member}.finish(step)")
             case "assign":
-                self._emit_staging_copy(node)
+                self._kernels.emit_staging_copy(node)
             case "group":
                 pass
             case _ if node.op.alias:
-                pass  # an array where a line reads it
+                pass  # becomes an array only if a line reads it
             case _ if node in self.layout.body_layouts:
                 self._emit_bodies(node, number)
             case _:
-                self._emit_kernel(node, number)
+                self._kernels.emit_kernel(node, number)
 
     def _emit_feed(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
@@ -207,10 +200,10 @@ class CpuCode:
         target = str(node.attrs["target"])
         value = self._operands.name(node.inputs[0])
         near = DeviceName.parse(target).worker == self.device.worker
-        if self.is_body:
-            value = f"copy({value})"  # the next iteration writes its buffer
-        elif near and self.layout.roots[node.inputs[0]] in self.assigned:
-            value = f"copy({value})"  # handed over by reference, and its reader may commit after us
+        # Within a worker a tensor is passed by reference. In a body the next iteration overwrites
+        # its buffer. A variable's new value may be read by the receiver's commit after our own.
+        if self.is_body or (near and self.layout.roots[node.inputs[0]] in self.assigned):
+            value = f"copy({value})"
         self.scope[f"t{number}"] = target
         self._emit_line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
 
@@ -219,7 +212,7 @@ class CpuCode:
     def _emit_finite_check(
         self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]
     ) -> None:
-        """A line that looks whether tensors are finite."""
+        """Emit a line that checks whether tensors are finite."""
         names = [self._operands.name(t) for t in tensors]
         self.scope[f"w{self.numbers[node]}"] = look
         self._emit_line(node, f"w{self.numbers[node]}({', '.join(names)})")
@@ -230,7 +223,7 @@ class CpuCode:
             self._emit_finite_check(look.tensors[-1].node, look, look.tensors)
 
     def _emit_collective(self, node: Node, number: int) -> None:
-        """Take part in an exchange, which goes on while other lines run."""
+        """Emit the start of a collective, which proceeds while later lines run."""
         what = Collective.from_attrs(bind_attrs(node.attrs, self.bindings))
         name = f"{node.name.partition('/')[2]!r} (made at {node.location})"
         self.scope[f"m{number}"] = self.channel.join_collective(what, name)
@@ -249,8 +242,10 @@ class CpuCode:
     # Bodies -------------------------------------------------------------------------------------
 
     def _emit_bodies(self, node: Node, number: int) -> None:
-        """A node of bodies, each over its part of the node's memory: where they are generated
-        kernels throughout, as native calls; else as a line that runs routines."""
+        """Emit a node that holds bodies, each over its part of the node's memory.
+
+        Bodies that consist of generated kernels run as native calls, others as Python functions.
+        """
         inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
@@ -264,7 +259,7 @@ class CpuCode:
                 bodies(node), inner.parts, inner.offsets, strict=True
             )
         ]  # fmt: skip
-        self.body_codes += codes  # native calls have the addresses of their constants
+        self.body_codes += codes  # keeps constants alive, whose addresses native calls use
         natives = [
             code.as_native_body(body) for body, code in zip(bodies(node), codes, strict=True)
         ]
@@ -287,7 +282,7 @@ class CpuCode:
         self._emit_line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
 
     def as_native_body(self, body: Body) -> NativeBody | None:
-        """This code, of a body, as calls; None where it has lines of Python."""
+        """Return this body's code as native calls; None if it has lines of Python."""
         if not all(isinstance(line, NativeSegment) for line in self.compute.lines) or self.plain:
             return None
         if self.backend.xp is not np:
@@ -299,174 +294,13 @@ class CpuCode:
             tuple(nbytes(self.layout.specs[t]) for t in body.outputs),
         )
 
-    # Kernels ------------------------------------------------------------------------------------
-
-    def _emit_region(self, node: Node, number: int) -> None:
-        """A node of a region: the last one stands for all."""
-        fused = self.layout.regions[node]
-        if node.op.refuse is not None:
-            self._emit_value_check(node, number)
-        if node is not fused.last:
-            return
-        task = fused.task
-        part = self.commit if node in self.layout.deferred else self.compute
-        tensors = (*fused.operands, *fused.results)
-        if not self._is_split_over_threads(task):
-            self._emit_call(part, node, task, tensors, len(fused.results))
-            return
-        places = [self._operands.pointer_source(t) for t in tensors]
-        if part is self.commit and not task.scratch and _are_fixed(places):
-            self._sweep_updates.append((node, task, places))
-            return
-        launch = KernelLaunch(
-            kernel_of(fused.region),
-            fused.sizes,
-            [p if isinstance(p, int) else None for p in places],
-        )
-        self.scope[f"k{number}"] = launch.callable()
-        moving = [
-            self._operands.name(t)
-            for t, p in zip(tensors, places, strict=True)
-            if not isinstance(p, int)
-        ]
-        if part is self.commit:
-            moving = [self._keep_for_commit(node, name) for name in moving]
-        part.add_line(node, f"k{number}({', '.join(moving)})")
-
-    def _emit_sweep(self) -> None:
-        """The updates of variables that are worth sharing, as one call a thread, together with
-        the small ones."""
-        if not self._sweep_updates:
-            return
-        small = [c for c in self.commit.calls if not c.task.scratch and _are_fixed(c.pointers)]
-        taken = set(map(id, small))
-        self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
-        calls: list[Any] = [(task, places) for _, task, places in self._sweep_updates]
-        calls += [(call.task, call.pointers) for call in small]
-        self.scope["sweep"] = MultiTensorUpdate(calls, self.backend.threads)
-        self.commit.add_line(self._sweep_updates[-1][0], "sweep()")
-
-    def _emit_value_check(self, node: Node, number: int) -> None:
-        """A line that looks for values that the op does not take: labels that are no class."""
-        assert node.op.refuse is not None
-        attrs = bind_attrs(node.attrs, self.bindings)
-        arrays = []
-        for i, tensor in enumerate(node.inputs):
-            if tensor.dtype.kind == "f":  # what counts is its shape
-                self.scope[f"c{number}_{i}"] = self.layout.specs[tensor]
-                arrays.append(f"c{number}_{i}")
-            else:
-                arrays.append(self._operands.name(tensor))
-        self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
-        self._emit_line(node, f"c{number}({', '.join(arrays)})")
-
-    def _is_split_over_threads(self, task: KernelTask) -> bool:
-        """Whether threads share the work of a task."""
-        return task.nanoseconds > THREADING_NANOSECONDS and self.backend.threads > 1
-
-    def _emit_call(
-        self,
-        part: ProgramSection,
-        node: Node,
-        task: KernelTask,
-        tensors: Sequence[Tensor],
-        results: int,
-    ) -> None:
-        """A call of a task with operands and, last of them, so many results."""
-        if not task.rows:
-            return
-        if task.order:
-            order = [*task.order, *range(len(task.order), len(tensors))]
-            tensors = [tensors[i] for i in order]
-        places = [self._operands.pointer_source(t) for t in tensors]
-        sizes = [self._nbytes(self.layout.specs[t]) for t in tensors]
-        if task.scratch:
-            places.append(
-                self._operands.base_address + self.layout.arena.offsets[self.layout.scratch[node]]
-            )
-            sizes.append(task.scratch)
-        part.add_calls(
-            [KernelCall(node, task, tuple(places), tuple(sizes), len(tensors) - results)]
-        )
-
-    def _nbytes(self, spec: TensorSpec) -> int:
-        """Bytes of a tensor; most specs of a layout are those of many tensors."""
-        known = self._sizes.get(id(spec))
-        if known is None:
-            known = self._sizes[id(spec)] = nbytes(spec)
-        return known
-
-    def _emit_kernel(self, node: Node, number: int) -> None:
-        """A line that runs the node's kernel into its buffers."""
-        deferred = self.layout.deferred.get(node)
-        task = self.layout.tasks.get(node)
-        if task is not None and deferred is None and not self._is_split_over_threads(task):
-            tensors = (*node.inputs, *node.outputs)
-            self._emit_call(self.compute, node, task, tensors, len(node.outputs))
-            return
-        inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
-        if deferred is not None:
-            inputs = [self._keep_for_commit(node, name) for name in inputs]
-        names = [self._operands.name(t) for t in node.outputs]
-        attrs = bind_attrs(node.attrs, self.bindings)
-        specs = [t.spec for t in node.inputs]
-        half = not node.op.halves and has_half(specs)
-        if node.op.ufunc is not None and not attrs and not self.plain and not half:
-            self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
-            line = f"k{number}({', '.join(inputs)}, out={names[0]})"
-        else:
-            self.scope[f"k{number}"] = out_kernel(
-                node.op, self.backend.xp, specs, attrs, self.plain
-            )
-            self.plain_kernel_nodes.append(node)
-            out = names[0] if len(names) == 1 else f"({', '.join(names)})"
-            step = ", step=draws" if node.op.random else ""
-            line = f"k{number}({', '.join([out, *inputs])}{step})"
-        if deferred is not None:
-            self.commit.add_line(node, line)
-        else:
-            self._emit_line(node, line)
-
-    # The commit part ------------------------------------------------------------------------------
-
-    def _emit_staging_copy(self, node: Node) -> None:
-        """Copy a value that is another variable's memory, which this step's commits may change."""
-        if node in self.layout.staged and not self._emit_native_copy(
-            self.compute, node, node.inputs[1], node.outputs[0]
-        ):
-            value = self._operands.name(node.inputs[1])
-            self._emit_line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
-
-    def _emit_commit(self, assign: Node) -> None:
-        variable, value = assign.inputs[0], assign.outputs[0]
-        if assign.inputs[1].node in self.layout.deferred:
-            return
-        if not self._emit_native_copy(self.commit, assign, value, variable):
-            kept = self._keep_for_commit(assign, self._operands.name(value))
-            self.commit.add_line(assign, f"copyto({self._operands.names[variable]}, {kept})")
-
-    def _emit_native_copy(
-        self, part: ProgramSection, node: Node, source: Tensor, target: Tensor
-    ) -> bool:
-        """Whether a value is copied as generated kernels are run."""
-        size = nbytes(self.layout.specs[target])
-        if self.plain or self.backend.xp is not np:
-            return False
-        places = (self._operands.pointer_source(source), self._operands.pointer_source(target))
-        if size:
-            part.add_calls([KernelCall(node, copy_task(size), places, (size, size), 1)])
-        return True
-
-    def _keep_for_commit(self, node: Node, name: str) -> str:
-        """A name that the commit part can use: feeds, recvs and their aliases are local to the
-        compute part."""
-        if name in self.scope:
-            return name
-        self._emit_line(node, f"kept[{name!r}] = {name}")
-        return f"kept[{name!r}]"
+    # Source -------------------------------------------------------------------------------------
 
     def _bind_runtime_pointers(self) -> None:
-        """Let pointers lead to what comes; what the commit part reads is kept until then."""
+        """Bind the pointers of native calls to feeds and received tensors.
+
+        Those that the commit section reads are kept until then.
+        """
         for part in (self.compute, self.commit):
             for segment in part.segments:
                 for slot, which in segment.runtime_pointers.items():
@@ -474,9 +308,7 @@ class CpuCode:
                     if slot in self._operands.feeds:
                         self._operands.feeds[slot].bind(segment, which)
                     if part is self.commit:
-                        self._keep_for_commit(slot.node, self._operands.names[slot])
-
-    # The text -----------------------------------------------------------------------------------
+                        self._kernels.keep_for_commit(slot.node, self._operands.names[slot])
 
     def _emit_line(self, node: Node, line: str) -> None:
         self.compute.add_line(node, line)
@@ -484,13 +316,18 @@ class CpuCode:
     @cached_property
     def _source(self) -> ProgramSource:
         names = [self._operands.name(t) for t in self.partition.fetches.values()]
-        result = "(" + "".join(f"{name}, " for name in names) + ")"  # may take lines for aliases
+        result = "(" + "".join(f"{name}, " for name in names) + ")"  # may emit lines for aliases
         lines = [*self._feeds, *self.compute.lines]
         return ProgramSource(self.scope, lines, self.commit.lines, result)
 
     @property
+    def plain_kernel_nodes(self) -> list[Node]:
+        """Nodes that are computed by their op's own kernel."""
+        return self._kernels.plain_kernel_nodes
+
+    @property
     def is_native(self) -> bool:
-        """Whether it is generated kernels throughout, and edges."""
+        """Whether it consists of native calls, sends and receives only."""
         lines = (*self._source.lines[len(self._feeds) :], *self.commit.lines)
         return self.backend.xp is np and all(
             isinstance(line, NativeSegment)
@@ -499,39 +336,33 @@ class CpuCode:
         )
 
     def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
-        """The compute part as a function (feeds, step, draws) -> fetched values."""
+        """Compile the compute section to a function (feeds, step, draws) -> fetched values."""
         return self._source.compile_compute(name)
 
     def compile_commit(self) -> Callable[[], None]:
-        """The commit part as a function."""
+        """Compile the commit section to a function."""
         return self._source.compile_commit()
 
     def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
-        """The compute part with a fourth argument, which is told after each node by the number of
-        its line; and the node of each line."""
+        """Compile the compute section for traced steps; see `ProgramSource.compile_traced`."""
         return self._source.compile_traced()
 
     def annotate_error(self, error: BaseException) -> Exception:
-        """An error with the node of the failing line, unless it says already what went wrong."""
+        """Return an error that names the node of the failing line; see `annotate_error`."""
         return annotate_error(error, self._source.failing_node(error), self.layout, self.partition)
 
     @property
     def commits(self) -> bool:
-        """Whether there is anything to assign."""
+        """Whether the program has assignments."""
         return bool(self.commit.lines)
 
     @property
     def workspace(self) -> int:
-        """Bytes that ops took for themselves: on a cpu nobody counts them."""
+        """Measured workspace in bytes; 0, because a CPU does not measure it."""
         return 0
 
     def release(self) -> None:
-        """Let go of the buffers: the program does not run again."""
+        """Release the buffers. The program cannot run again."""
         if not self.is_body:
             self.channel.close()
-        self.scope.clear()  # its functions and itself refer to each other
-
-
-def _are_fixed(places: Sequence[PointerSource]) -> bool:
-    """Whether addresses are known before a program runs."""
-    return all(isinstance(place, int) for place in places)
+        self.scope.clear()  # breaks the reference cycle with its functions

@@ -1,5 +1,7 @@
-"""Lines: what the lines of programs call beside kernels, the same for all kinds of devices, and how
-a line that fails is told."""
+"""Functions that generated lines call besides kernels, and errors that name a line's node.
+
+`EdgeChannel` is a program's view of the world outside its device: edges, collectives, cancellation.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
-from graphflow.runtime.collectives.exchanges import DeviceCollective
+from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
@@ -34,39 +36,42 @@ LOOP_OPS = ("scan", "while_loop")
 
 
 class EdgeChannel(Protocol):
-    """Where a program's cut edges lead."""
+    """Connects a program to other devices."""
 
-    def send(self, step: int, edge: int, target: str, array: Any) -> None: ...
+    def send(self, step: int, edge: int, target: str, array: Any) -> None:
+        """Send a tensor over an edge to a device."""
 
-    def recv(self, step: int, edge: int) -> Any: ...
+    def recv(self, step: int, edge: int) -> Any:
+        """Return the tensor that comes over an edge."""
 
     def grant_credit(self, step: int, edge: int, portion: int) -> None:
-        """Tell who sends over an edge in a loop that this portion of its tensors was received."""
+        """Tell the sender of an edge in a loop that this portion of its tensors was received."""
 
     def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
-        """Wait until that was told."""
+        """Wait until the receiver has granted the credit for a portion."""
 
     def join_collective(self, what: Collective, name: str) -> DeviceCollective:
-        """The part of this device in an exchange."""
+        """Return this device's part in a collective; errors call it `name`."""
 
     def shared_memory(self, nbytes: int) -> Any:
-        """Memory that other processes of this host can reach; None where there is none."""
+        """Return memory that other processes of this host can map; None if there is none."""
 
     def register_buffers(self, segment: SharedMemorySegment) -> None:
-        """Where the program's buffers are, if others can reach them."""
+        """Announce the shared memory that holds the program's buffers."""
 
     def forget_agreements(self) -> None:
-        """Let go of what was agreed with others: it is agreed anew when the program runs again."""
+        """Discard what was agreed with other workers; the program's next run agrees anew."""
 
     def close(self) -> None:
-        """Let go of all of that: the program does not run again."""
+        """Release everything shared with other workers. The program does not run again."""
 
     def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
-        """Raise if the step was given up; `loop` has done so many iterations (of so many)."""
+        """Raise if the step was cancelled; the error says that `loop` has done `done` iterations,
+        and `of` names the total, such as " of 10"."""
 
 
 def compile_kernels(layout: MemoryLayout) -> None:
-    """Compile all kernels of a program and its bodies that are missing, together."""
+    """Compile all missing kernels of a program and its bodies in one unit."""
     if not is_jit_enabled():
         return
     wanted: dict[str, str] = {}
@@ -91,7 +96,11 @@ def _collect_kernels(layout: MemoryLayout, wanted: dict[str, str]) -> None:
 def out_kernel(
     op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
 ) -> Callable[..., None]:
-    """The kernel as a function (out, *arrays); `plain`: by way of a result of its own."""
+    """Return an op's kernel as a function (out, *arrays).
+
+    Args:
+        plain: let the kernel allocate its result, which is then copied to `out`.
+    """
     into = op.into_for(inputs)
     if into is not None and not op.random and not plain:
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
@@ -102,9 +111,11 @@ def out_kernel(
         results = op.run(xp, arrays, attrs, step, plain=plain)
         outs = out if isinstance(out, tuple) else (out,)
         for buffer, result in zip(outs, results, strict=True):
-            if users and xp.shape(result) != buffer.shape:  # else it would be repeated
+            # Without this check a smaller result of a user's kernel would be broadcast.
+            if users and xp.shape(result) != buffer.shape:
                 raise OpError(
-                    f"its kernel gave {_describe_array(result)} for {_describe_array(buffer)}"
+                    f"its kernel returned {_describe_array(result)}, expected "
+                    f"{_describe_array(buffer)}"
                 )
             xp.copyto(buffer, result)
 
@@ -118,8 +129,11 @@ def _describe_array(array: Any) -> str:
 def annotate_error(
     error: BaseException, node: Node | None, layout: MemoryLayout, partition: Partition
 ) -> Exception:
-    """An error with the node that failed, unless it says already what went wrong. What a user's own
-    code raises is always an op's: an error of graphflow's in it is none of this session's."""
+    """Return an error that names the failed node, or the error itself if it already explains.
+
+    A graphflow error raised by a user's function in a graph becomes an OpError: it is no error of
+    this session.
+    """
     kind: type[OpError] = OpError
     if isinstance(error, CheckError | DeviceOutOfMemory):
         kind = type(error)
@@ -137,7 +151,8 @@ def annotate_error(
     if node is None:
         return kind(f"a step failed on {partition.device}: {text}")
     if isinstance(error, MemoryError) and hasattr(error, "shape") and hasattr(error, "dtype"):
-        text = f"{math.prod(error.shape) * error.dtype.itemsize:,} bytes cannot be had ({error})"
+        size = math.prod(error.shape) * error.dtype.itemsize
+        text = f"{size:,} bytes cannot be allocated ({error})"
     shapes = ", ".join(str(layout.specs[t]) for t in node.inputs)
     whole = kind(
         f"{node.op.name} {partition.graph.names[node]!r} (made at {node.location}) failed on "
@@ -150,7 +165,7 @@ def annotate_error(
 def out_of_memory_error(
     error: DeviceOutOfMemory, layout: MemoryLayout, partition: Partition
 ) -> DeviceOutOfMemory:
-    """An error of a program whose memory cannot be had, with its largest tensors."""
+    """Return the error of a program whose memory cannot be allocated; names its largest tensors."""
     kept = [t for t in layout.blocks if layout.roots[t] is t]
     largest = sorted(kept, key=lambda t: -nbytes(layout.specs[t]))[:3]
     named = ", ".join(
@@ -159,13 +174,13 @@ def out_of_memory_error(
         for t in largest
     )
     return DeviceOutOfMemory(
-        f"the program of {partition.device} cannot begin: {error}"
+        f"the program of {partition.device} does not fit in its memory: {error}"
         + (f"; its largest tensors are {named}" if named else "")
     )
 
 
 def loop_buffers(inner: BodyLayout, own: Any) -> LoopBuffers:
-    """The two sets of buffers of what a loop carries, in the memory of its node."""
+    """Return the two sets of buffers for a loop's state, in the memory of its node."""
     here, there = (
         tuple(
             own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
@@ -178,14 +193,14 @@ def loop_buffers(inner: BodyLayout, own: Any) -> LoopBuffers:
 
 
 def never_cancelled(step: int, loop: str, done: int, of: str) -> None:
-    """For what is no loop."""
+    """Never raise: the `check_cancelled` of nodes that are no loops."""
 
 
 class ReceivedTensorCheck:
-    """A tensor that came over an edge, checked to be what the program was compiled for.
+    """Checks that a received tensor has the shape and dtype that the program was compiled for.
 
     Raises:
-        ProtocolError: it is another one.
+        ProtocolError: it has not.
     """
 
     def __init__(self, recv: Node, spec: TensorSpec) -> None:
@@ -205,7 +220,7 @@ class ReceivedTensorCheck:
 
 
 class Reshaped:
-    """An alias: the input's memory under another shape."""
+    """Reshapes an array, for an op that is an alias of its input."""
 
     def __init__(self, shape: Any) -> None:
         self.shape = shape

@@ -1,8 +1,8 @@
-"""A program on a GPU: a partition as steps over buffers at fixed places.
+"""Programs on GPUs: a partition -> steps over buffers at fixed addresses.
 
-Each step starts the work of one node, or of a region as one CUDA kernel, on the device's stream.
-What is fed or received lands in a place of its own, so nothing but a body's parameters ever moves,
-and most steps can be captured (`cuda_graphs.py`).
+Each step starts the work of one node, or of a fused region as one CUDA kernel, on the device's
+stream. Feeds and received tensors are copied to buffers of their own, so only the parameters of
+bodies change their address, and most steps can be captured in CUDA graphs (`cuda_graphs.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call, scan
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.runtime.collectives.exchanges import DeviceCollective
+from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.gpu.cuda_graphs import CapturedSteps, GpuStep
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
+from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.runtime.memory.backend import require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
@@ -45,18 +46,22 @@ from graphflow.runtime.program.vendor_libraries import array_module, library_ker
 
 _HOST_OPS = ("placeholder", "recv", "send", "collective_start", "collective_finish", "cond",
                "while_loop")  # fmt: skip
-_FFT_OPS = ("fft", "rfft", "irfft")  # CuPy lets go of the oldest, and of what they work in
+_FFT_OPS = (
+    "fft",
+    "rfft",
+    "irfft",
+)  # CuPy evicts the oldest plans, with their workspace, which a captured graph would still use
 _EDGE_OPS = ("send", "recv", "collective_start")
 _MAX_CAPTURED_NODES = 20_000
-"""Nodes of all iterations of a loop that is captured."""
+"""Nodes of all iterations of a loop, above which it is not captured."""
 
 
 class GpuCode:
-    """A program of a partition: its steps. See `code.Code`, whose twin it is.
+    """The steps of a partition's program; the GPU's counterpart of `code_generator.CpuCode`.
 
     Args:
-        memory: of the arena.
-        loops: of the program of which this is a body.
+        memory: the arena's bytes.
+        loops: the edge channel of the enclosing program's bodies, if this is a body.
     """
 
     def __init__(
@@ -149,7 +154,7 @@ class GpuCode:
     def _add_finite_check(
         self, node: Node, look: Callable[..., None], tensors: Sequence[Tensor]
     ) -> None:
-        """A step that looks whether tensors are finite; the device is waited for."""
+        """Add a step that checks whether tensors are finite. It waits for the device."""
         values = self.values
         self._compute.append(
             GpuStep(node, lambda: look(*[values[t] for t in tensors]), is_repeatable=False)
@@ -164,28 +169,28 @@ class GpuCode:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
         if self.is_body:
-            return  # a parameter: an array that each call brings
-        inlet, name = self.backend.input_buffer(spec), self.graph.names[node]
-        self.values[tensor] = inlet.array
-        self._add_step(node, lambda: inlet(self._feeds[name]))
+            return  # a body's parameter: each call supplies its array
+        buffer, name = InputBuffer(self.backend, spec), self.graph.names[node]
+        self.values[tensor] = buffer.array
+        self._add_step(node, lambda: buffer(self._feeds[name]))
 
     def _add_receive(self, node: Node) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        inlet, arrival, edge = (
-            self.backend.input_buffer(spec),
+        buffer, arrival, edge = (
+            InputBuffer(self.backend, spec),
             ReceivedTensorCheck(node, spec),
             node.attrs["edge"],
         )
-        self.values[tensor] = inlet.array
+        self.values[tensor] = buffer.array
         ends = self.loops if self.is_body else self.channel
         if not self.is_body:
-            self._add_step(node, lambda: inlet(arrival(ends.recv(self._step, int(edge)))))
+            self._add_step(node, lambda: buffer(arrival(ends.recv(self._step, int(edge)))))
             return
 
         def receive() -> None:
-            self.backend.begin_step()  # the iteration before has read it when this is reached
-            inlet(arrival(ends.recv(self._step, int(edge))))
+            self.backend.begin_step()  # later uploads wait for the last iteration's reads
+            buffer(arrival(ends.recv(self._step, int(edge))))
 
         self._add_step(node, receive)
 
@@ -195,8 +200,7 @@ class GpuCode:
         self._add_step(node, lambda: ends.send(self._step, edge, target, self.values[value]))
 
     def _add_collective_start(self, node: Node) -> None:
-        """Take part in an exchange: by NCCL where all ranks can, else by way of the host's
-        memory."""
+        """Add the start of a collective: by NCCL if all ranks can, else through the host."""
         what = Collective.from_attrs(bind_attrs(node.attrs, self.bindings))
         rank, result = int(node.attrs["rank"]), what.result_spec(int(node.attrs["rank"]))
         member = self.channel.join_collective(
@@ -234,7 +238,7 @@ class GpuCode:
         self._add_step(node, finish)
 
     def _add_alias(self, node: Node) -> None:
-        """The input's memory under another shape: at once, or whenever that comes."""
+        """Reshape the input now if its address is fixed, else in a step."""
         tensor, source = node.outputs[0], node.inputs[0]
         shape = self.layout.specs[tensor].shape
         if source in self.values:
@@ -247,7 +251,7 @@ class GpuCode:
         self._add_step(node, run)
 
     def _add_bodies(self, node: Node) -> None:
-        """A node of bodies, each a routine over its part of the node's memory."""
+        """Add a node that holds bodies, each over its part of the node's memory."""
         inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
@@ -282,7 +286,7 @@ class GpuCode:
     # Kernels ------------------------------------------------------------------------------------
 
     def _add_region(self, node: Node) -> None:
-        """A node of a region: its place, if it has one; the last one runs it."""
+        """Add a node of a fused region: its result's buffer; the last node adds the kernel."""
         fused = self.layout.regions[node]
         if any(node is result.node for result in fused.results):
             self._result_buffer(node.outputs[0])
@@ -295,8 +299,11 @@ class GpuCode:
         self._add_kernel_step(node, lambda: launch([self.values[t] for t in tensors]))
 
     def _add_value_check(self, node: Node) -> None:
-        """A look for values that the op does not take: at what was fed, where that is it, since
-        the device would have to be waited for."""
+        """Add a step that refuses values that the op does not accept.
+
+        If all these values are feeds, the host's arrays are checked: a look at the device's would
+        have to wait for it.
+        """
         refuse, attrs = node.op.refuse, bind_attrs(node.attrs, self.bindings)
         assert refuse is not None
         fed = {
@@ -320,7 +327,7 @@ class GpuCode:
         self._compute.append(GpuStep(node, look, is_repeatable=False))
 
     def _add_kernel(self, node: Node) -> None:
-        """The node's own kernel, into its buffers."""
+        """Add the node's own kernel, which writes to its buffers."""
         if node.op.refuse is not None:
             self._add_value_check(node)
         outs = [self._result_buffer(t) for t in node.outputs]
@@ -352,7 +359,7 @@ class GpuCode:
     # Memory -------------------------------------------------------------------------------------
 
     def _result_buffer(self, tensor: Tensor) -> Any:
-        """Where a result goes: its buffer, or the variable that it updates."""
+        """Return the array that a result is written to: its buffer, or its deferred variable."""
         deferred = self.layout.deferred.get(tensor.node)
         if deferred is not None:
             self.values[tensor] = self.values[deferred]
@@ -368,7 +375,7 @@ class GpuCode:
         return self.values[tensor]
 
     def _add_staging_copy(self, node: Node) -> None:
-        """What an assign assigns; a copy of it where this step's commits may change it."""
+        """Bind an assigned value; copy it if it shares memory with a variable of the commit."""
         tensor, value = node.outputs[0], node.inputs[1]
         if node not in self.layout.staged:
             self.values[tensor] = self.values[value]
@@ -390,35 +397,39 @@ class GpuCode:
 
     @property
     def workspace(self) -> int:
-        """Bytes that ops took for themselves, at most so far."""
+        """The most bytes that ops have allocated for themselves so far."""
         return self.backend.memory_usage().pool
 
     @property
     def commits(self) -> bool:
-        """Whether there is anything to assign."""
+        """Whether the program has assignments."""
         return bool(self._commit)
 
     def compile_compute(self) -> Callable[..., Any]:
-        """The compute part: (feeds, step, draws) -> fetched arrays, which are there when the
-        stream gets there."""
+        """Return the compute part as a function (feeds, step, draws) -> fetched arrays.
+
+        The arrays are valid once the stream has reached this point.
+        """
         fetched = tuple(self.partition.fetches.values())
 
         def compute(feeds: Mapping[str, Any], step: int, draws: int) -> Any:
             self._begin(feeds, step, draws)
             self.steps()
-            if self._has_edges:  # what others were handed or hand over is theirs again now
+            if self._has_edges:  # other devices may reuse what they sent, and read what we sent
                 self.backend.synchronize()
             return tuple(self.values[t] for t in fetched)
 
         return compute
 
     def compile_commit(self) -> Callable[[], None]:
-        """The commit part. It starts the work; what comes later on the stream finds it done."""
+        """Return the commit part. It only starts work, which precedes later work on the stream."""
         return self.commit_steps
 
     def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
-        """The compute part, one step at a time, with a fourth argument that is told after each by
-        its number; and the node of each."""
+        """Return the compute part, one step at a time, for traced steps; and the node of each step.
+
+        The function calls its fourth argument, `mark`, with the number of each step after it.
+        """
         fetched = tuple(self.partition.fetches.values())
 
         def run(feeds: Mapping[str, Any], step: int, draws: int, mark: Any) -> Any:
@@ -436,7 +447,7 @@ class GpuCode:
 
     def run_body(self, parameters: Sequence[Tensor], arrays: Sequence[Any], step: int, draws: int
     ) -> list[Any]:  # fmt: skip
-        """As a body: results for parameters, good until it runs again."""
+        """Run as a body; the results are valid until it runs again."""
         self._step, self._draws = step, draws
         for tensor, array in zip(parameters, arrays, strict=True):
             self.values[tensor] = array
@@ -445,8 +456,8 @@ class GpuCode:
         return [self.values[t] for t in self.partition.fetches.values()]
 
     def release(self) -> None:
-        """Let go of the buffers: the program does not run again."""
-        with suppress(DeviceError):  # it has failed: what it held goes all the same
+        """Release the buffers. The program cannot run again."""
+        with suppress(DeviceError):  # a device that failed: release its buffers all the same
             self.backend.synchronize()
         if self._members:
             self.channel.close()
@@ -457,8 +468,11 @@ class GpuCode:
         self.memory = None
 
     def annotate_error(self, error: BaseException) -> Exception:
-        """An error with the node of the failing step, unless it says already what went wrong. A
-        device that is lost is told by whichever step comes next, which has no part in it."""
+        """Return an error that names the node of the failing step; see `annotate_error`.
+
+        A lost device is reported instead of the node: any later step fails then, whichever caused
+        it.
+        """
         if (
             not isinstance(error, GraphflowError)
             and (lost := self.backend.lost_error()) is not None
@@ -469,7 +483,7 @@ class GpuCode:
 
 
 class _GpuBody:
-    """A body: arrays in, results out."""
+    """A body as a function of arrays."""
 
     def __init__(self, code: GpuCode, parameters: Sequence[Tensor]) -> None:
         self._code = code
@@ -483,8 +497,10 @@ class _GpuBody:
 
 
 def is_repeatable(node: Node, bindings: Mapping[str, int]) -> bool:
-    """Whether a node's work is the same in each run: it does not meet the host, as far as its op
-    says, and draws no random numbers."""
+    """Return True if a node starts the same work in each run, so that it can be captured.
+
+    Such a node does not exchange data with the host and draws no random numbers.
+    """
     op = node.op
     if op.name in (*_HOST_OPS, *_FFT_OPS):
         return False
@@ -506,7 +522,7 @@ def is_repeatable(node: Node, bindings: Mapping[str, int]) -> bool:
 
 
 def _cuda_kernels(layout: MemoryLayout) -> Iterator[CudaKernel]:
-    """Of a program and its bodies."""
+    """Yield the CUDA kernels of a program and its bodies."""
     for fused in dict.fromkeys(layout.regions.values()):
         yield cuda_kernel(fused.region, is_wide(fused.sizes))
     for inner in layout.body_layouts.values():

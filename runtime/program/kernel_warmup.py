@@ -1,7 +1,7 @@
-"""Rehearsal: kernels of a program run once ahead of its first step, each by itself on zeros, so
-that what they compile when they first run (convolutions, pooling, attention…) is compiled by then.
+"""Kernel warm-up: a program's kernels run once on zeros, ahead of the program's first step.
 
-Nothing of the program itself runs: no loop, no op with a side effect, no state.
+Convolutions, pooling, attention and others compile machine code when they first run. The program
+itself does not run: no loop, no op with a side effect, no state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphflow.runtime.program.generated_call_support import out_kernel
 
 
 def warm_up_kernels(code: CpuCode) -> None:
-    """Run each kind of kernel that lines of Python run, and those of bodies, once."""
+    """Run each distinct plain kernel of a program and its bodies once."""
     done: set[str] = set()
     for part, node in _plain_kernels(code):
         inputs = [part.layout.specs[t] for t in node.inputs]
@@ -32,7 +32,7 @@ def warm_up_kernels(code: CpuCode) -> None:
         outs = tuple(_zeros(part.layout.specs[t]) for t in node.outputs)
         try:
             kernel(outs if len(outs) > 1 else outs[0], *map(_zeros, inputs))
-        except Exception:  # zeros are no values for it: a singular matrix
+        except Exception:  # a kernel may refuse zeros: a singular matrix
             continue
 
 
@@ -45,5 +45,5 @@ def _plain_kernels(code: CpuCode) -> Iterator[tuple[CpuCode, Node]]:
 
 
 def _zeros(spec: TensorSpec) -> np.ndarray[Any, Any]:
-    """Concrete as the layout has it."""
+    """Return zeros of a spec, whose sizes are numbers."""
     return np.zeros(spec.shape, spec.dtype)

@@ -1,9 +1,8 @@
-"""Native loops: a scan or a while loop whose bodies are generated kernels throughout runs without
-returning to Python between its iterations.
+"""Native loops: scans and while loops over generated kernels that do not return to Python.
 
-An iteration reads what the loop carries from one set of buffers and copies what it computed there
-at its end. Rows of what is scanned, and of what is stacked, are pointers that move on. After some
-milliseconds of iterations it is asked whether the step was given up.
+An iteration reads the loop's state from one set of buffers, and at its end copies the new state
+there. Pointers to rows of scanned and stacked arrays advance by one row in each iteration. After
+some milliseconds of iterations, Python checks whether the step was cancelled.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from graphflow.runtime.native_calls.native_segments import (
 from graphflow.runtime.program.body_loops import CheckCancelled, LoopBuffers, describe_loop
 
 _UNBOUNDED = 1 << 40
-"""Iterations of a loop without a bound."""
+"""Limit of iterations for a loop without a bound."""
 _CALL_NANOSECONDS = 10.0
-"""Nanoseconds that a call takes beside its work."""
+"""Nanoseconds that a call costs besides its work."""
 
 
 @dataclass(frozen=True)
 class NativeBody:
-    """A body that is generated kernels throughout.
+    """A body that consists of generated kernels.
 
     Attributes:
-        calls: what it does.
-        results: where its results are; a parameter that is a result is where the parameter is.
-        nbytes: of each result.
+        calls: its kernel calls, in order.
+        results: pointer to each result; for a result that is a parameter, the parameter's.
+        nbytes: size of each result.
     """
 
     body: Body
@@ -53,6 +52,7 @@ class NativeBody:
 
     @property
     def parameters(self) -> list[RuntimeOperand]:
+        """The run-time operand of each parameter."""
         return [node.outputs[0] for node in self.body.inputs]
 
 
@@ -64,18 +64,18 @@ def make_native_runner(
     copyto: Callable[[Any, Any], None],
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
-    """As `loops.runner`, of a scan or a while loop over native bodies."""
+    """As `body_loops.make_body_runner`, for a scan or a while loop over native bodies."""
     if node.op is scan:
         return _make_scan_runner(node, attrs, parts[0], carried, copyto, proceed)
     return _make_while_runner(node, attrs, parts[0], parts[1], carried, copyto, proceed)
 
 
 class _Iterations:
-    """One iteration as calls, and how they find what they work on.
+    """The calls of one iteration, and their pointers.
 
     Args:
-        tests: how many of the calls come before `pred` is looked at.
-        pred: where it is, if there is one.
+        tests: number of leading calls that compute the predicate of a while loop.
+        pred: pointer to the predicate; None for a scan.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class _Iterations:
         self._rounds = max(1, int(CANCEL_CHECK_NANOSECONDS / self._work))
 
     def bind(self, slot: RuntimeOperand, place: int) -> None:
-        """Say where something is in all iterations."""
+        """Set the address that an operand has in all iterations."""
         slots = self._segment.runtime_pointers.get(slot)
         if slots is not None:
             self._segment.pointers[slots] = place
@@ -100,7 +100,11 @@ class _Iterations:
     def moving_pointers(
         self, slot: RuntimeOperand, first: int, stride: int
     ) -> list[tuple[int, int, int]]:
-        """That something is elsewhere in each iteration, by so many bytes."""
+        """Return table rows that advance an operand by `stride` bytes in each iteration.
+
+        Returns:
+            (address of the pointer, first address, stride) for each use of the operand.
+        """
         return [
             (self._segment.pointer_address(i), first, stride)
             for i in self._segment.runtime_pointers.get(slot, ())
@@ -109,7 +113,7 @@ class _Iterations:
     def run(
         self, count: int, moves: Sequence[tuple[int, int, int]], proceed: Callable[[int], None]
     ) -> int:
-        """Iterations up to `count`, or until the test fails; how many there were."""
+        """Run up to `count` iterations, until the predicate is false; return how many ran."""
         table = np.array(moves or [(0, 0, 0)], np.int64)
         self._frame[3], self._frame[4] = address(table), len(moves)
         done = 0
@@ -126,7 +130,7 @@ class _Iterations:
 
 
 def _carry_calls(node: Node, part: NativeBody, carried: LoopBuffers) -> list[KernelCall]:
-    """Calls that stack what is stacked, and then carry the others over."""
+    """Return the calls that end an iteration: stack its outputs, then copy the new state."""
 
     def copy(k: int, source: PointerSource, target: PointerSource) -> KernelCall:
         return KernelCall(node, copy_task(part.nbytes[k]), (source, target))
@@ -136,24 +140,25 @@ def _carry_calls(node: Node, part: NativeBody, carried: LoopBuffers) -> list[Ker
     stacked = [
         copy(k, part.results[k], ("row", k - count)) for k in range(count, part.body.results)
     ]
-    # One that is a parameter might be overwritten before it is copied: all go by way of others.
+    # A new state that is a parameter may be overwritten before it is copied: (a, b) -> (b, a).
+    # Then all states go through the second set of buffers.
     parameters = set(part.parameters)
     if any(not isinstance(place, int) and place in parameters for place in part.results[:count]):
-        way = [copy(k, part.results[k], there[k]) for k in range(count)]
-        return [*stacked, *way, *(copy(k, there[k], here[k]) for k in range(count))]
+        moved = [copy(k, part.results[k], there[k]) for k in range(count)]
+        return [*stacked, *moved, *(copy(k, there[k], here[k]) for k in range(count))]
     return [*stacked, *(copy(k, part.results[k], here[k]) for k in range(count))]
 
 
 def _stack_pointers(
-    iterations: _Iterations, stacks: Sequence[Any], first: int, way: int
+    iterations: _Iterations, stacks: Sequence[Any], first: int, direction: int
 ) -> list[Any]:
-    """Moves of the rows of stacks."""
+    """Return the moving pointers to the rows of stacked outputs; `direction` is 1 or -1."""
     return [
         move
         for k, stack in enumerate(stacks)
         for step in [stack.nbytes // max(len(stack), 1)]
         for move in iterations.moving_pointers(
-            ("row", k), address(stack) + first * step, way * step
+            ("row", k), address(stack) + first * step, direction * step
         )
     ]
 
@@ -169,7 +174,7 @@ def _make_scan_runner(
     loop = describe_loop(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
-    way = -1 if reverse else 1
+    direction = -1 if reverse else 1
     iterations = _Iterations([*part.calls, *_carry_calls(node, part, carried)])
     slots = part.parameters
     for slot, array in zip(slots, carried.first, strict=False):
@@ -182,13 +187,13 @@ def _make_scan_runner(
         of = f" of {count}"
         for held, value in zip(carried.first, given, strict=False):
             copyto(held, value)
-        moves = _stack_pointers(iterations, outs[carries:], first, way)
+        moves = _stack_pointers(iterations, outs[carries:], first, direction)
         for k in range(carries, len(given)):
             array = given[k]
             if k < carries + items:
                 size = array.nbytes // max(len(array), 1)
                 moves += iterations.moving_pointers(
-                    slots[k], address(array) + first * size, way * size
+                    slots[k], address(array) + first * size, direction * size
                 )
             else:
                 iterations.bind(slots[k], address(array))

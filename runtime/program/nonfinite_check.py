@@ -1,9 +1,9 @@
-"""Finite: whether the results of a step are numbers, and where those that are none came from.
+"""Checks for NaN and infinity: whether a step's results are finite, and which node is the origin.
 
-A program that checks its `RESULTS` looks, before anything is committed, at what is fetched and what
-is assigned. Where one is not finite, the step is undone and runs once more in a program that looks
-at `EVERY` node: node by node, without fusion, with the same bits. It names the first node that made
-NaN or infinity of what was neither, and commits nothing.
+A program with checks of `RESULTS` looks at fetches and new values of variables before anything is
+committed. If one is not finite, the step is undone and runs once more in a program that checks
+`EVERY` node: node by node, without fusion, with the same bits. That program names the first node
+that made NaN or infinity from finite inputs, and commits nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from graphflow.ir.spec import TensorSpec, is_inexact
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 
-_INF, _NAN = 1, 2  # flaws, as bits
+_INF, _NAN = 1, 2  # flags, as bits
 _STORED = ("variable", "constant")
 _INPUTS = ("placeholder", "recv")
 
 
 def nonfinite_flags(xp: Any, array: Any) -> int:
-    """Whether an array holds infinities and NaNs, as bits.
+    """Return which of `_INF` and `_NAN` an array contains, as bits.
 
-    One sum tells of most arrays that they hold neither: what is not finite stays so in a sum.
+    For most arrays one sum shows that they contain neither: it is finite only if all elements are.
     """
     wide = np.float32 if array.dtype.itemsize <= 2 else None
     total = xp.sum(array, dtype=wide)
@@ -37,11 +37,10 @@ def nonfinite_flags(xp: Any, array: Any) -> int:
 
 
 class ResultCheck:
-    """Looks at the results of a program.
+    """Checks the results of a program.
 
     Attributes:
-        tensors: what is looked at: fetches and new values of variables, as far as they may be not
-            finite.
+        tensors: the checked tensors: fetches and new values of variables, of inexact dtypes.
     """
 
     def __init__(self, xp: Any, partition: Partition, layout: MemoryLayout) -> None:
@@ -52,10 +51,10 @@ class ResultCheck:
         self._device = partition.device
 
     def __call__(self, *arrays: Any) -> None:
-        """Look.
+        """Check the values of `tensors`.
 
         Raises:
-            NonFiniteError: one is not finite; names it.
+            NonFiniteError: one is not finite; the error names it.
         """
         for tensor, array in zip(self.tensors, arrays, strict=True):
             if nonfinite_flags(self._xp, array):
@@ -65,10 +64,10 @@ class ResultCheck:
 
 
 class NodeCheck:
-    """Follows, node by node, where values that are not finite come from.
+    """Finds the first node that makes NaN or infinity from finite inputs.
 
     Args:
-        inside: whether the nodes are a body's: then its parameters are looked at elsewhere.
+        inside: whether the nodes belong to a body, whose parameters are checked outside.
     """
 
     def __init__(self, xp: Any, device: str, specs: Mapping[Tensor, TensorSpec], inside: bool):
@@ -79,7 +78,7 @@ class NodeCheck:
         self._known: dict[Tensor, int] = {}
 
     def checked_outputs(self, node: Node) -> list[Tensor]:
-        """The outputs of a node that are to be looked at when it has run."""
+        """Return the outputs of a node that are checked once it has run."""
         if node.op.name == "collective_finish":
             return [node.inputs[0]] if is_inexact(node.inputs[0].dtype) else []
         if node.op.name in ("send", "assign", "group", "collective_start") or node.op.alias:
@@ -87,7 +86,7 @@ class NodeCheck:
         return [t for t in node.outputs if is_inexact(t.dtype) and self._specs[t].size]
 
     def make_check(self, node: Node) -> Callable[..., None]:
-        """What looks at these outputs."""
+        """Return the function that checks these outputs of a node."""
         tensors = self.checked_outputs(node)
 
         def look(*arrays: Any) -> None:
@@ -102,10 +101,13 @@ class NodeCheck:
         return look
 
     def _is_origin(self, node: Node, found: int, before: int) -> bool:
-        """Whether a node is where it began. Infinities that are given may be meant: masks."""
+        """Return True if a node is the origin of NaN or infinity.
+
+        Infinities in variables, constants and feeds are accepted: masks use them.
+        """
         if node.op.name == "recv" or (self._is_body and node.op.name == "placeholder"):
             return False
-        if node.op.name == "collective_finish":  # a NaN came from a rank, where it is blamed
+        if node.op.name == "collective_finish":  # a NaN is reported by the rank that it came from
             return found != 0 and not found & _NAN
         if node.op.name in (*_STORED, *_INPUTS):
             return bool(found & _NAN)
@@ -115,16 +117,16 @@ class NodeCheck:
         found = _count_nonfinite(self._xp, array)
         where = f"{_describe_node(node)} on {self._device}"
         if node.op.name in (*_STORED, *_INPUTS):
-            return f"{where} holds {found} already as the step begins; the step was undone"
+            return f"{where} contains {found} when the step begins; the step was undone"
         specs = ", ".join(str(self._specs[t]) for t in node.inputs)
         return (
-            f"{where} was the first to give what is not finite: {found}; its inputs are [{specs}]; "
-            "the step was undone"
+            f"{where} was the first node with a result that is not finite: {found}; its inputs are "
+            f"[{specs}]; the step was undone"
         )
 
 
 def _alias_source(tensor: Tensor) -> Tensor:
-    """The tensor whose values an alias shows."""
+    """Return the tensor whose memory an alias shows."""
     while tensor.node.op.alias:
         tensor = tensor.node.inputs[0]
     return tensor

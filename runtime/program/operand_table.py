@@ -1,7 +1,7 @@
-"""Operands: where the tensors of a program are, for those who compute with them.
+"""Operand table: the address and the name of each tensor of a program.
 
-Generated kernels take addresses, or what will say them in each step; lines of Python take names of
-arrays. A buffer becomes an array only where a line asks for its name.
+Native calls take addresses, or operands whose address each step supplies. Lines of Python take
+names of arrays. A buffer becomes an array only if a line asks for its name.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from graphflow.runtime.native_calls.native_segments import FeedBinding, PointerS
 from graphflow.runtime.program.generated_call_support import Reshaped
 
 _RUNTIME_OPS = ("placeholder", "recv")
-"""Ops whose value is elsewhere in each step."""
+"""Ops whose value has another address in each step."""
 
 
 class OperandTable:
-    """Places and names of tensors.
+    """Addresses and names of a program's tensors.
 
     Args:
-        memory: of the arena.
-        scope: what the names mean; aliases and views are added to it.
-        numbers: of the nodes, for names.
-        line: takes a line that has to run before those that use a name.
+        memory: the arena's bytes.
+        scope: global names of the generated functions; arrays are added to it.
+        numbers: number of each node, from which names are made.
+        line: emits a line that has to run before those that use a name.
 
     Attributes:
-        base: address of the memory; 0 where it is not this processor's.
-        names: of arrays, as far as anything asked.
-        fed: what becomes of values that come in each step.
+        base_address: address of the arena; 0 if it is not in the host's memory.
+        names: names of tensors, as far as they were asked for.
+        feeds: bindings of the tensors that each step supplies.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class OperandTable:
         self._places: dict[Tensor, int] = {}
 
     def bind(self, tensor: Tensor, value: Any) -> str:
-        """Name an array that stays where it is."""
+        """Name an array whose address does not change; return the name."""
         name = f"b{self._numbers[tensor.node]}_{tensor.index}"
         self.scope[name] = value
         self.names[tensor] = name
         return name
 
     def pointer_source(self, tensor: Tensor) -> PointerSource:
-        """Where a tensor is: an address, or what will say it."""
+        """Return a tensor's address, or the operand that supplies it in each step."""
         deferred = self._layout.deferred.get(tensor.node)
         if deferred is not None:
             tensor = deferred
@@ -82,8 +82,11 @@ class OperandTable:
         return self.base_address + self._layout.offset(root)
 
     def name(self, tensor: Tensor, native: bool = False) -> str:
-        """The name of an array, for a line of Python that reads it; `native`: by a generated kernel
-        that threads share, for which it may be anywhere."""
+        """Return the name of a tensor's array, for a line of Python that reads it.
+
+        Args:
+            native: whether a generated kernel reads it, which accepts any alignment.
+        """
         deferred = self._layout.deferred.get(tensor.node)
         if deferred is not None:
             return self.names[deferred]
@@ -113,7 +116,7 @@ class OperandTable:
         return self._memory[offset : offset + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
 
     def check_variable(self, node: Node, array: Any) -> None:
-        """A native function trusts its pointers, so a variable must be what the graph says."""
+        """Check that a variable's array is what the graph says: native code trusts its pointers."""
         spec = self._layout.specs[node.outputs[0]]
         if array.shape != spec.shape or array.dtype != spec.dtype or not array.flags.c_contiguous:
             raise OpError(

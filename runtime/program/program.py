@@ -1,13 +1,13 @@
-"""Executor: a partition -> a Program, straight-line Python over preallocated buffers.
+"""A Program: a partition compiled to straight-line Python over preallocated buffers.
 
 Compiling fixes the sizes of symbols, plans one arena, binds every kernel to its buffers, and writes
-two functions: `compute`, which changes no state, and `commit`, where assignments happen in place
-once every partition has computed. A line of the generated code is one node, so a failure's line
-number names the node and the user's line.
+two functions. `compute` changes no state. `commit` assigns variables in place, once every partition
+has computed. A line of the generated code stands for one node, so the line number of a failure
+leads to the node and to the user's line.
 
 Elementwise nodes run as fused, generated kernels (`fusion.py`). With GRAPHFLOW_JIT=off in the
-environment, a program runs each op's plain kernel instead and copies the result to its buffer: the
-way to debug. The last bits of exp and its like may then differ.
+environment, a program runs each op's plain kernel instead and copies the result to its buffer, for
+debugging. The last bits of exp and similar functions may then differ.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from graphflow.runtime.program.generated_call_support import EdgeChannel, out_of
 from graphflow.runtime.program.kernel_warmup import warm_up_kernels
 
 Span = tuple[str, str, int, int]
-"""Track, name, start and end in nanoseconds of the monotonic clock."""
+"""Track, name, start and end, in nanoseconds of the monotonic clock."""
 clock: ContextVar[Callable[[], int]] = ContextVar("clock", default=monotonic_ns)
-"""Nanoseconds by which the nodes of traced steps are timed."""
+"""The clock, in nanoseconds, that times the nodes of traced steps."""
 
 
 class Program:
@@ -50,14 +50,16 @@ class Program:
 
     Args:
         bindings: sizes of the symbols of the graph's shapes.
-        variables: the device's state by variable name; buffers are shared with it.
-        arenas: of the device, where other programs of its have theirs.
+        variables: the device's state by variable name; the program uses its arrays.
+        channel: sends and receives tensors of cut edges.
+        arenas: the device's arenas, shared with its other programs; default: new ones.
 
     Attributes:
-        arena: the memory that its buffers lie in; it may be that of others, too.
-        commits: whether there is anything to assign.
-        commits_at_once: whether that is one native call, so that nothing comes in between.
-        is_free: whether its memory is gone.
+        arena: the memory of its buffers, which other programs may share; None after `free`.
+        memory: predicted use of memory.
+        commits: whether it has assignments.
+        commits_in_one_call: whether the commit part is one native call, which no interrupt splits.
+        is_free: whether `free` was called.
     """
 
     @without_collection
@@ -91,7 +93,7 @@ class Program:
             raise out_of_memory_error(error, self._layout, partition) from None
         self.arena: Arena | None = arena
         self.memory = memory_use(partition, self._layout)
-        self._measured_workspace = 0  # most that kernels were seen to take
+        self._measured_workspace = 0  # bytes; 0 until measured
         self._code = code
         self._compute = code.compile_compute()
         self._commit = code.compile_commit()
@@ -105,10 +107,10 @@ class Program:
 
     @property
     def peak(self) -> int:
-        """Bytes of its device's memory that it needs, and that ops took besides: as they were
-        counted, else as they are known to."""
-        taken = max(self._measured_workspace, self._code.workspace)
-        return self.memory.resident + (taken or self.memory.workspace)
+        """Peak bytes on its device. The workspace of kernels is measured if the step was, else
+        predicted."""
+        measured = max(self._measured_workspace, self._code.workspace)
+        return self.memory.resident + (measured or self.memory.workspace)
 
     @cached_property
     def _traced(self) -> tuple[Callable[..., Any], list[Node]]:
@@ -117,23 +119,26 @@ class Program:
     def compute(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run the compute part; returns fetches, as arrays that the caller owns. Changes no state.
+        """Run the compute part and return the fetches, as arrays that the caller owns.
+
+        It changes no state.
 
         Args:
             step: the key under which tensors are sent and received.
             draws: the step number that random ops draw from.
+            spans: collects the time of each node, if given.
 
         Raises:
             OpError: a kernel failed; names the node and the user's line.
-            GraphflowError: a wait was given up.
+            GraphflowError: the step was cancelled while the program waited.
         """
         return dict(zip(self._fetched, self.run(feeds, step, draws, spans), strict=True))
 
     def run(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
     ) -> list[np.ndarray[Any, Any]]:
-        """As `compute`; the fetches without their names."""
-        if self._is_native and spans is None:  # nothing in it that numpy or BLAS would do
+        """Run the compute part as `compute` does, but return the fetches without their names."""
+        if self._is_native and spans is None:  # numpy and BLAS have no part in it
             return self._run_compute(feeds, step, draws, None)
         with self._backend.active(), np.errstate(all="ignore"):
             return self._run_compute(feeds, step, draws, spans)
@@ -153,7 +158,7 @@ class Program:
         return self._to_hosts(values, self._backend.export_result)
 
     def commit(self, spans: list[Span] | None = None) -> None:
-        """Run the assignments, in place; `spans` get what each node's share of it took."""
+        """Run the assignments in place; `spans` collects each node's share of the time."""
         if not self.commits:
             return
         now = clock.get()
@@ -168,7 +173,7 @@ class Program:
             spans += self._split_span(start, now(), self._commit_shares)
 
     def _split_span(self, start: int, end: int, shares: Sequence[tuple[Node, float]]) -> list[Span]:
-        """A time as spans of several nodes, one after the other."""
+        """Divide the time from `start` to `end` into consecutive spans, one for each node."""
         spans, at = [], start
         for node, share in shares:
             here = min(at + round(share * (end - start)), end)
@@ -178,7 +183,7 @@ class Program:
 
     @cached_property
     def _commit_shares(self) -> Sequence[tuple[Node, float]]:
-        """The nodes that the commit part runs, and about how much of its time is each one's."""
+        """The nodes of the commit part, each with its estimated share of the time."""
         layout = self._layout
         late: dict[Node, None] = {}
         for node in layout.deferred:
@@ -188,17 +193,17 @@ class Program:
         return self._flop_shares(list(late))
 
     def warm_up(self) -> None:
-        """Let kernels that compile something when they first run do so now."""
+        """Run kernels that compile when they first run, such as convolutions, once on zeros."""
         if isinstance(self._code, CpuCode):
             with self._backend.active(), np.errstate(all="ignore"):
                 warm_up_kernels(self._code)
 
     def forget_agreements(self) -> None:
-        """Let go of what it has in common with other workers; they agree anew when it runs."""
+        """Discard what was agreed with other workers; the next run agrees anew."""
         self._channel.forget_agreements()
 
     def free(self) -> None:
-        """Let go of the buffers at once; the program does not run again."""
+        """Release the buffers. The program cannot run again."""
         self.is_free = True
         self._code.release()
         self.arena = None
@@ -208,16 +213,16 @@ class Program:
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span]
     ) -> Any:
         traced, nodes = self._traced
-        taken = WorkspaceMeter() if tracemalloc.is_tracing() else None
+        meter = WorkspaceMeter() if tracemalloc.is_tracing() else None
         now = clock.get()
         start = now()
 
         def mark(line: int) -> None:
             nonlocal start
             self._backend.synchronize()
-            if taken is not None:
-                taken.record_line(nodes[line])
-                self._measured_workspace = max(self._measured_workspace, taken.peak)
+            if meter is not None:
+                meter.record_line(nodes[line])
+                self._measured_workspace = max(self._measured_workspace, meter.peak)
             end = now()
             spans.extend(self._split_span(start, end, self._line_shares(nodes[line])))
             start = end
@@ -229,7 +234,7 @@ class Program:
             return traced(feeds, step, draws, mark)
 
     def _line_shares(self, node: Node) -> Sequence[tuple[Node, float]]:
-        """The nodes that a line runs, and about how much of its time is each one's."""
+        """Return the nodes that a line runs, each with its estimated share of the time."""
         fused = self._layout.regions.get(node)
         if fused is None or len(fused.nodes) == 1:
             return ((node, 1.0),)
@@ -246,15 +251,18 @@ class Program:
 
 
 def _gpu_code_class() -> Any:
-    """The twin of `Code`, which only a GPU needs."""
+    """Return the GPU's counterpart of `CpuCode`, which is loaded only if a GPU is used."""
     from graphflow.runtime.program.gpu_program import GpuCode
 
     return GpuCode
 
 
 def has_called_commit(error: BaseException) -> bool:
-    """Return True if an interrupt came when the one native call of a commit part had been made:
-    nothing stops that in its midst, and the trace tells whether it had begun."""
+    """Return True if an interrupt came after the one native call of a commit part had begun.
+
+    The interpreter raises between instructions, so the call has then run to its end. Whether it
+    had begun follows from the instruction that the traceback points to.
+    """
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code

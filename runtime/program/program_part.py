@@ -1,8 +1,8 @@
-"""Parts: the compute and the commit part of a program while they are written, line by line.
+"""The compute or commit section of a program while its lines are written.
 
-Generated kernels that stand together become one line, a native call; how many that are is a matter
-of their work (`native_segments.py`), and of which of them may run beside each other
-(`branch_parallelism.py`).
+Consecutive generated kernels become one line, a native call. A line ends when its kernels' work is
+long enough that a cancelled step should be noticed (`native_segments.py`). Independent branches
+among its kernels run in parallel (`branch_parallelism.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from graphflow.runtime.native_calls.native_segments import (
 )
 
 Line = tuple[Node, str] | NativeSegment | ParallelBranches
-"""A line of Python and the node that it is of; or native calls."""
+"""A node and its line of Python, or native calls."""
 
 
 class ProgramSection:
-    """The compute or the commit part while it is written: lines, and the calls of the next one."""
+    """Finished lines, and the native calls of the next line.
+
+    Args:
+        threads: threads for independent branches.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -31,18 +35,21 @@ class ProgramSection:
         self.work = 0.0
 
     def add_calls(self, calls: Sequence[KernelCall]) -> None:
+        """Append native calls to the current line; end the line if its work is long enough."""
         self.calls += calls
         self.work += sum(call.task.nanoseconds for call in calls)
         if (
             self.work > CANCEL_CHECK_NANOSECONDS and not self.calls[-1].task.blocks
-        ):  # what follows goes with it
+        ):  # an epilogue may follow
             self.flush()
 
     def add_line(self, node: Node, text: str) -> None:
+        """End the current native line, and append a line of Python for a node."""
         self.flush()
         self.lines.append((node, text))
 
     def flush(self) -> None:
+        """End the current native line."""
         if self.calls:
             for strands in schedule_branches(self.calls, self._threads):
                 self.lines.append(
@@ -52,7 +59,7 @@ class ProgramSection:
 
     @property
     def segments(self) -> list[NativeSegment]:
-        """All of them, also those that run beside each other."""
+        """All native segments, also those inside parallel branches."""
         result: list[NativeSegment] = []
         for line in self.lines:
             if isinstance(line, ParallelBranches):

@@ -1,4 +1,4 @@
-"""Text: the lines of a program as Python functions, and from a failing line back to its node."""
+"""The lines of a program as Python functions, and the way back from a failing line to its node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from graphflow.runtime.program.program_part import Line
 
 
 class ProgramSource:
-    """The functions of a program.
+    """The source of a program's functions.
 
     Args:
-        scope: what the names in the lines mean; the functions are added to it.
-        lines: of the compute part.
-        commit: of the commit part.
-        result: the expression of the fetched values.
+        scope: global names of the functions; the functions are added to it.
+        lines: lines of the compute section.
+        commit: lines of the commit section.
+        result: the Python expression of the fetched values.
     """
 
     def __init__(
@@ -32,20 +32,25 @@ class ProgramSource:
         self._result = result
 
     def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
-        """The compute part as a function (feeds, step, draws) -> fetched values."""
+        """Compile the compute section to a function (feeds, step, draws) -> fetched values."""
         lines = [self._line_source(line) for line in self.lines]
         of = (_describe_line(line) for line in self.lines)
         return self._compile(name, "feeds, step, draws", lines, self._result, of)
 
     def compile_commit(self) -> Callable[[], None]:
-        """The commit part as a function."""
+        """Compile the commit section to a function."""
         lines = [self._line_source(line) for line in self._commit]
         of = (_describe_line(line) for line in self._commit)
         return self._compile("commit", "", lines, "None", of)
 
     def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
-        """The compute part with a fourth argument, which is told after each node by the number of
-        its line; and the node of each line."""
+        """Compile the compute section to a function (feeds, step, draws, mark), for traced steps.
+
+        The function calls `mark` with the number of a line once that line has run.
+
+        Returns:
+            The function, and the node of each line.
+        """
         lines: list[str] = []
         nodes: list[Node] = []
 
@@ -77,13 +82,14 @@ class ProgramSource:
         self, name: str, arguments: str, lines: list[str], result: str, of: Iterable[str]
     ) -> Callable[..., Any]:
         source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
-        # The text is made of our own identifiers only; nothing from a graph or the wire enters it.
+        # exec is safe here: the source consists of our own identifiers only. No text from a graph
+        # or from the wire enters it.
         exec(compile(source, name_code(name, of), "exec"), self._scope)  # noqa: S102
         function: Callable[..., Any] = self._scope[name]
         return function
 
     def failing_node(self, error: BaseException) -> Node | None:
-        """The node of the line that raised an error."""
+        """Return the node of the line that raised an error; None if no generated line did."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f for f in frames if is_generated_code(f.filename)]
         if not lines or lines[0].lineno is None:
@@ -96,7 +102,7 @@ class ProgramSource:
 
 
 def _describe_line(line: Line) -> str:
-    """What a line is of, for whoever reads of a crash in it."""
+    """Describe the nodes of a line, for the crash recorder."""
     if isinstance(line, tuple):
         return _describe_node(line[0])
     nodes = list(dict.fromkeys(call.node for call in line.calls))

@@ -1,13 +1,16 @@
-"""NVIDIA's libraries for single ops on a GPU, where they are installed.
+"""Kernels of NVIDIA's libraries for single ops on a GPU, if the libraries are installed.
 
-nvmath-python multiplies matrices by cuBLAS (`cublas.py`), for our own kernels, too;
-cudnn-frontend convolves, gradients too, and attends in 16 bits. All add 16 bits in float32 and
-round once, as our ops say. Which kernel an op gets depends on its attributes, dtypes and sizes
-only, never on its neighbours, so placement changes no bits; that is why bias and activation stay
-with the fused kernels and are no epilogues of products. A library's kernel of an op is used after
-it agreed with our own on random numbers of the same sizes; one that fails or disagrees is left,
-with one line in the log. GRAPHFLOW_GPU_LIBRARIES=off leaves both out: CuPy multiplies then, which
-ends a graph.
+nvmath-python multiplies matrices by cuBLAS (`cublas.py`), also inside our own kernels.
+cudnn-frontend computes convolutions, their gradients, and attention in 16 bits (`cudnn.py`). Both
+accumulate 16-bit floats in float32 and round once, as our ops promise.
+
+The choice of a kernel depends only on the op's attributes, dtypes and sizes, never on its
+neighbours, so placement changes no bits. For that reason bias and activation stay in fused kernels
+and are no epilogues of products. A library's kernel is used after it agreed with ours on random
+numbers of the same sizes. One that fails or disagrees is not used, and the log says so once.
+
+GRAPHFLOW_GPU_LIBRARIES=off disables both. CuPy then multiplies, which cannot be captured in a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ from graphflow.runtime.telemetry.logs import Log
 _log = Log("graphflow.gpu")
 _HALF_DTYPES = ("float16", "bfloat16")
 _logged: set[tuple[str, str]] = set()
-_MODULE_KEY = "module"  # among a GPU's kernels, what those written for numpy are given
+_MODULE_KEY = "module"  # key of the array module among a backend's kernels
 Kernel = Callable[..., None]
 """(out or outs, *arrays)."""
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """Which libraries there are: those that Python finds, unless they are switched off."""
+    """The libraries that are used: those that Python finds, unless they are disabled."""
 
     nvmath: bool
     cudnn: bool
@@ -53,14 +56,16 @@ class Libraries:
 
 
 def libraries() -> Libraries:
-    """What is installed here."""
+    """Return which libraries this process uses."""
     wanted = is_on("GRAPHFLOW_GPU_LIBRARIES")
     return Libraries(wanted and _is_installed("nvmath"), wanted and _is_installed("cudnn"))
 
 
 def describe_gpus() -> list[str]:
-    """What is said of each of this machine's GPUs: its name, and what computes on it; nothing where
-    CuPy sees none."""
+    """Describe each GPU of this machine and the libraries that compute on it, one line each.
+
+    The list is empty if CuPy is missing or sees no GPU.
+    """
     try:
         cupy = import_cupy()
         runtime = cupy.cuda.runtime
@@ -83,14 +88,14 @@ def _is_installed(module: str) -> bool:
 def library_kernel(
     backend: Any, op: Op, specs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> Kernel | None:
-    """A library's kernel of an op for these inputs; None where ours is as good, or the only one."""
+    """Return a library's kernel of an op for these inputs; None if ours is to be used."""
     have = libraries()
     makers = {**(_PRODUCTS if have.nvmath else {}), **(_CUDNN if have.cudnn else {})}
     make = makers.get(op.name)
     if make is None or not all(prod(concrete_shape(s)) for s in specs):
         return None
     key = op.name, tuple(specs), repr(sorted(attrs.items()))
-    if key not in backend.kernels:  # nodes that are alike share one, and what it works in
+    if key not in backend.kernels:  # equal nodes share a kernel and its workspace
         backend.kernels[key] = _build_kernel(make, backend, op, specs, attrs)
     found: Kernel | None = backend.kernels[key]
     return found
@@ -108,16 +113,16 @@ def _build_kernel(
     try:
         kernel = make(backend, specs, results, attrs)
         if kernel is not None:
-            with suppress(DeviceOutOfMemory):  # which kernel it is depends on sizes, not on room
+            with suppress(DeviceOutOfMemory):  # the choice may not depend on free memory
                 _check_agreement(backend, op, specs, results, attrs, kernel)
-    except Exception as error:  # of any library, for any reason: there is our own kernel
+    except Exception as error:  # whatever a library raises, our own kernel remains
         _log_fallback(backend, op.name, ", ".join(map(str, specs)), error)
         return None
     return kernel
 
 
 def _log_fallback(backend: Any, op: str, shapes: str, error: Exception) -> None:
-    """That a library is left, once for a reason."""
+    """Log that a library's kernel is not used, once for each op and kind of error."""
     key = (op, type(error).__name__)
     if key not in _logged:
         _logged.add(key)
@@ -128,8 +133,11 @@ def _log_fallback(backend: Any, op: str, shapes: str, error: Exception) -> None:
 
 
 def array_module(backend: Any) -> Any:
-    """What kernels that are written for numpy are given: CuPy, with products of cuBLAS's own, which
-    can be captured, where nvmath-python is there."""
+    """Return the array module for kernels that are written for numpy.
+
+    It is CuPy. If nvmath-python is installed, its `matmul` calls cuBLAS in a way that can be
+    captured.
+    """
     if not libraries().nvmath:
         return backend.xp
     if _MODULE_KEY not in backend.kernels:
@@ -153,7 +161,7 @@ def _check_agreement(
 
     Raises:
         CompileError: they disagree.
-        DeviceOutOfMemory: there is no room for it.
+        DeviceOutOfMemory: the GPU has too little memory for the comparison.
     """
     xp = backend.xp
     with backend.active():
@@ -170,14 +178,16 @@ def _check_agreement(
             scale = max(float(xp.max(xp.abs(wanted))), 1e-6)
             off = float(xp.max(xp.abs(wanted - have.astype(wide)))) / scale
             if not off <= (2e-2 if is_half(specs[0].dtype) else 1e-4):
-                raise CompileError(f"the library's {spec} is off by {off:.1e} of its largest value")
+                raise CompileError(
+                    f"the library's {spec} differs from ours by {off:.1e} of its largest value"
+                )
 
 
-_RANDOM_BLOCK = 99_991  # a prime: no row is like another
+_RANDOM_BLOCK = 99_991  # a prime, so that no two rows are equal
 
 
 def _random_array(backend: Any, spec: TensorSpec, block: Any) -> Any:
-    """An array of random numbers, the same ones again and again."""
+    """Return an array that repeats a block of random numbers."""
     array = _buffer(backend, spec)
     flat = array.reshape(-1)
     for start in range(0, flat.size, _RANDOM_BLOCK):
@@ -199,7 +209,7 @@ def _matmul(
     results: Sequence[TensorSpec],
     attrs: Mapping[str, Any],
 ) -> Kernel | None:
-    """A product in 16 bits; our own is one in float32."""
+    """Return cuBLAS's product in 16 bits; our own converts to float32."""
     if any(spec.dtype != results[0].dtype for spec in specs) or not is_half(results[0].dtype):
         return None
     cublas = backend.cublas
@@ -234,7 +244,12 @@ def _accumulate(
 
 
 def _convolution(name: str, first: str, second: str) -> Callable[..., Kernel | None]:
-    """The maker of a convolution, or one of its gradients, of two operands."""
+    """Return the maker of a cuDNN convolution or of one of its gradients.
+
+    Args:
+        name: the method of cuDNN's graph.
+        first, second: the names of its two operands.
+    """
 
     def make(
         backend: Any,

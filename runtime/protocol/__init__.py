@@ -1,5 +1,5 @@
-"""The coordinator's and the worker's protocol as state machines: events in, actions out.
+"""Protocol state machines of the coordinator and of the worker: events in, actions out.
 
-They have no clock, socket, thread or process of their own, so that the same code runs over sockets
-and in a simulator that delays, duplicates and crashes from a seed.
+The machines have no clock, socket, thread or process of their own. The same code therefore runs
+over sockets, and in a simulator that delays, duplicates and crashes from a seed.
 """

@@ -1,10 +1,10 @@
-"""Clocks: how another process's monotonic clock stands to ours, by round trips, without I/O.
+"""Offset and drift of another process's monotonic clock, from round trips, without I/O.
 
-A ping leaves at `sent`, the other side reads its clock, the answer comes at `came`: so its clock
-was read somewhere in between, and the offset lies within half of the round trip around the middle.
-Each round trip is such an interval; all of them, each widened by what the clocks may have drifted
-apart since, have a common part, whose middle is the estimate and whose half width is the bound of
-its error. The quickest round trips decide, as in NTP's filter; no path is assumed symmetric.
+A ping leaves at `sent`, the other process reads its clock, and the answer arrives at `came`. The
+reading happened in between, so the offset lies within half a round trip of the middle. Each round
+trip is such an interval. The intervals are widened by the possible drift since then, and then
+intersected: the middle of the intersection is the estimate, its half width the error bound. Short
+round trips dominate, as in NTP's clock filter. No path is assumed symmetric.
 
 Source: Marzullo, Maintaining the Time in a Distributed System, 1984; Mills, RFC 5905, section 10.
 """
@@ -36,12 +36,12 @@ Span = tuple[str, str, int, int]
 
 @dataclass(frozen=True)
 class ClockReading:
-    """What is known of another clock around a moment of ours.
+    """The estimate of another clock around one moment of this process's clock.
 
     Attributes:
-        offset: theirs minus ours, in seconds, at our time `at`.
-        drift: by how much the offset grows, in seconds a second.
-        error: the offset is off by at most this; infinite where nothing is known.
+        offset: their clock minus ours, in seconds, at our time `at`.
+        drift: growth of the offset, in seconds per second.
+        error: bound of the offset's error, in seconds; infinite if nothing is known.
     """
 
     at: float
@@ -50,13 +50,13 @@ class ClockReading:
     error: float
 
     def to_ours(self, theirs_ns: int) -> int:
-        """A time of theirs on our clock, in ns."""
-        # In integers, for a clock that has run for a year has more ns than a float has digits.
+        """Convert a time of the other clock to ours; both in ns."""
+        # In integers: after a year, a clock has more ns than a float has digits.
         since = theirs_ns * 1e-9 - self.offset - self.at
         return theirs_ns - round(self.offset * 1e9) - round(self.drift * since * 1e9)
 
     def shift_spans(self, spans: Sequence[Span]) -> list[Span]:
-        """Spans of theirs on our clock."""
+        """Convert spans of the other clock to ours."""
         if self.offset == 0 and self.drift == 0:
             return list(spans)
         return [
@@ -76,10 +76,13 @@ class _RoundTrip:
 
 
 class PeerClock:
-    """Another process's monotonic clock. Times are in seconds; not safe for threads.
+    """Another process's monotonic clock, in seconds. Not thread-safe.
 
     Args:
-        home: which clock ours is, see `identity`; "" if that is unknown.
+        home: identity of this process's clock, see `clock_identity`; "" if it is unknown.
+
+    Attributes:
+        round_trips: number of round trips that were added.
     """
 
     def __init__(self, home: str = "") -> None:
@@ -90,18 +93,18 @@ class PeerClock:
         self.round_trips = 0
 
     def add_round_trip(self, sent: float, theirs: float, came: float, home: str = "") -> None:
-        """A round trip: `theirs` is what the other clock showed between two times of ours. One
-        that goes backwards, or is no number, is left out."""
+        """Add a round trip: the other clock showed `theirs` between `sent` and `came` of ours.
+
+        A round trip of negative length, or a time that is not finite, is ignored.
+        """
         trip = _RoundTrip((sent + came) / 2, theirs - (sent + came) / 2, (came - sent) / 2)
         if not (trip.error >= 0 and math.isfinite(theirs)):
             return
         self.round_trips += 1
-        # Two clocks of one home are one, unless a round trip says otherwise: a copied machine.
+        # Equal identities mean one clock, unless a round trip disagrees (a copied machine).
         self._is_same = self._is_same and home == self._home and abs(trip.offset) <= trip.error
         kept = [*self._kept, *self._recent]
-        if kept and not _are_consistent(
-            trip, kept[-1]
-        ):  # a machine that slept: its clock has jumped
+        if kept and not _are_consistent(trip, kept[-1]):  # the clock jumped: its machine slept
             self._kept.clear()
             self._recent.clear()
         elif len(self._recent) == _RECENT:
@@ -117,11 +120,11 @@ class PeerClock:
 
     @property
     def round_trip(self) -> float:
-        """The quickest of the last round trips, in seconds; infinite before the first."""
+        """The shortest recent round trip, in seconds; infinite before the first one."""
         return 2 * min((trip.error for trip in self._recent), default=math.inf)
 
     def estimate_at(self, at: float) -> ClockReading:
-        """What is known of the other clock around our time `at`."""
+        """Return the estimate of the other clock around our time `at`."""
         trips = [*self._kept, *self._recent]
         if not trips:
             return UNKNOWN
@@ -129,7 +132,7 @@ class PeerClock:
             return ClockReading(at, 0.0, 0.0, 0.0)
         drift, doubt = _estimate_drift(trips)
         low, high = -math.inf, math.inf
-        for trip in reversed(trips):  # what contradicts younger ones is out of date
+        for trip in reversed(trips):  # an older interval that contradicts younger ones is stale
             middle = trip.offset + drift * (at - trip.at)
             reach = trip.error + doubt * abs(at - trip.at)
             if middle - reach > high or middle + reach < low:
@@ -139,14 +142,16 @@ class PeerClock:
 
 
 def _are_consistent(one: _RoundTrip, other: _RoundTrip) -> bool:
-    """Whether both round trips may be of one clock that drifts."""
+    """Return True if two round trips can be of one clock with an allowed drift."""
     apart = abs(one.offset - other.offset)
     return apart <= one.error + other.error + DRIFT * abs(one.at - other.at)
 
 
 def _estimate_drift(trips: Sequence[_RoundTrip]) -> tuple[float, float]:
-    """The drift and how far it may be off: the line through the quickest round trips of the first
-    and of the second half."""
+    """Return the drift and the bound of its error.
+
+    The drift is the slope between the shortest round trips of the first and of the second half.
+    """
     half = len(trips) // 2
     if not half:
         return 0.0, DRIFT
@@ -156,15 +161,18 @@ def _estimate_drift(trips: Sequence[_RoundTrip]) -> tuple[float, float]:
     if apart <= 0:
         return 0.0, DRIFT
     doubt = (first.error + last.error) / apart + WANDER
-    if doubt >= DRIFT:  # too little time has passed to see it
+    if doubt >= DRIFT:  # too little time has passed to measure it
         return 0.0, DRIFT
     drift = (last.offset - first.offset) / apart
     return max(-DRIFT, min(DRIFT, drift)), doubt
 
 
 def clock_identity() -> str:
-    """Which monotonic clock this process reads: the same text for all processes that share one,
-    which are those of a boot and of a time namespace; "" where the system does not tell."""
+    """Return an identifier of the monotonic clock that this process reads; "" if the system has
+    none.
+
+    Processes of the same boot and time namespace share a clock, and get the same identifier.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         space = str(Path("/proc/self/ns/time").readlink())

@@ -1,9 +1,9 @@
-"""The coordinator's side of a session: requests to workers, two-phase steps, who is alive.
+"""The coordinator's state machine for one session: operations, two-phase steps, worker liveness.
 
-An operation sends one order to each of some workers and settles when all have replied, when one
-fails or is lost, or at its deadline. A step is an operation whose end is a decision: commit when
-every worker has computed it, abort otherwise; each worker is told the same one. A commit rides on
-the next order, so that a step is one message each way.
+An operation sends one order to each of some workers. It settles when all have replied, when one
+fails or is lost, or at its deadline. A step is an operation that ends with a decision, which all
+its workers are told: commit if every worker has computed it, abort otherwise. A commit rides on the
+next order, so that a step costs one message each way.
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ from graphflow.runtime.wire.messages import (
     replace_fields,
 )
 
-DEAD_AFTER = 4.5  # seconds out of reach after which a worker is lost: found within 5
-COMMIT_AFTER = 0.005  # seconds that a commit waits for an order to ride on
-GRACE = 0.5  # seconds after a step's deadline in which workers may say what they waited for
+DEAD_AFTER = 4.5  # seconds out of reach until a worker is lost; detected within 5
+COMMIT_AFTER = 0.005  # seconds that a commit waits for an order that can carry it
+GRACE = 0.5  # seconds after a step's deadline for workers to report whom they waited for
 
 
 class CoordinatorMachine:
-    """One epoch of a session over the workers at `addresses`, in their order.
+    """Coordinator of one epoch of a session over the workers at `addresses`.
 
     Args:
-        epoch: higher than that of every coordinator of the session before.
+        epoch: higher than that of every earlier coordinator of the session.
         token: the secret of the session.
         dead_after: seconds that a worker may be out of reach.
-        home: which clock `now` is of, see `clock.identity`.
+        home: identity of the clock that `now` is read from, see `clock_sync.clock_identity`.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class CoordinatorMachine:
         self._now = now
         self._operations = OperationTable()
         self._last_beat = now
-        self._commits_owed: set[int] = set()  # workers that were not told yet to commit
+        self._commits_owed: set[int] = set()  # workers that were not told of a commit yet
         self._commit_at = inf
         self._losses = 0  # of workers
         self._fenced: StaleEpoch | None = None
 
     def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorAction]:
-        """What to do about an event. Time is monotonic, in seconds."""
+        """Return the actions for an event. `now` is monotonic, in seconds."""
         self._now = now
         if isinstance(event, WorkerMessageReceived):  # nearly always
             return self._receive(event)
@@ -142,11 +142,11 @@ class CoordinatorMachine:
             case ReleaseStep(request):
                 return self._release(request)
             case OfferMemoryToWorker(worker, token):
-                told = self._peers[worker].stream.send_unnumbered(Share(token))
-                return self._send_all(worker, [told])
+                offer = self._peers[worker].stream.send_unnumbered(Share(token))
+                return self._send_all(worker, [offer])
             case LinkUp(worker):
                 self._failure_detector.link_up(self._peers[worker], now)
-                # The worker learns the new way to us, and what it missed.
+                # The worker learns the new route to us, and gets the messages that it missed.
                 return self._send_all(worker, self._contact(self._peers[worker]))
             case LinkDown(worker, reason):
                 self._failure_detector.link_down(self._peers[worker], reason, now)
@@ -159,22 +159,22 @@ class CoordinatorMachine:
                 return self._tick()
 
     def wake_at(self, now: float) -> float:
-        """When the next Tick is due."""
+        """Return when the next `CoordinatorTick` is due."""
         due = min(self._last_beat + BEAT, self._failure_detector.due, self._commit_at)
         for operation in self._operations.values():
             due = min(due, operation.deadline)
         return due if due > now else now
 
     def unanswered_workers(self) -> list[int]:
-        """The workers whose replies an operation waits for."""
+        """Return the workers that have yet to reply to an operation."""
         return self._operations.unanswered_workers()
 
     def unwelcomed_workers(self) -> list[int]:
-        """The workers that have not answered yet."""
+        """Return the workers that have not sent Welcome yet."""
         return [index for index, peer in enumerate(self._peers) if not peer.welcomed]
 
     def duplicate_workers(self) -> list[int]:
-        """Two workers that have answered and are one process; none if there are no such."""
+        """Return two workers that are the same process; an empty list if there are none."""
         found: dict[int, int] = {}
         for index, peer in enumerate(self._peers):
             first = found.setdefault(peer.process, index) if peer.process else index
@@ -183,19 +183,19 @@ class CoordinatorMachine:
         return []
 
     def clock(self, worker: int) -> PeerClock:
-        """How a worker's clock stands to ours, to look at."""
+        """Return the estimate of a worker's clock, to read only."""
         return self._peers[worker].clock
 
     def loss_reasons(self) -> dict[int, str]:
-        """The workers that are lost, and why."""
+        """Return the lost workers, each with the reason."""
         return {index: peer.gone.reason for index, peer in enumerate(self._peers) if peer.gone}
 
     def is_lost(self, worker: int) -> bool:
-        """Whether a worker is lost."""
+        """Return True if a worker is lost."""
         return self._peers[worker].gone is not None
 
     def stream(self, worker: int) -> ReliableStream:
-        """The numbering of messages with a worker, to look at."""
+        """Return the message stream to a worker, to read only."""
         return self._peers[worker].stream
 
     # Events ------------------------------------------------------------------------------------
@@ -229,16 +229,16 @@ class CoordinatorMachine:
         return actions
 
     def _send_order(self, operation: Operation, worker: int) -> list[CoordinatorAction]:
-        """Sends what comes after an operation's arrays: the order itself."""
+        """Send an operation's order to a worker, after the operation's arrays."""
         message, peer = operation.begin.orders[worker].message, self._peers[worker]
         actions: list[CoordinatorAction] = []
         step = operation.begin.step
         if isinstance(message, Compute):
-            if peer.commit_owed >= 0:  # it tells to commit the step before it, too
+            if peer.commit_owed >= 0:  # the order also carries the commit of the step before it
                 message = replace_fields(message, commits=peer.commit_owed)
                 peer.commit_owed = -1
                 self._mark_commit_sent(worker)
-            if message.trace:  # its clock, as it is now
+            if message.trace:  # for a fresh estimate of its clock
                 actions += self._ping(worker)
         elif isinstance(message, Open):
             peer.opening, step = True, peer.process
@@ -254,37 +254,37 @@ class CoordinatorMachine:
             return self._handle_stale(worker, envelope, message, stale)
         outbound = peer.stream.outbound
         before = outbound.acknowledged
-        arrival, letters = peer.stream.receive(envelope, message, data)
+        arrival, outgoing = peer.stream.receive(envelope, message, data)
         peer.note_heard(self._now)
         if outbound.acknowledged > before or not peer.opened:
             peer.note_hears_us(self._now)
             peer.opened = peer.opened or (peer.opening and not outbound.pending)
-        actions = self._send_all(worker, letters) if letters else []
+        actions = self._send_all(worker, outgoing) if outgoing else []
         if arrival is ReceiveStatus.DUPLICATE or arrival is ReceiveStatus.MISSING:
             return actions
         try:
             actions += self._handle_message(worker, envelope, message, data)
         except ProtocolError as error:
-            reason = f"it sent what is not valid here: {error}"
+            reason = f"it sent an invalid message: {error}"
             return actions + self._lose(WorkerGone(worker, reason, ended=False))
-        if peer.asked_at == inf:  # nothing that it was asked is open
+        if peer.asked_at == inf:  # it has answered every question
             return actions
         if self._failure_detector.is_deaf(peer, self._now):
             reason = f"it speaks, but has not heard us for {self._now - peer.heard_us_at:.1f} s"
             actions += self._lose(WorkerGone(worker, reason, ended=False))
-        elif peer.deaf_since < inf:  # as soon as it hears us again, it shall say so
+        elif peer.deaf_since < inf:  # it answers as soon as it receives us again
             actions += self._ping(worker)
         return actions
 
     def _handle_stale(
         self, worker: int, envelope: Envelope, message: Message, stale: GraphflowError
     ) -> list[CoordinatorAction]:
-        """What to do about a message of another epoch or session: never what it says."""
+        """Handle a message of another epoch or session, whose content is never acted upon."""
         if isinstance(stale, StaleSession):
             return []
         if envelope.epoch < self._epoch:
-            told = Fenced(type(stale).__name__, str(stale))
-            return self._send_all(worker, [self._peers[worker].stream.send_unnumbered(told)])
+            refusal = Fenced(type(stale).__name__, str(stale))
+            return self._send_all(worker, [self._peers[worker].stream.send_unnumbered(refusal)])
         if not isinstance(message, Fenced):
             return []
         self._fenced = StaleEpoch(
@@ -306,12 +306,12 @@ class CoordinatorMachine:
             case Broken(reason, op, ended):
                 return self._lose(WorkerGone(worker, printable_text(reason), op, ended))
             case Fenced(StaleSession.__name__, reason):
-                if peer.left:  # as it was told, while others are waited for
+                if peer.left:  # it closed on request, while other workers still reply
                     peer.note_hears_us(self._now)
                     return []
                 for operation in self._operations.for_worker(worker):
                     if type(operation.first_order) is Close and worker in operation.waiting:
-                        # Its answer comes by another way, later; or it was restarted meanwhile.
+                        # Its reply comes later by another connection, or the worker was restarted.
                         return self._accept_reply(operation, worker, Ready(operation.begin.request))
                 return self._lose(WorkerGone(worker, printable_text(reason), ended=False))
             case Pong():
@@ -364,7 +364,7 @@ class CoordinatorMachine:
         return self._end_if_answered(operation)
 
     def _end_if_answered(self, operation: Operation) -> list[CoordinatorAction]:
-        """An answer to an operation is taken, perhaps the last one."""
+        """End an operation if all its workers have replied and it is not held."""
         if operation.waiting:
             return []
         if operation.is_held:
@@ -375,18 +375,22 @@ class CoordinatorMachine:
     def _handle_failure(
         self, operation: Operation, worker: int, error: GraphflowError
     ) -> list[CoordinatorAction]:
-        """A worker could not do its part of an operation; of a step perhaps because it has waited
-        in vain for another one, which may be about to say that it has, too."""
+        """Handle a worker's error in an operation.
+
+        If the worker of a step timed out waiting for another worker, that one may be about to
+        report that it was waiting, too. The step then ends a little later, with the worker to
+        blame.
+        """
         if not operation.is_step or not isinstance(error, StepTimeout) or error.worker is None:
             return self._fail(operation, error)
         if error.worker >= len(self._peers):
-            raise ProtocolError(f"there is no worker {error.worker} for it to wait for")
+            raise ProtocolError(f"it waited for worker {error.worker}, which does not exist")
         operation.peer_timeouts[worker] = error
         operation.deadline = min(operation.deadline, self._now + GRACE)
         return self._end_if_blamed(operation)
 
     def _end_if_blamed(self, operation: Operation) -> list[CoordinatorAction]:
-        """Ends a step that is late as soon as it is known who kept the others waiting."""
+        """End a late step once it is known which worker blocked the others."""
         if operation.may_report_wait(operation.blocking_chain()[-1]):
             return []
         return self._fail(operation, blocked_error(operation, self._peers, self._now))
@@ -401,7 +405,9 @@ class CoordinatorMachine:
                 f"{operation.description} was to be decided before {before.description}, which it "
                 "follows; finish steps in the order in which they were begun"
             )
-            operation.failure = error  # it ends when that one does, as workers have to see it
+            operation.failure = (
+                error  # it ends with its predecessor, so that workers see both in order
+            )
             return [SettleOperation(request, error)]
         operation.is_held = False
         return [] if operation.waiting else self._end(operation, None)
@@ -418,16 +424,21 @@ class CoordinatorMachine:
     # Time ----------------------------------------------------------------------------------------
 
     def _contact(self, peer: Peer) -> list[OutgoingMessage]:
+        """Return the messages of a heartbeat to a worker."""
         if peer.gone or self._fenced:
             return []
         if peer.opened:
             peer.asked_at = min(peer.asked_at, self._now)
             return [peer.stream.send_unnumbered(Ping(sent=self._now))]
-        letters = list(peer.stream.outbound.all_from(0))  # it cannot ask for what it does not know
-        if peer.welcomed and not letters:  # others have not answered yet; it shall not be silent
+        outgoing = list(
+            peer.stream.outbound.all_from(0)
+        )  # it cannot ask for messages of a session that it does not know
+        if (
+            peer.welcomed and not outgoing
+        ):  # the rendezvous waits for others: keep this worker talking
             own = self._version
-            letters = [peer.stream.send_unnumbered(Hello(0, own.version, own.wire, own.python))]
-        return letters
+            outgoing = [peer.stream.send_unnumbered(Hello(0, own.version, own.wire, own.python))]
+        return outgoing
 
     def _ping(self, worker: int) -> list[CoordinatorAction]:
         peer = self._peers[worker]
@@ -464,26 +475,31 @@ class CoordinatorMachine:
             actions += self._end(operation, peer.loss_error(what, operation))
         return actions
 
-    def _handle_unreached(self, source: int, step: int, told: Unreached) -> list[CoordinatorAction]:
-        """A worker does not reach another: a step that needs their link ends, if it is the link and
-        not that other one, which then is lost or late."""
-        if not 0 <= told.worker < len(self._peers):
-            raise ProtocolError(f"there is no worker {told.worker} for it to reach")
-        target = self._peers[told.worker]
-        operation = self._operations.using_link(source, told.worker, step)
-        if operation is None or not self._failure_detector.is_cut(target, told.asked, self._now):
+    def _handle_unreached(
+        self, source: int, step: int, report: Unreached
+    ) -> list[CoordinatorAction]:
+        """Handle the report that a worker does not reach another one.
+
+        The step that needs the link ends if the link is cut. If the other worker is at fault, it
+        will be lost or late by itself.
+        """
+        if not 0 <= report.worker < len(self._peers):
+            raise ProtocolError(f"it does not reach worker {report.worker}, which does not exist")
+        target = self._peers[report.worker]
+        operation = self._operations.using_link(source, report.worker, step)
+        if operation is None or not self._failure_detector.is_cut(target, report.asked, self._now):
             return []
         return self._fail(
-            operation, unreachable_error(self._peers[source], target, operation, told.edge)
+            operation, unreachable_error(self._peers[source], target, operation, report.edge)
         )
 
     # Ends --------------------------------------------------------------------------------------
 
     def _end(self, operation: Operation, error: GraphflowError | None) -> list[CoordinatorAction]:
-        """Settles an operation; for a step this is the decision, which all its workers are told."""
+        """Settle an operation. For a step this is its decision, which all its workers are told."""
         request, step = operation.begin.request, operation.begin.step
         if self._operations.pop(request, None) is None:
-            return []  # it ended with the one that it follows
+            return []  # it ended together with its predecessor
         actions: list[CoordinatorAction] = []
         for worker in operation.begin.orders:
             peer = self._peers[worker]
@@ -495,22 +511,25 @@ class CoordinatorMachine:
                 peer.commit_owed = step
                 self._commits_owed.add(worker)
             elif self._fenced is None:
-                actions += self._send_commit(worker)  # of those before it, which it does not undo
+                actions += self._send_commit(worker)  # the abort must not undo earlier steps
                 if operation.is_withheld:
                     if not operation.begin.orders[worker].arrays:
                         continue
-                    # It follows what is undone: the worker lets go of its arrays, and of it.
+                    # The worker drops the order and its arrays: the predecessor was undone.
                     actions += self._send_order(operation, worker)
-                told = Abort(type(error).__name__, str(error)[:2000])
-                actions += self._send(worker, told, step)
+                abort = Abort(type(error).__name__, str(error)[:2000])
+                actions += self._send(worker, abort, step)
         if self._commits_owed:
             self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(SettleOperation(request, operation.replies if error is None else error))
         return actions + self._start_followers(operation, error) if self._operations else actions
 
     def _fail(self, operation: Operation, error: GraphflowError) -> list[CoordinatorAction]:
-        """Ends an operation that failed; a free step when the one before it is decided, for workers
-        give up all that they have computed up to a step that is aborted."""
+        """End an operation that failed.
+
+        A free step fails only when its predecessor is decided, because workers drop everything that
+        they have computed up to an aborted step.
+        """
         if operation.is_free and self._operations.predecessor(operation) is not None:
             operation.failure = operation.failure or error
             operation.deadline = inf
@@ -520,7 +539,7 @@ class CoordinatorMachine:
     def _start_followers(
         self, decided: Operation, error: GraphflowError | None
     ) -> list[CoordinatorAction]:
-        """The steps that follow one that is decided may compute, or never will."""
+        """Start the steps that follow a committed step, or end those that follow an aborted one."""
         actions: list[CoordinatorAction] = []
         if not decided.is_step:
             return actions
@@ -552,7 +571,7 @@ class CoordinatorMachine:
     # Sending -----------------------------------------------------------------------------------
 
     def _mark_commit_sent(self, worker: int) -> None:
-        """A worker has been told to commit; after the last one there is nothing to wake up for."""
+        """Record that a worker was told to commit; no wake-up is due after the last one."""
         self._commits_owed.discard(worker)
         if not self._commits_owed:
             self._commit_at = inf
@@ -570,8 +589,10 @@ class CoordinatorMachine:
     ) -> list[CoordinatorAction]:
         return self._send_all(worker, self._peers[worker].stream.send(message, step, data))
 
-    def _send_all(self, worker: int, letters: Iterable[OutgoingMessage]) -> list[CoordinatorAction]:
+    def _send_all(
+        self, worker: int, outgoing: Iterable[OutgoingMessage]
+    ) -> list[CoordinatorAction]:
         known = self._peers[worker].stream.outbound.acknowledged
         return [
-            SendToWorker(worker, each.envelope, each.message, each.data, known) for each in letters
+            SendToWorker(worker, each.envelope, each.message, each.data, known) for each in outgoing
         ]

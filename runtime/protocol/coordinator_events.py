@@ -1,4 +1,9 @@
-"""What goes in and out of a coordinator's machine: orders to workers, and what becomes of them."""
+"""Events and actions of the coordinator's machine.
+
+Events are requests of the session (`BeginOperation`, `CancelSteps`) and reports of the transport
+(`WorkerMessageReceived`, `LinkDown`). Actions are what the I/O loop must do (`SendToWorker`,
+`SettleOperation`).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,11 @@ from graphflow.runtime.wire.messages import Array, Chunk, Envelope, Key, Message
 
 
 class Order(NamedTuple):
-    """What one worker is asked, and the arrays (purpose, name, array) that go before it;
-    of one that is lent, the message that says where it is."""
+    """An order for one worker, and the arrays that are sent before it.
+
+    Each array is (purpose, name, array). If an array lies in shared memory, the `Chunk` that says
+    where stands in its place.
+    """
 
     message: Message
     arrays: Sequence[tuple[str, Key, Array | Chunk]] = ()
@@ -23,10 +31,10 @@ class Order(NamedTuple):
 
 
 class BeginOperation(NamedTuple):
-    """The event that starts an operation; `seconds` is its deadline from now.
+    """Event: start an operation, with a deadline `seconds` from now.
 
-    A step may be begun before the one that it `follows` is decided; its time then runs from that
-    decision. One that is `held` is decided only when it is released.
+    A step may begin before the step that it `follows` is decided. Its deadline then runs from that
+    decision. A step that `is_held` is decided only after its `ReleaseStep`.
     """
 
     request: int
@@ -38,13 +46,13 @@ class BeginOperation(NamedTuple):
 
 
 class ReleaseStep(NamedTuple):
-    """The event that lets a step that was held be decided."""
+    """Event: let a held step be decided."""
 
     request: int
 
 
 class WorkerMessageReceived(NamedTuple):
-    """A message came from a worker."""
+    """Event: a message arrived from a worker."""
 
     worker: int
     envelope: Envelope
@@ -54,14 +62,14 @@ class WorkerMessageReceived(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkUp:
-    """The transport vouches for the worker's process from now on, until LinkDown."""
+    """Event: the transport is connected to the worker's process, until `LinkDown`."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class LinkDown:
-    """The worker cannot be reached; it is lost if that goes on."""
+    """Event: the connection to a worker ended. The worker is lost if it stays away."""
 
     worker: int
     reason: str
@@ -69,8 +77,11 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class WorkerGone:
-    """The worker is lost for certain: its process has `ended`, or nothing can be sent to it. `op`
-    is the one that it died in, if known."""
+    """Event: a worker is certainly lost.
+
+    Its process has `ended`, or nothing can be sent to it. `op` is the op that ran when the process
+    died, if it is known.
+    """
 
     worker: int
     reason: str
@@ -80,17 +91,17 @@ class WorkerGone:
 
 @dataclass(frozen=True)
 class CancelSteps:
-    """Aborts the steps that are not decided."""
+    """Event: abort all steps that are not decided."""
 
 
 @dataclass(frozen=True)
 class CoordinatorTick:
-    """Time has passed."""
+    """Event: time has passed (`CoordinatorMachine.wake_at`)."""
 
 
 @dataclass(frozen=True)
 class OfferMemoryToWorker:
-    """There is memory in which arrays can be lent to a worker."""
+    """Event: shared memory exists in which arrays can be lent to a worker."""
 
     worker: int
     token: str
@@ -113,8 +124,14 @@ CoordinatorEvent = (
 
 
 class Replies:
-    """What the workers replied: messages and arrays by worker, and the spans of a traced step, on
-    our clock, with the errors of their times in seconds."""
+    """The workers' replies to an operation.
+
+    Attributes:
+        messages: the reply of each worker.
+        arrays: the fetched arrays of each worker, by name.
+        spans: the spans of a traced step, on this process's clock.
+        errors: for each worker the bound, in seconds, of the error of its spans' times.
+    """
 
     def __init__(self, messages: dict[int, Message] | None = None) -> None:
         self.messages: dict[int, Message] = messages or {}
@@ -124,7 +141,7 @@ class Replies:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Total size of all fetched arrays, in bytes."""
         total = 0
         for mine in self.arrays.values():
             for array in mine.values():
@@ -133,15 +150,18 @@ class Replies:
 
 
 class SettleOperation(NamedTuple):
-    """The action that ends an operation, with replies or with an error."""
+    """Action: end an operation, with its replies or with an error."""
 
     request: int
     outcome: Replies | GraphflowError
 
 
 class SendToWorker(NamedTuple):
-    """Sends a message to a worker; over a lane, too, unless it would overtake what went another way
-    and has not been `acknowledged`."""
+    """Action: send a message to a worker.
+
+    The message may take the fast channel only if it cannot overtake an earlier message on the main
+    connection. That is so once all earlier messages have been `acknowledged`.
+    """
 
     worker: int
     envelope: Envelope
@@ -152,7 +172,7 @@ class SendToWorker(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportDraining:
-    """A worker was asked to end, and will after so many seconds."""
+    """Action: report that a worker was asked to end, and will do so after some seconds."""
 
     worker: int
     seconds: float
@@ -160,7 +180,7 @@ class ReportDraining:
 
 @dataclass(frozen=True)
 class AttachWorkerMemory:
-    """A worker has memory in which it can lend arrays."""
+    """Action: attach shared memory in which a worker lends arrays."""
 
     worker: int
     token: str

@@ -1,10 +1,13 @@
-"""The short way of steps that repeat: nearly every step is told to all its workers at once, follows
-none that is not decided, brings what it needs along, and is answered in one message.
+"""The protocol's fast path for the common step.
 
-For these the machines of both sides have a way of a quarter of the calls, from frame to frame,
-since three interpreters on few cores are what a small step waits for. Where anything else is to be
-thought of, the methods here say None, and have changed nothing: then `handle` does it. Both leave
-the same behind, so that each message may go either way.
+In the common step all workers get the same order at once, no earlier step is undecided, all feeds
+are inside the order, and each worker answers with one message. For it both machines have methods
+that go from frame to frame with a quarter of the calls. A small step mostly waits for three Python
+interpreters on few cores, so these calls are its time.
+
+If anything else has to be considered, a method here returns None and has changed nothing; the
+general `handle` then does the work. Both paths leave the same state, so that each message may take
+either.
 """
 
 from __future__ import annotations
@@ -40,12 +43,14 @@ from graphflow.runtime.wire.messages import (
 )
 from graphflow.runtime.wire.step_frame_codec import SharedOrder, StepCodec
 
-_DONE = Done(0, [], {})  # of which nothing is asked that is not known
+_DONE = Done(0, [], {})  # stands for any fast answer: only the fetched arrays differ
 
 
 class SteadyStateStep(NamedTuple):
-    """A step that is begun by itself: an order that is the same for all its workers but for the
-    small arrays in it. As `Begin`."""
+    """A step for the fast path: one order for all workers, which differ only in their small feeds.
+
+    See `BeginOperation` for the other fields.
+    """
 
     request: int
     step: int
@@ -55,7 +60,7 @@ class SteadyStateStep(NamedTuple):
 
 
 class FastPathCoordinator(CoordinatorMachine):
-    """A coordinator's machine that begins and decides steps by the short way, too."""
+    """Coordinator machine that can also begin and decide steps by the fast path."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -64,9 +69,10 @@ class FastPathCoordinator(CoordinatorMachine):
             StepCodec.for_worker(*said, peer.index, self._token) for peer in self._peers
         ]
 
-    def begin_step(self, repeat: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
-        """What each of its workers is told for a step to begin."""
-        request, step, order, workers, fed = repeat
+    def begin_step(self, steady: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
+        """Begin a step; return the frame for each of its workers, or None if the fast path does not
+        apply."""
+        request, step, order, workers, fed = steady
         same = SharedOrder.from_compute(order)
         if same is None or self._operations or self._losses or self._fenced is not None:
             return None
@@ -74,15 +80,15 @@ class FastPathCoordinator(CoordinatorMachine):
         for worker in workers:
             if not peers[worker].stream.is_clear or self._codecs[worker] is None:
                 return None
-        told = []
+        numbered_frames = []
         for worker in workers:
-            peer, dialogue = peers[worker], self._codecs[worker]
-            assert dialogue is not None
+            peer, codec = peers[worker], self._codecs[worker]
+            assert codec is not None
             stream, inside = peer.stream, fed.get(worker, [])
             number, received = stream.take_number()
             commits, peer.commit_owed = peer.commit_owed, -1
-            frame = dialogue.write_order(step, number, received, request, commits, inside, same)
-            told.append(stream.outbound.keep_frame(step, frame))
+            frame = codec.write_order(step, number, received, request, commits, inside, same)
+            numbered_frames.append(stream.outbound.keep_frame(step, frame))
         self._commits_owed.difference_update(workers)
         if not self._commits_owed:
             self._commit_at = inf
@@ -91,14 +97,14 @@ class FastPathCoordinator(CoordinatorMachine):
         operation = Operation(begin, now)
         operation.deadline += GRACE
         self._operations[request] = operation
-        return told
+        return numbered_frames
 
     def accept_answer(
         self, worker: int, frame: bytes, now: float
     ) -> list[CoordinatorAction] | None:
-        """What to do about a worker's answer in a step."""
-        dialogue = self._codecs[worker]
-        read = None if dialogue is None else dialogue.read_answer(frame)
+        """Return the actions after a worker's answer; None if the fast path does not apply."""
+        codec = self._codecs[worker]
+        read = None if codec is None else codec.read_answer(frame)
         if read is None or self._fenced is not None:
             return None
         _, sequence, acknowledged, request, sent = read
@@ -112,7 +118,7 @@ class FastPathCoordinator(CoordinatorMachine):
             or peer.asked_at != inf
         ):
             return None
-        if acknowledged <= peer.stream.outbound.acknowledged:  # it says that it has heard its order
+        if acknowledged <= peer.stream.outbound.acknowledged:  # it must acknowledge its order
             return None
         arrays: dict[Key, Array] = {}
         try:
@@ -132,19 +138,20 @@ class FastPathCoordinator(CoordinatorMachine):
 
 
 class FastPathWorker(WorkerMachine):
-    """A worker's machine that takes orders of steps and answers them by the short way, too."""
+    """Worker machine that can also take orders and answer them by the fast path."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._codecs: dict[Route, tuple[WorkerSession, StepCodec]] = {}  # by lane
+        self._codecs: dict[Route, tuple[WorkerSession, StepCodec]] = {}  # by fast route
 
     def accept_order(self, route: Route, frame: bytes, now: float) -> RunJob | None:
-        """What to do about the order of a step that came over a lane."""
+        """Return the job for an order that arrived over a fast route; None if the fast path does
+        not apply."""
         known = self._codecs.get(route)
         if known is None:
             return None
-        session, dialogue = known
-        read = dialogue.read_order(frame)
+        session, codec = known
+        read = codec.read_order(frame)
         if (
             read is None
             or session.fast_route != route
@@ -172,7 +179,10 @@ class FastPathWorker(WorkerMachine):
         return session.begin_step(tuple.__new__(RunJob, said), message)
 
     def encode_answer(self, finished: JobFinished) -> tuple[Route, Route, NumberedFrame] | None:
-        """What to answer when a step was computed: over a lane, or the connection beside it."""
+        """Return the fast route, the main route and the frame for a computed step.
+
+        None if the fast path does not apply: the results are not all small, or the window is full.
+        """
         name, job, step, epoch, outcome = finished
         if type(job) is not Compute or type(outcome) is not Computed:
             return None
@@ -204,8 +214,7 @@ class FastPathWorker(WorkerMachine):
         return actions
 
     def _learn_fast_route(self, event: MessageReceived) -> None:
-        """Knows from now on who speaks over a lane, if that is the one of a session's
-        coordinator."""
+        """Remember the codec of a session whose coordinator speaks over a fast route."""
         session = self._sessions.get(event.envelope.session)
         if session is None or session.fast_route != event.route:
             return
@@ -215,6 +224,6 @@ class FastPathWorker(WorkerMachine):
             if known[0] is not session and known[0] is self._sessions.get(known[0].name)
         }
         worker = session.stream.outbound.origin
-        dialogue = StepCodec.for_worker(session.name, session.epoch, worker, session.token)
-        if dialogue is not None:
-            self._codecs[event.route] = session, dialogue
+        codec = StepCodec.for_worker(session.name, session.epoch, worker, session.token)
+        if codec is not None:
+            self._codecs[event.route] = session, codec

@@ -1,4 +1,5 @@
-"""What a coordinator asks of workers: an order to each of some, until all have replied."""
+"""The coordinator's record of an operation: one order to each of some workers, and their
+replies."""
 
 from __future__ import annotations
 
@@ -57,10 +58,18 @@ _ARRAY_REPLIES = (Done, Saved)
 
 
 class Operation:
-    """An operation under way.
+    """An operation that has not ended: which workers still have to reply, and what came of the
+    others.
+
+    The caller's handle on it is `client.pending_operation.PendingOperation`.
 
     Attributes:
-        is_step: whether its end is a decision that all its workers are told.
+        waiting: workers that have not replied.
+        is_held: the step is decided only after it is released.
+        is_withheld: the step's orders are sent once the step that it follows has committed.
+        failure: the error of a free step, to report once the step before it is decided.
+        peer_timeouts: errors of workers that waited for another worker until the deadline.
+        is_step: the operation ends with a decision that all its workers are told.
     """
 
     def __init__(self, begin: BeginOperation, now: float) -> None:
@@ -69,11 +78,8 @@ class Operation:
         self.waiting = set(begin.orders)
         self.is_held = begin.is_held
         self.is_withheld = False
-        """A step whose order is sent once the one that it follows has committed."""
         self.failure: GraphflowError | None = None
-        """Of a free step: told once the one before is decided."""
         self.peer_timeouts: dict[int, StepTimeout] = {}
-        """Of the workers that have waited in vain for another one: what they told."""
         self.replies = Replies()
         self.is_step = False
         for order in begin.orders.values():
@@ -82,51 +88,56 @@ class Operation:
 
     @property
     def first_order(self) -> Message:
-        """One of its orders; all are of one kind."""
+        """One of its orders. All orders of an operation are of the same type."""
         for order in self.begin.orders.values():
             return order.message
-        raise ProtocolError("an operation without orders has no first one")
+        raise ProtocolError("the operation has no orders")
 
     @property
     def step_number(self) -> int | None:
-        """The session's own number of the step; None for anything else."""
+        """The session's number of the step; None for other operations."""
         return step_of(self.begin.step) if self.is_step else None
 
     @property
     def is_free(self) -> bool:
-        """Whether it is a step that may compute before the one that it follows is decided."""
+        """True if the step may compute before the step that it follows is decided."""
         first = self.first_order
         return isinstance(first, Compute) and first.free
 
     @property
     def description(self) -> str:
-        """What errors call it."""
+        """The operation's name in error messages."""
         if isinstance(self.first_order, Compute):
             return f"step {step_of(self.begin.step)}"
         subject = getattr(self.first_order, "variable", getattr(self.first_order, "program", ""))
         return f"{type(self.first_order).__name__.lower()} {subject}".rstrip()
 
     def blocking_chain(self) -> list[int]:
-        """Who has waited for whom in vain, up to the one that keeps the others waiting: one that
-        will not say any more that it has waited itself, if there is such."""
+        """Return the workers that wait for each other, ending at the one that blocks the rest.
+
+        Of several chains, prefer one whose last worker cannot report any more that it was waiting
+        itself.
+        """
         chains = [self._chain_from(worker) for worker in self.peer_timeouts]
         return min(chains, key=lambda each: self.may_report_wait(each[-1]))
 
     def _chain_from(self, worker: int) -> list[int]:
         found = [worker]
         while (error := self.peer_timeouts.get(found[-1])) is not None:
-            if error.worker is None or error.worker in found:  # they wait in a circle
+            if error.worker is None or error.worker in found:  # a cycle
                 break
             found.append(error.worker)
         return found
 
     def may_report_wait(self, worker: int) -> bool:
-        """Whether a worker may say yet that it has waited in vain."""
+        """Return True if a worker may still report that it waited for another one."""
         return worker in self.waiting and worker not in self.peer_timeouts
 
     def split_arrays(self, far: Sequence[bool]) -> dict[int, list[tuple[Chunk, memoryview | None]]]:
-        """The pieces of all arrays, by worker that has any. They are cut before anything is
-        numbered, so that one that cannot travel leaves no trace.
+        """Split all arrays into chunks, by worker.
+
+        This happens before any message is numbered. An array that cannot travel then leaves no
+        trace.
 
         Raises:
             ProtocolError: an array's dtype has no name on the wire.
@@ -144,13 +155,13 @@ class Operation:
         return found
 
     def accept(self, worker: int, message: Message, inbox: ChunkAssembler) -> None:
-        """Takes a worker's reply, with the arrays that came before it.
+        """Take in a worker's reply, with the arrays that arrived before it.
 
         Raises:
-            ProtocolError: it answers something else, or lacks an array.
+            ProtocolError: the reply is of the wrong type, or an array is missing.
         """
         if type(message) is not REPLIES[type(self.begin.orders[worker].message)]:
-            raise ProtocolError(f"{type(message).__name__} is no answer to {self.description}")
+            raise ProtocolError(f"{type(message).__name__} does not answer {self.description}")
         if isinstance(message, _ARRAY_REPLIES):
             arrays: dict[Key, Array] = {}
             self.replies.arrays[worker] = arrays
@@ -162,7 +173,7 @@ class Operation:
         self.waiting.discard(worker)
 
     def unfinished_program(self, worker: int) -> str:
-        """The program that a worker has not computed yet; "" if there is none."""
+        """Return the program that a worker has not finished computing; "" if there is none."""
         if worker not in self.waiting:
             return ""
         message = self.begin.orders[worker].message
@@ -170,34 +181,35 @@ class Operation:
 
 
 class OperationTable(dict[int, Operation]):
-    """The operations that have not ended, by request."""
+    """The operations that have not ended, by request number."""
 
     def steps(self) -> list[Operation]:
-        """Those that are steps, in the order in which they were begun."""
+        """Return the steps, in the order in which they were begun."""
         return [operation for operation in self.values() if operation.is_step]
 
     def step(self, number: int) -> Operation | None:
-        """The step of that number."""
+        """Return the step of a number."""
         for operation in self.values():
             if operation.begin.step == number and operation.is_step:
                 return operation
         return None
 
     def predecessor(self, step: Operation) -> Operation | None:
-        """The step that one follows."""
+        """Return the step that a step follows."""
         return self.step(step.begin.follows) if step.begin.follows >= 0 else None
 
     def successors(self, step: Operation) -> list[Operation]:
-        """The steps that follow one."""
+        """Return the steps that follow a step."""
         number = step.begin.step
         return [each for each in self.values() if each.begin.follows == number and each.is_step]
 
     def for_worker(self, worker: int) -> list[Operation]:
-        """Those in which a worker takes part."""
+        """Return the operations in which a worker takes part."""
         return [operation for operation in self.values() if worker in operation.begin.orders]
 
     def using_link(self, source: int, target: int, step: int) -> Operation | None:
-        """What is under way over the link of two workers: a step, or a probe of it."""
+        """Return the operation that uses the link between two workers: a step, or a probe of the
+        link."""
         if step:
             return self.step(step)
         for operation in self.values():
@@ -207,5 +219,5 @@ class OperationTable(dict[int, Operation]):
         return None
 
     def unanswered_workers(self) -> list[int]:
-        """The workers whose replies one of them waits for; from any thread."""
+        """Return the workers that have yet to reply to an operation. Callable from any thread."""
         return sorted({worker for each in list(self.values()) for worker in tuple(each.waiting)})

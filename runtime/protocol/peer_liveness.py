@@ -1,4 +1,8 @@
-"""What a coordinator knows of each worker, and whether it is alive."""
+"""The coordinator's knowledge of each worker, and the detection of lost ones.
+
+The module also words the errors of waits that failed: a deadline, a worker that blocks others, a
+cut link.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,12 @@ from graphflow.runtime.wire.messages import Hello, Key, Open
 
 BEAT = 1.0  # seconds between two pings
 _LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down
-# Of the time to be lost, for one that speaks without an answer: longer than a cut of 3 s and what
-# it takes to be asked and to answer after it, and not only just after its interpreter was held.
+# Fractions of `dead_after`, for a worker that speaks but answers nothing. They outlast a cut of 3 s
+# with the question and answer after it, and a worker that has only just released its interpreter.
 _ANSWERS, _SPEAKS = 0.82, 0.2
-_SMALL = 1 << 16  # bytes on their way that delay no answer for long
-_ASKS = 0.5  # seconds between two times that a worker asks another one
-_STEADY = 2.0  # seconds in which who was silent before answers everybody else, too
+_SMALL = 1 << 16  # bytes in flight that do not delay an answer for long
+_ASKS = 0.5  # seconds between two acknowledgement requests of a worker
+_STEADY = 2.0  # seconds after which a worker that was silent has caught up with all peers
 
 
 @dataclass
@@ -42,38 +46,38 @@ class Peer:
     stream: ReliableStream
     heard_at: float
     clock: PeerClock
-    speaking_since: float = 0.0  # when it began to speak without a pause
+    speaking_since: float = 0.0  # when its present uninterrupted messages began
     inbox: ChunkAssembler = field(default_factory=ChunkAssembler)
     welcomed: bool = False
-    process: int = 0  # the number of the one that has welcomed us
-    opening: bool = False  # it was told of the session
-    opened: bool = False  # it knows the session: before, it would not know what a Ping is of
-    left: bool = False  # it was asked to close the session, and has
-    is_linked: bool = False  # the transport vouches for the process
-    down_reason: str = ""  # why the link is not up
-    heard_us_at: float = 0.0  # when it was last known to hear us
-    asked_at: float = inf  # since when it has not answered what it was asked
-    deaf_since: float = inf  # since when it speaks without hearing us
-    commit_owed: int = -1  # the step that it is to commit, but was not told of yet
+    process: int = 0  # the random number of the process that sent Welcome
+    opening: bool = False  # its Open was sent
+    opened: bool = False  # it knows the session; before that, it could not attribute a Ping
+    left: bool = False  # it has closed the session on request
+    is_linked: bool = False  # the transport is connected to its process
+    down_reason: str = ""  # why it is not
+    heard_us_at: float = 0.0  # when it last proved that it receives us
+    asked_at: float = inf  # when the oldest open question was asked
+    deaf_since: float = inf  # since when it speaks without receiving us
+    commit_owed: int = -1  # the committed step that it was not told of yet
     gone: WorkerGone | None = None  # once it is lost
 
     def __str__(self) -> str:
         return f"worker {self.index} at {self.address}"
 
     def note_heard(self, now: float) -> None:
-        """It speaks."""
+        """Record that a message arrived from it."""
         if now > self.heard_at + 2 * BEAT:
             self.speaking_since = now
         self.heard_at = now
 
     def note_hears_us(self, at: float) -> None:
-        """It has heard what was sent to it at a time."""
+        """Record that it received a message that was sent at time `at`."""
         if at > self.heard_us_at:
             self.heard_us_at = at
         self.asked_at = self.deaf_since = inf
 
     def loss_error(self, what: str, operation: Operation | None = None) -> WorkerLost:
-        """The error of who needs this worker after it is lost."""
+        """Return the error for operations that need this worker after it was lost."""
         gone = self.gone
         assert gone is not None
         why = f"its process has ended, {gone.reason}" if gone.ended else gone.reason
@@ -89,14 +93,14 @@ class Peer:
         )
 
     def mismatch_error(self, its: Version, ours: Version) -> VersionMismatch:
-        """The error of a worker that runs something else."""
+        """Return the error of a worker that runs another version."""
         return VersionMismatch(
             f"{self} runs {its}, this process runs {ours}; install the same version on both"
         )
 
     @property
     def absence_hint(self) -> str:
-        """What may be the reason why it has not answered at all."""
+        """The likely reason why the worker has not answered at all, with a remedy."""
         if self.is_linked:
             return (
                 "it took the connection, but an op holds its Python interpreter, or it has too "
@@ -110,7 +114,7 @@ class Peer:
         return "is `graphflow worker --listen ADDRESS` running there?"
 
     def describe_lateness(self, now: float) -> str:
-        """What is known of why it has not finished."""
+        """Describe why the worker is late, for the StepTimeout message."""
         silent = now - self.heard_at
         if silent <= 2 * BEAT:
             return f"{self} had not finished"
@@ -123,7 +127,7 @@ class Peer:
 
 
 def deadline_error(operation: Operation, peers: Sequence[Peer], now: float) -> GraphflowError:
-    """The error of an operation that passed its deadline."""
+    """Return the error of an operation that passed its deadline."""
     if operation.peer_timeouts:
         return blocked_error(operation, peers, now)
     seconds = operation.begin.seconds
@@ -143,40 +147,47 @@ def deadline_error(operation: Operation, peers: Sequence[Peer], now: float) -> G
 
 
 def blocked_error(operation: Operation, peers: Sequence[Peer], now: float) -> StepTimeout:
-    """The error of a step in which workers have waited in vain: that of the last one in their
-    chain, who waited for one that did not."""
+    """Return the error of a step in which workers waited for other workers until the deadline.
+
+    It is the report of the last worker in the chain of waits: the one that waited for a worker
+    which was not waiting itself.
+    """
     chain = operation.blocking_chain()
-    told = operation.peer_timeouts[chain[-1] if chain[-1] in operation.peer_timeouts else chain[-2]]
-    assert told.worker is not None
+    report = operation.peer_timeouts[
+        chain[-1] if chain[-1] in operation.peer_timeouts else chain[-2]
+    ]
+    assert report.worker is not None
     more = (
-        [peers[told.worker].describe_lateness(now)]
-        if operation.may_report_wait(told.worker)
+        [peers[report.worker].describe_lateness(now)]
+        if operation.may_report_wait(report.worker)
         else []
     )
     if len(chain) > 2:
         more += [f"worker {one} waited for worker {other}" for one, other in pairwise(chain)]
-    text = f"{told} ({'; '.join(more)})" if more else str(told)
-    error = StepTimeout(text, worker=told.worker)
-    for note in told.__notes__:
+    text = f"{report} ({'; '.join(more)})" if more else str(report)
+    error = StepTimeout(text, worker=report.worker)
+    for note in report.__notes__:
         error.add_note(note)
     return error
 
 
 def unreachable_error(source: Peer, target: Peer, operation: Operation, edge: Key) -> LinkLost:
-    """The error of a step whose workers do not reach each other."""
+    """Return the error of a step whose workers do not reach each other."""
     return LinkLost(
         f"{operation.description}: {source} sent edge {edge}, but {target} did not take it, "
-        "though both answer this process: what is between the two is cut, or refuses "
-        "connections; mend that, and run it again: nothing has changed",
+        "though both answer this process: the network between them is cut, or refuses "
+        "connections; repair it, and run the step again (no variable has changed)",
         source=source.index, target=target.index, step=operation.step_number, edge=edge,
     )  # fmt: skip
 
 
 class FailureDetector:
-    """Who is lost by silence: workers that no link vouches for, after `dead_after` seconds.
+    """Detector of workers that are lost by silence.
+
+    A worker without a connection is lost after `dead_after` seconds without a message.
 
     Attributes:
-        due: when the first of them is lost, at the earliest.
+        due: the earliest time at which a watched worker can be lost.
     """
 
     def __init__(self, peers: Sequence[Peer], dead_after: float) -> None:
@@ -186,33 +197,33 @@ class FailureDetector:
         self._unsure: set[int] = set()
 
     def link_up(self, peer: Peer, now: float) -> None:
-        """The transport vouches for it from now on."""
+        """Stop the timeout of a worker whose connection is up."""
         peer.is_linked, peer.down_reason = True, ""
         peer.note_heard(now)
         peer.note_hears_us(now)
         self._unsure.discard(peer.index)
 
     def link_down(self, peer: Peer, reason: str, now: float) -> None:
-        """The transport does not any more."""
+        """Start the timeout of a worker whose connection ended."""
         if peer.is_linked and now > peer.heard_at + _LINK_SILENCE + BEAT:
-            # What silenced it before was an op that held its interpreter, not the link.
+            # An op held its interpreter before: that silence is not the link's.
             peer.heard_at = now - _LINK_SILENCE
         peer.is_linked, peer.down_reason = False, reason
         self.watch(peer)
 
     def watch(self, peer: Peer) -> None:
-        """Watches a worker, once it has shown that it is there; before, the rendezvous has a
-        deadline."""
+        """Watch a worker for silence, once it has sent Welcome. The rendezvous has a deadline of
+        its own."""
         if peer.welcomed and not peer.is_linked and not peer.gone:
             self._unsure.add(peer.index)
             self.due = min(self.due, peer.heard_at + self._dead_after)
 
     def unwatch(self, peer: Peer) -> None:
-        """It is lost."""
+        """Stop watching a worker that is lost."""
         self._unsure.discard(peer.index)
 
     def pop_overdue(self, now: float) -> list[WorkerGone]:
-        """Those that were silent for too long."""
+        """Return the workers that were silent for too long, and stop watching them."""
         if now < self.due:
             return []
         found = []
@@ -228,8 +239,12 @@ class FailureDetector:
         return found
 
     def is_cut(self, peer: Peer, asked: int, now: float) -> bool:
-        """Whether it is by the link that a worker has not answered another one, who asked so many
-        times: it answers us, and not only just again after its interpreter was held."""
+        """Return True if a cut link is the reason why `peer` did not answer another worker.
+
+        That worker has asked `asked` times in vain, while `peer` answers this process, and has done
+        so for a while: a worker that has only just released its interpreter still owes others their
+        answers.
+        """
         speaks = (
             peer.gone is None
             and now <= peer.heard_at + 2 * BEAT
@@ -238,9 +253,12 @@ class FailureDetector:
         return speaks and peer.deaf_since == inf and asked * _ASKS >= self._dead_after
 
     def is_deaf(self, peer: Peer, now: float) -> bool:
-        """Whether a worker that speaks has answered nothing for too long: the network is cut in one
-        direction. One whose interpreter was held answers as soon as it speaks; and nothing is told
-        by one that still has much to receive before a question."""
+        """Return True if a worker speaks, but has answered nothing for too long.
+
+        The network is then cut in one direction. A worker whose interpreter was held answers as
+        soon as it speaks again. A worker with much data still in flight before the question proves
+        nothing.
+        """
         if peer.gone or now <= peer.asked_at + _SPEAKS * self._dead_after:
             return False
         peer.deaf_since = min(peer.deaf_since, now)

@@ -1,4 +1,7 @@
-"""Which work kills the workers that do it: after the same killed three, it is tried no more."""
+"""Poison tasks: work that kills the workers that run it.
+
+After the same task has killed `DEADLY` workers, it is not tried again.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,26 @@ from collections import defaultdict
 
 from graphflow.errors import PoisonedTask, WorkerLost
 
-DEADLY = 3  # deaths at the same task after which it is taken for their cause
+DEADLY = 3  # worker deaths after which their common task counts as the cause
 
 
 class PoisonTaskTracker:
-    """Counts the workers that were lost at the same task, over all epochs of a session."""
+    """Count of the workers that were lost at the same task, over all epochs of a session."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, list[WorkerLost]] = defaultdict(list)
 
     def record_worker_loss(self, error: WorkerLost, committed: int) -> PoisonedTask | None:
-        """Takes note of a lost worker; the error to end with once its task has killed three.
+        """Record a lost worker; return the error to end with once its task has killed `DEADLY`
+        workers.
 
-        The task is the op that a signal ended the worker in, at whatever step; where that is not
-        known, the program it was computing, at this point of the run. A worker that was not
-        computing, or whose process did not end, did not die of what it computed.
+        The task is the op in which a signal ended the worker, at whatever step. If the op is
+        unknown, it is the program that the worker computed, at the same point of the run. A worker
+        that computed nothing, or whose process did not end, was not killed by its work.
 
         Args:
-            committed: how many steps came before the one it was lost in, which may be one that is
-                done again.
+            committed: steps committed before the step in which the worker was lost. A repeated step
+                has the same count.
         """
         if not error.ended or not (error.op or error.program):
             return None
@@ -33,8 +37,8 @@ class PoisonTaskTracker:
         deaths.append(error)
         if len(deaths) < DEADLY:
             return None
-        told = "; ".join(f"worker {death.worker}: {death.reason}" for death in deaths)
+        losses = "; ".join(f"worker {death.worker}: {death.reason}" for death in deaths)
         return PoisonedTask(
-            f"{task} ended {len(deaths)} workers and is not tried on another ({told}); find out "
+            f"{task} ended {len(deaths)} workers and is not tried on another ({losses}); find out "
             "what it does with these inputs in a process of its own"
         )

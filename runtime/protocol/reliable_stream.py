@@ -1,9 +1,12 @@
-"""The numbering of messages between two parties of a session, so that each is applied once and in
-order over connections that lose, repeat and reorder; and the versions they compare.
+"""Reliable, ordered delivery between two parties of a session.
 
-The sender keeps what is not acknowledged, at most a window of it. The receiver takes what is next;
-when it sees that something is missing, it asks for everything from there on. It sees a gap by the
-next message, or by an unnumbered one (a beat), which repeats the last number before it.
+Messages are numbered, so that each one is applied once and in order although connections lose,
+repeat and reorder them. The sender keeps a window of unacknowledged messages. The receiver takes
+the next number only. If a number is missing, it asks for all messages from there on. It notices a
+gap by the next message, or by a heartbeat, which repeats the last number sent before it.
+
+The module also checks epochs and tokens (`stale_error`), and holds the `Version` that processes
+compare.
 """
 
 from __future__ import annotations
@@ -39,20 +42,20 @@ from graphflow.runtime.wire.messages import (
 )
 from graphflow.runtime.wire.step_frame_codec import unpack
 
-WINDOW = 512  # messages that are not acknowledged: fewer than a socket's queue takes
-WINDOW_BYTES = 64 << 20  # and their bytes: 50 ms of 10 Gbit/s
+WINDOW = 512  # unacknowledged messages; below the high-water mark of a socket's queue
+WINDOW_BYTES = 64 << 20  # of their arrays: 50 ms of 10 Gbit/s
 ACK_EVERY = WINDOW // 8  # messages
 ACK_BYTES = WINDOW_BYTES // 8
 
 NumberedFrame = tuple[bytes, int, int]
-"""The frame of a message, its number, and the last one that has been acknowledged."""
+"""The frame of a message, its number, and the last acknowledged number."""
 
 _BEATS = (Ping, Pong, Ack)
 _UNNUMBERED = frozenset(UNNUMBERED)
 
 
 class ReceiveStatus(Enum):
-    """What a receiver makes of a message's number."""
+    """The receiver's verdict on a message's number."""
 
     FRESH = "fresh"
     DUPLICATE = "duplicate"
@@ -61,25 +64,33 @@ class ReceiveStatus(Enum):
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as it is sent, the bytes of its second frame included."""
+    """A message to send, with the bytes of its second frame."""
 
     envelope: Envelope
     message: Message
     data: memoryview | None = None
 
 
-def with_checksum(letter: OutgoingMessage) -> OutgoingMessage:
-    """A letter whose piece of an array, if there is one, has the checksum of what it is now."""
-    message, data = letter.message, letter.data
+def with_checksum(outgoing: OutgoingMessage) -> OutgoingMessage:
+    """Return a message whose piece of an array carries the checksum of its present bytes."""
+    message, data = outgoing.message, outgoing.data
     if not isinstance(message, Chunk) or data is None:
-        return letter
-    return letter._replace(message=replace_fields(message, checksum=checksum(data)))
+        return outgoing
+    return outgoing._replace(message=replace_fields(message, checksum=checksum(data)))
 
 
 class Outbound:
-    """What one party sends another in a session and epoch: numbered, and kept until acknowledged.
+    """The sending half: numbers messages of one party, and keeps them until they are acknowledged.
 
-    Not safe for threads: whoever sends numbers and sends under one lock.
+    Not thread-safe. The caller numbers and sends under one lock, or the order on the wire would
+    differ from the numbers.
+
+    Attributes:
+        last_sent, acknowledged: the last number that was sent, and that the receiver has.
+        received: the last number received in the other direction; it rides along as
+            acknowledgement.
+        answered_attempt: the last attempt to request a resend that was answered.
+        resent_count: messages that were sent again.
     """
 
     def __init__(self, session: str, epoch: int, origin: int, token: str = "") -> None:
@@ -89,32 +100,35 @@ class Outbound:
         self.token = intern(token)
         self.last_sent = 0
         self.acknowledged = 0
-        self.received = 0  # in the other direction, for the acknowledgements that ride along
-        self.answered_attempt = 0  # the last attempt that was answered
-        self.resent_count = 0  # messages that were sent once more
-        # Number, step, message or the frame that it went in, and data.
+        self.received = 0
+        self.answered_attempt = 0
+        self.resent_count = 0
+        # (number, step, message or its encoded frame, data)
         self._kept: deque[tuple[int, int, Message | bytes, memoryview | None]] = deque()
         self._kept_bytes = 0
 
     @property
     def pending(self) -> int:
-        """How many messages are not acknowledged."""
+        """Number of unacknowledged messages."""
         return len(self._kept)
 
     @property
     def pending_bytes(self) -> int:
-        """The bytes of the arrays among them."""
+        """Bytes of the arrays in unacknowledged messages."""
         return self._kept_bytes
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether a message with so many bytes of an array fits the window; one always does."""
+        """Return True if a message with `nbytes` of array data fits the window.
+
+        An empty window takes a message of any size, or a large one could never be sent.
+        """
         fits = len(self._kept) < WINDOW and self._kept_bytes + nbytes <= WINDOW_BYTES
         return fits or not self._kept
 
     def post(
         self, message: Message, step: int = 0, data: memoryview | None = None
     ) -> OutgoingMessage:
-        """Numbers and keeps a message."""
+        """Number a message, and keep it until it is acknowledged."""
         self.last_sent = number = self.last_sent + 1
         self._kept.append((number, step, message, data))
         if data is not None:
@@ -122,8 +136,7 @@ class Outbound:
         return tuple.__new__(OutgoingMessage, (self._envelope(step, number), message, data))
 
     def keep_frame(self, step: int, frame: bytes) -> NumberedFrame:
-        """Keeps a message without data that has just been numbered, as the frame that it goes
-        in."""
+        """Keep a message that `ReliableStream.take_number` has numbered, as its encoded frame."""
         self._kept.append((self.last_sent, step, frame, None))
         return frame, self.last_sent, self.acknowledged
 
@@ -132,7 +145,7 @@ class Outbound:
         return tuple.__new__(Envelope, said)
 
     def wrap_unnumbered(self, message: Message, step: int = 0) -> OutgoingMessage:
-        """A message of `UNNUMBERED`."""
+        """Wrap a message of `UNNUMBERED`, which is never resent."""
         if isinstance(message, Ack):
             message = replace(
                 message, resent=self.answered_attempt, asks=message.asks and self.pending > 0
@@ -142,7 +155,7 @@ class Outbound:
         return OutgoingMessage(self._envelope(step, self.last_sent), message)
 
     def acknowledge(self, number: int) -> bool:
-        """Lets go of what the receiver has; whether that was anything."""
+        """Drop messages up to `number`, which the receiver has; return True if there were any."""
         before = self.acknowledged
         if number <= before:
             return False
@@ -154,7 +167,8 @@ class Outbound:
         return self.acknowledged > before
 
     def resend(self, request: Resend) -> list[OutgoingMessage]:
-        """What is to be sent again; nothing for an attempt that was answered already."""
+        """Return the messages that a receiver asks for; none for an attempt that was answered
+        already."""
         if request.attempt <= self.answered_attempt:
             return []
         self.answered_attempt = request.attempt
@@ -163,8 +177,10 @@ class Outbound:
         return again
 
     def all_from(self, first: int) -> Iterator[OutgoingMessage]:
-        """Everything that is kept from a number on, sealed anew: after an abort, an array may have
-        been written to since."""
+        """Yield all kept messages from number `first` on.
+
+        Checksums are computed anew: after an abort, the program may have overwritten an array.
+        """
         for number, step, kept, data in self._kept:
             if number >= first:
                 message = unpack(kept)[1] if isinstance(kept, bytes) else kept
@@ -172,28 +188,33 @@ class Outbound:
 
 
 class Inbound:
-    """What one party receives from another in a session and epoch."""
+    """The receiving half: accepts messages of one party once, and in order.
+
+    Attributes:
+        received: the last number that was received in order.
+        last_reported: the acknowledgement of the sender that was last passed on to its link.
+    """
 
     def __init__(self, received: int = 0) -> None:
         self.received = received
-        self.last_reported = 0  # what its sender has acknowledged, as it was passed on last
-        self._requested_from = 0  # the number that was asked for last
+        self.last_reported = 0
+        self._requested_from = 0  # the first missing number of the last request
         self._attempt = 0
-        self._unacknowledged = 0  # messages that were not acknowledged
+        self._unacknowledged = 0  # received messages
         self._unacknowledged_bytes = 0
 
     @property
     def owes_acknowledgement(self) -> bool:
-        """Whether anything that was received is not acknowledged."""
+        """True if a received message has not been acknowledged."""
         return self._unacknowledged > 0
 
     def receive(
         self, envelope: Envelope, message: Message, data: Buffer | None
     ) -> tuple[ReceiveStatus, Ack | Resend | None]:
-        """What to make of a message, and what to tell its sender."""
+        """Classify a message, and return the acknowledgement or request to send back, if any."""
         number, due = envelope.sequence, self.received + 1
         unnumbered = type(message) in _UNNUMBERED
-        if number == due and not unnumbered:  # nearly always
+        if number == due and not unnumbered:
             if not _is_intact(message, data):
                 return ReceiveStatus.MISSING, self._request_resend(is_new=True)
             self.received = number
@@ -204,10 +225,10 @@ class Inbound:
             return ReceiveStatus.FRESH, Ack() if overdue else None
         if unnumbered:
             if number < due or not isinstance(message, _BEATS):
-                # An acknowledgement that was lost is said again to one who asks.
+                # The peer asks because an acknowledgement may have been lost.
                 asked = isinstance(message, Ack) and message.asks
                 return ReceiveStatus.UNNUMBERED, Ack() if asked else None
-            # What answered the last attempt would have come before this beat.
+            # The answer to the last attempt was sent before this heartbeat, so it was lost.
             answered = message.resent >= self._attempt
             return ReceiveStatus.UNNUMBERED, self._request_resend(
                 is_new=answered or self._requested_from != due
@@ -219,7 +240,7 @@ class Inbound:
         )
 
     def mark_acknowledged(self) -> None:
-        """The sender is being told what has come."""
+        """Note that the sender is being told what has arrived."""
         self._unacknowledged = self._unacknowledged_bytes = 0
 
     def _request_resend(self, *, is_new: bool) -> Resend:
@@ -229,7 +250,7 @@ class Inbound:
 
 
 def _is_intact(message: Message, data: Buffer | None) -> bool:
-    """Whether the arrays in a message, or the piece of one behind it, are what was sent."""
+    """Return True if the checksums of a message's arrays hold."""
     kind = type(message)
     if kind is Tensor:
         return is_intact(message.array)  # type: ignore[attr-defined]
@@ -241,7 +262,10 @@ def _is_intact(message: Message, data: Buffer | None) -> bool:
 
 
 class ReliableStream:
-    """Both directions between this party and one other. What the window has no room for waits."""
+    """Both directions of the messages between this party and one other.
+
+    A message for which the window has no room waits here.
+    """
 
     def __init__(
         self, session: str, epoch: int, origin: int, token: str = "", *, received: int = 0
@@ -253,25 +277,31 @@ class ReliableStream:
 
     @property
     def waiting_count(self) -> int:
-        """How many messages the window has no room for."""
+        """Number of messages that wait for room in the window."""
         return len(self._waiting)
 
     @property
     def is_clear(self) -> bool:
-        """Whether a message can be sent now."""
+        """True if a message can be sent at once."""
         return not self._waiting and len(self.outbound._kept) < WINDOW
 
     def take_number(self) -> tuple[int, int]:
-        """The number of a message that is sent where `is_clear`, and what it acknowledges: for who
-        writes its frame, and has that kept by `outbound`."""
+        """Return the number of the next message, and the number that it acknowledges.
+
+        For the fast path, which encodes the frame itself and gives it to `Outbound.keep_frame`.
+        Requires `is_clear`.
+        """
         inbound, outbound = self.inbound, self.outbound
         inbound._unacknowledged = inbound._unacknowledged_bytes = 0
         outbound.last_sent += 1
         return outbound.last_sent, outbound.received
 
     def accept_next(self, sequence: int, acknowledged: int) -> bool:
-        """As `receive`, of an intact message without data: takes it if it is the next one and
-        nothing is to be sent for it."""
+        """Accept a message without data if it is the next in order and requires no answer.
+
+        For the fast path. Returns False, with nothing changed, if `receive` must handle the
+        message.
+        """
         inbound, outbound = self.inbound, self.outbound
         if (
             sequence != inbound.received + 1
@@ -287,7 +317,8 @@ class ReliableStream:
     def send(
         self, message: Message, step: int = 0, data: memoryview | None = None
     ) -> list[OutgoingMessage]:
-        """What to send now, for a message that is to be sent."""
+        """Return the messages to send now, for a message to send. It may have to wait for the
+        window."""
         if not self._waiting and self.outbound.has_room(data.nbytes if data is not None else 0):
             self.inbound.mark_acknowledged()  # it rides along
             return [self.outbound.post(message, step, data)]
@@ -295,50 +326,51 @@ class ReliableStream:
         return self._flush()
 
     def send_unnumbered(self, message: Message, step: int = 0) -> OutgoingMessage:
-        """A message of `UNNUMBERED`."""
+        """Return a message of `UNNUMBERED`, ready to send."""
         self.inbound.mark_acknowledged()
         return self.outbound.wrap_unnumbered(message, step)
 
     def receive(
         self, envelope: Envelope, message: Message, data: Buffer | None
     ) -> tuple[ReceiveStatus, list[OutgoingMessage]]:
-        """What to make of a message of this session and epoch, and what to send."""
+        """Classify a message of this session and epoch, and return the messages to send in
+        response."""
         inbound, outbound = self.inbound, self.outbound
-        arrival, told = inbound.receive(envelope, message, data)
+        arrival, response = inbound.receive(envelope, message, data)
         outbound.received = inbound.received
-        letters = [self.send_unnumbered(told)] if told is not None else []
+        outgoing = [self.send_unnumbered(response)] if response is not None else []
         if type(message) is Resend:
-            letters += outbound.resend(message)
+            outgoing += outbound.resend(message)
         if outbound.acknowledge(envelope.acknowledged) and self._waiting:
-            letters += self._flush()
-        return arrival, letters
+            outgoing += self._flush()
+        return arrival, outgoing
 
     def _flush(self) -> list[OutgoingMessage]:
-        letters = []
+        outgoing = []
         while self._waiting:
             message, step, data = self._waiting[0]
             if not self.outbound.has_room(data.nbytes if data is not None else 0):
                 break
             self._waiting.popleft()
-            letters.append(self.outbound.post(message, step, data))
+            outgoing.append(self.outbound.post(message, step, data))
             self.inbound.mark_acknowledged()  # it rides along
-        return letters
+        return outgoing
 
 
 def matches_secret(shown: str, secret: str) -> bool:
-    """Whether a secret is shown, in a time that tells nothing of it."""
+    """Compare a shown secret with the known one in constant time."""
     return shown.isascii() and secret.isascii() and compare_digest(shown, secret)
 
 
 def stale_error(envelope: Envelope, epoch: int, token: str) -> GraphflowError | None:
-    """Why a message is not of this session and epoch, or None if it is."""
+    """Return the error of a message from another session or epoch; None for a current message."""
     if envelope.token is not token and not matches_secret(envelope.token, token):
         return StaleSession(
-            f"a message for session {envelope.session[:8]} does not have its token: it was "
-            "recorded in another session, or made up"
+            f"a message for session {envelope.session[:8]} does not carry its token: it was "
+            "recorded in another session, or forged"
         )
     if envelope.epoch != epoch:
-        late = "its sender" if envelope.epoch < epoch else "who is told it"
+        late = "its sender" if envelope.epoch < epoch else "its receiver"
         return StaleEpoch(
             f"session {envelope.session[:8]} has epoch {epoch} here, a message is of epoch "
             f"{envelope.epoch}: {late} missed a recovery"
@@ -348,8 +380,10 @@ def stale_error(envelope: Envelope, epoch: int, token: str) -> GraphflowError | 
 
 @dataclass(frozen=True)
 class Version:
-    """What must agree between the processes of a session: other code, or another Python, may
-    give other bits."""
+    """The versions that must agree between the processes of a session.
+
+    Other code, or another Python, may compute other bits.
+    """
 
     version: str
     wire: int
@@ -357,13 +391,13 @@ class Version:
 
     @staticmethod
     def own() -> Version:
-        """The versions of this process."""
+        """Return the versions of this process."""
         python = ".".join(platform.python_version_tuple()[:2])
         return Version(_version.__version__, WIRE_VERSION, python)
 
     @staticmethod
     def from_message(message: Hello | Welcome) -> Version:
-        """The versions of the process that sent the message."""
+        """Return the versions of the process that sent a message."""
         return Version(message.version, message.wire, message.python)
 
     def __str__(self) -> str:

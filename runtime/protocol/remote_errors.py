@@ -1,4 +1,4 @@
-"""Errors as messages: a class of `graphflow.errors` by name, its text, and where it was raised."""
+"""Errors as messages: the class by name, the text, and the traceback of the worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphflow.runtime.wire.msgpack_codec import TEXT_CAP
 
 
 def failure_message(request: int, error: BaseException) -> Failed:
-    """The message that tells a coordinator of an error."""
+    """Return the message that reports an error to a coordinator."""
     known = isinstance(error, GraphflowError) and hasattr(errors, type(error).__name__)
     kind = type(error).__name__ if known else OpError.__name__
     text = error_text(error) if known else f"{type(error).__name__}: {error_text(error)}"
@@ -30,7 +30,7 @@ def failure_message(request: int, error: BaseException) -> Failed:
 
 
 def error_by_name(kind: str, text: str) -> GraphflowError:
-    """The error of a class by name; an OpError where there is no such class."""
+    """Return an error of a class of `graphflow.errors`; an OpError if there is no such class."""
     found = getattr(errors, kind, None)
     if not (isinstance(found, type) and issubclass(found, GraphflowError)):
         found = OpError
@@ -38,8 +38,10 @@ def error_by_name(kind: str, text: str) -> GraphflowError:
 
 
 def error_from_message(message: Failed, where: str) -> GraphflowError:
-    """The error that a worker told of; the worker's traceback is attached as a note. Neither gives
-    orders to the terminal that shows it."""
+    """Return the error that a worker reported, with the worker's traceback as a note.
+
+    Both texts are cleaned: they must not send control sequences to the terminal that shows them.
+    """
     error = error_by_name(message.error, printable_text(message.text))
     if isinstance(error, StepTimeout) and message.awaits >= 0:
         error.worker = message.awaits
@@ -48,5 +50,5 @@ def error_from_message(message: Failed, where: str) -> GraphflowError:
 
 
 def printable_text(text: str) -> str:
-    """A text of another process, line by line without what does not print."""
+    """Return a text from another process without its non-printing characters, line by line."""
     return "\n".join(map(escape_unprintable, text.split("\n")))

@@ -1,10 +1,11 @@
-"""A worker's side of the protocol: several sessions at once, each a queue of jobs of its own.
+"""The worker's state machine: several sessions at once, each with a queue of jobs of its own.
 
-A session belongs to those who know its token, and of these to the coordinator with the highest
-epoch: an order of another is answered with what it missed, and not done. Jobs run one at a time in
-the order in which they were given, while tensors of other workers, pings and aborts are handled at
-once. A session whose coordinator falls silent stays as it is, at the end of its step, for another
-coordinator to take over; it is closed when its lease ends.
+A session belongs to whoever knows its token, and of these to the coordinator with the highest
+epoch. An order of an older coordinator is refused, and answered with the reason. Jobs of a session
+run one at a time, in order. Tensors of other workers, pings and aborts are handled at once.
+
+If its coordinator falls silent, a session stays as it is after its present step, so that another
+coordinator can take over. It is closed when its lease ends.
 """
 
 from __future__ import annotations
@@ -91,15 +92,15 @@ from graphflow.runtime.wire.messages import (
 )
 
 MAX_SESSIONS = 64
-MAX_LEASE = 86_400.0  # seconds: what nobody speaks for is not kept for good
+MAX_LEASE = 86_400.0  # seconds; an abandoned session must not be kept for ever
 _UNANSWERED = (Close, Chunk)
 _DECISIONS = (Commit, Abort)
 _COMMIT = Commit()
-_REPORT_EVERY = 8  # small tensors, of whose acknowledgements the link is told together
-_QUIET_SECONDS = 1.5  # seconds without a word of the coordinator, who should speak every second
-_MAX_CLOSED = 4096  # closed sessions whose late messages are still known as such
-_MAX_NAME = 64  # characters of the name of a session; ours have 32
-_PARKED_AFTER = 5.0  # seconds after which a session without a word of its coordinator is parked
+_REPORT_EVERY = 8  # small tensors, after which their acknowledgement is passed to the link
+_QUIET_SECONDS = 1.5  # seconds without a message of the coordinator, which sends one every second
+_MAX_CLOSED = 4096  # closed sessions that are remembered, to recognise their late messages
+_MAX_NAME = 64  # characters of a session's name; generated ones have 32
+_PARKED_AFTER = 5.0  # seconds without a message of the coordinator until a session is parked
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,18 @@ class _ClosedSession:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How a worker's process ended: by the reason, in an op of a session, where these are known.
-
-    Others' losses are not of what they compute, and what another session computes is not told.
-    """
+    """How the worker process that was here before ended: the reason, the op, and the op's
+    session."""
 
     reason: str
     op: str = ""
     session: str = ""
 
     def message_for(self, session: str) -> Broken:
-        """What a session is told that had the worker, too."""
+        """Return the message for one of the sessions that the worker served.
+
+        Only the session whose op it was is told the op; the work of other sessions stays private.
+        """
         if self.session and session != self.session:
             return Broken(f"its process has ended in what another session computed, {self.reason}")
         return Broken(self.reason, self.op, ended=True)
@@ -130,12 +132,12 @@ class WorkerMachine:
     """The sessions of one worker process that offers `devices`.
 
     Args:
-        home: which clock its time is of, see `clock.identity`.
-        memory: bytes that arrays may take on their way in, of all sessions together.
-        epitaph: how the process ended that was here before: coordinators that ask for it are told
-            that, and nothing else is done here.
-        process: a number that no other process had which listened here: what opens a session names
-            it, so that a message that was under way to the one before opens nothing here.
+        home: identity of the clock of its times, see `clock_sync.clock_identity`.
+        memory: bytes that arrays in transit may take, for all sessions together.
+        exit_report: how the earlier process at this address ended. With it, the machine does
+            nothing but report that to coordinators.
+        process: a random number that identifies this process. An `Open` names it, so that one that
+            was sent to an earlier process at this address opens nothing here.
     """
 
     def __init__(
@@ -159,23 +161,22 @@ class WorkerMachine:
 
     @property
     def sessions(self) -> list[str]:
-        """The open sessions."""
+        """The names of the open sessions."""
         return list(self._sessions)
 
     def parked_sessions(self, now: float) -> list[str]:
-        """The sessions whose coordinator is silent; they wait for another until their lease
-        ends."""
+        """Return the sessions whose coordinator is silent, and that wait for another one."""
         return [
             name for name, state in self._sessions.items() if now > state.heard_at + _PARKED_AFTER
         ]
 
     def stream(self, session: str) -> ReliableStream:
-        """The numbering of messages with the coordinator of a session, to look at."""
+        """Return the message stream to a session's coordinator, to read only."""
         return self._sessions[session].stream
 
     def handle(self, event: WorkerEvent, now: float) -> list[WorkerAction]:
-        """What to do about an event. Time is monotonic, in seconds."""
-        if isinstance(event, MessageReceived):  # these two nearly always
+        """Return the actions for an event. `now` is monotonic, in seconds."""
+        if isinstance(event, MessageReceived):  # most events are of these two types
             return self._receive(event, now)
         if isinstance(event, JobFinished):
             return self._handle_result(event)
@@ -185,8 +186,8 @@ class WorkerMachine:
                 return [] if session is None else [session.send_unnumbered(Share(token))]
             case PeerUnreached(name, worker, step, edge, asked):
                 session = self._sessions.get(name)
-                told = Unreached(worker, asked, edge)
-                return [] if session is None else [session.send_unnumbered(told, step)]
+                unreached = Unreached(worker, asked, edge)
+                return [] if session is None else [session.send_unnumbered(unreached, step)]
             case WorkerTick():
                 return self._tick(now)
             case DrainWorker(seconds):
@@ -204,9 +205,7 @@ class WorkerMachine:
 
     def _tick(self, now: float) -> list[WorkerAction]:
         stopped, self._last_tick = now - self._last_tick, now
-        if (
-            stopped > _PARKED_AFTER
-        ):  # this process did not run, and heard nobody: that is no silence
+        if stopped > _PARKED_AFTER:  # this process was stopped, so the silence is its own
             for session in self._sessions.values():
                 session.heard_at = min(now, session.heard_at + stopped)
         actions: list[WorkerAction] = []
@@ -218,7 +217,7 @@ class WorkerMachine:
         for name, session in self._sessions.items():
             quiet = (
                 now > session.heard_at + _QUIET_SECONDS
-            )  # who speaks unheard is found to be cut off
+            )  # shows the coordinator a cut in one direction
             if (
                 quiet
                 or session.stream.outbound.pending
@@ -245,11 +244,11 @@ class WorkerMachine:
     # Messages ----------------------------------------------------------------------------------
 
     def _receive(self, event: MessageReceived, now: float) -> list[WorkerAction]:
-        route, envelope, message, data, lane = event
+        route, envelope, message, data, is_fast = event
         if self._exit_report is not None:
             concerned = envelope.origin == COORDINATOR and not isinstance(message, Hello)
-            told = self._exit_report.message_for(envelope.session)
-            return [SendMessage(route, _reply_envelope(envelope, 0), told)] if concerned else []
+            report = self._exit_report.message_for(envelope.session)
+            return [SendMessage(route, _reply_envelope(envelope, 0), report)] if concerned else []
         if type(message) is Hello:
             own = self._version
             welcome = Welcome(message.request, own.version, own.wire, own.python, self._devices)
@@ -264,28 +263,28 @@ class WorkerMachine:
         if envelope.origin != COORDINATOR:
             return self._handle_peer_message(session, envelope, message, data)
         answered = session.stream.outbound.answered_attempt
-        arrival, letters = session.stream.receive(envelope, message, data)
+        arrival, outgoing = session.stream.receive(envelope, message, data)
         if arrival is ReceiveStatus.FRESH or session.is_current(
             arrival, envelope, message, answered
         ):
             session.heard_at = now
-            if lane:
+            if is_fast:
                 session.fast_route = route
-            else:  # a reconnection comes by a new way
+            else:  # a reconnection has a new route
                 session.route = route
         elif isinstance(message, Ping):
             return []
         actions: list[WorkerAction] = (
-            [session.make_send(each) for each in letters] if letters else []
+            [session.make_send(each) for each in outgoing] if outgoing else []
         )
         if arrival is ReceiveStatus.UNNUMBERED:
             return actions + self._handle_unnumbered(session, message, now)
         if arrival is ReceiveStatus.DUPLICATE and isinstance(message, Open):
-            return [*actions, session.send_unnumbered(Ack())]  # it is still at it
+            return [*actions, session.send_unnumbered(Ack())]  # it is still opening
         if arrival is not ReceiveStatus.FRESH:
             return actions
         try:
-            if type(message) is Compute:  # nearly always
+            if type(message) is Compute:  # most messages
                 if message.commits >= 0:
                     actions += session.settle(_COMMIT, message.commits)
                 return actions + session.accept_step(message, envelope.step)
@@ -324,7 +323,8 @@ class WorkerMachine:
     def _handle_stale(
         self, session: WorkerSession, event: MessageReceived, stale: GraphflowError, now: float
     ) -> list[WorkerAction]:
-        """What to do about a message of another epoch, or of nobody who knows the session."""
+        """Handle a message of another epoch, or of a sender that does not know the session's
+        token."""
         envelope, message = event.envelope, event.message
         if isinstance(stale, StaleEpoch) and envelope.epoch > session.epoch:
             if envelope.origin != COORDINATOR:
@@ -333,12 +333,12 @@ class WorkerMachine:
             closing = self._close_sessions([session.name], stale) if follows else []
             return closing + self._handle_unknown(
                 event, now
-            )  # that epoch may have been in a process here
+            )  # an earlier process here may have had that epoch
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
-        told = Fenced(type(stale).__name__, str(stale))
+        refusal = Fenced(type(stale).__name__, str(stale))
         answer = _reply_envelope(envelope, 0)._replace(epoch=session.epoch)
-        return [SendMessage(event.route, answer, told)]
+        return [SendMessage(event.route, answer, refusal)]
 
     def _open(
         self, route: Route, envelope: Envelope, message: Open, now: float
@@ -353,14 +353,19 @@ class WorkerMachine:
         elif len(self._sessions) >= MAX_SESSIONS:
             error = SessionError(f"{who} serves {MAX_SESSIONS} sessions already; close one of them")
         elif len(name) > _MAX_NAME:
-            error = ProtocolError(f"the name of a session has {len(name)} characters")
+            error = ProtocolError(
+                f"the session's name has {len(name)} characters, more than {_MAX_NAME}"
+            )
         elif not 0 < message.lease <= MAX_LEASE:
-            lease = f"a lease of {message.lease:g} s"
-            error = ProtocolError(f"{lease}; it takes more than 0 and at most {MAX_LEASE:g}")
+            error = ProtocolError(
+                f"the lease is {message.lease:g} s; it must be positive, and at most {MAX_LEASE:g}"
+            )
         elif message.worker >= count:
-            error = ProtocolError(f"no worker {message.worker} among {count}")
+            error = ProtocolError(
+                f"worker {message.worker} does not exist in a session of {count} workers"
+            )
         elif message.keys and len(message.keys) != count:
-            error = ProtocolError(f"{len(message.keys)} keys for {count} workers")
+            error = ProtocolError(f"the session has {len(message.keys)} keys for {count} workers")
         if error is not None:
             answer = failure_message(message.request, error)
             return [
@@ -369,11 +374,11 @@ class WorkerMachine:
         stream = ReliableStream(
             name, epoch, message.worker, envelope.token, received=envelope.sequence
         )
-        stream.outbound.last_sent = 1  # Welcome, whatever came of others before it
+        stream.outbound.last_sent = 1  # the Welcome, whose number is fixed
         inbox = ChunkAssembler(shared_budget=self._shared_budget)
         far = not is_loopback(message.peers[message.worker])
-        served = WorkerSession(route, stream, count, message.lease, now, inbox, far)
-        self._sessions[name] = served
+        session = WorkerSession(route, stream, count, message.lease, now, inbox, far)
+        self._sessions[name] = session
         return [RunJob(name, message, 0, epoch, token=envelope.token)]
 
     def _handle_unnumbered(
@@ -396,20 +401,20 @@ class WorkerMachine:
         inbound = session.peers.get(origin)
         if inbound is None:
             inbound = session.peers[origin] = Inbound()
-        arrival, told = inbound.receive(envelope, message, data)
-        if told is not None:
+        arrival, response = inbound.receive(envelope, message, data)
+        if response is not None:
             inbound.mark_acknowledged()
         elif arrival is ReceiveStatus.FRESH and type(message) is Tensor:
             small = self._accept_tensor(session, origin, message, envelope.step)
             if envelope.acknowledged < inbound.last_reported + _REPORT_EVERY:
-                return small  # the link is told with one of the next
+                return small  # the link is told later, for several tensors at once
             inbound.last_reported = envelope.acknowledged
             known = envelope.acknowledged
             return [*small, UpdatePeerLink(session.name, origin, known, inbound.received)]
         wanted = message if isinstance(message, Resend) else None
         inbound.last_reported = envelope.acknowledged
         heard = UpdatePeerLink(
-            session.name, origin, envelope.acknowledged, inbound.received, told, wanted
+            session.name, origin, envelope.acknowledged, inbound.received, response, wanted
         )
         if isinstance(message, Share):
             return [heard, AttachPeerMemory(session.name, origin, message.token)]
@@ -421,20 +426,24 @@ class WorkerMachine:
             reason = f"worker {origin} sent it a {type(message).__name__}"
             return self._break_session(session, reason)
         try:
-            # The link hears first: so what goes back at once, as echoes do, acknowledges this.
+            # The link first: an echo that goes back at once then acknowledges this message.
             return [heard, *self._accept_chunk(session, origin, message, data)]
         except ProtocolError as error:
-            return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
+            return self._break_session(
+                session, f"worker {origin} sent it an invalid message: {error}"
+            )
 
     def _accept_tensor(
         self, session: WorkerSession, origin: int, message: Tensor, step: int
     ) -> list[WorkerAction]:
         if step <= session.last_settled:
-            return []  # of a step that is over
+            return []  # its step is over
         try:
             edge, array = decode_small(message.array)
         except ProtocolError as error:
-            return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
+            return self._break_session(
+                session, f"worker {origin} sent it an invalid message: {error}"
+            )
         return [DeliverTensor(session.name, step, edge, array, origin)]
 
     def _accept_chunk(
@@ -443,9 +452,9 @@ class WorkerMachine:
         purpose, number, key = chunk.purpose, chunk.number, chunk.name
         if purpose == "edge" and number <= session.last_settled:
             return_borrowed(data)
-            return []  # of a step that is over
+            return []  # its step is over
         if purpose not in ("edge", "echo", "echoed"):
-            raise ProtocolError(f"a worker sends no {purpose!r}")
+            raise ProtocolError(f"a worker may not send {purpose!r}")
         if not session.inbox.add(origin, chunk, data):
             return []
         array = session.inbox.take(origin, purpose, number, key)
@@ -463,7 +472,7 @@ class WorkerMachine:
         match message:
             case Chunk():
                 if message.purpose not in ("feed", "part", "value") or data is None:
-                    raise ProtocolError(f"a coordinator sends no {message.purpose!r}")
+                    raise ProtocolError(f"a coordinator may not send {message.purpose!r}")
                 session.inbox.add(COORDINATOR, message, data)
                 return []
             case Load():
@@ -482,7 +491,7 @@ class WorkerMachine:
                     *self._close_sessions([name], WorkerLost("the session was closed")),
                     *answer,
                 ]
-        raise ProtocolError(f"a coordinator sends no {type(message).__name__}")
+        raise ProtocolError(f"a coordinator may not send {type(message).__name__}")
 
     # Results -----------------------------------------------------------------------------------
 
@@ -492,7 +501,7 @@ class WorkerMachine:
         if session is None or session.epoch != event.epoch or isinstance(job, _UNANSWERED):
             return []
         if type(job) is Compute and type(outcome) is Computed and event.step > session.last_settled:
-            return session.send_result(job, event.step, outcome)  # nearly always
+            return session.send_result(job, event.step, outcome)  # most results
         if isinstance(job, _DECISIONS):
             if isinstance(outcome, BaseException):
                 what = f"{type(job).__name__.lower()} of step {step_of(event.step)} failed"
@@ -512,9 +521,9 @@ class WorkerMachine:
     # Ends --------------------------------------------------------------------------------------
 
     def _break_session(self, session: WorkerSession, reason: str) -> list[WorkerAction]:
-        """Tells the coordinator that the session cannot go on here, and closes it."""
-        told = session.send_unnumbered(Broken(reason))
-        return [told, *self._close_sessions([session.name], WorkerLost(reason))]
+        """Tell the coordinator that its session cannot go on here, and close it."""
+        broken = session.send_unnumbered(Broken(reason))
+        return [broken, *self._close_sessions([session.name], WorkerLost(reason))]
 
     def _close_sessions(self, names: Sequence[str], error: GraphflowError) -> list[WorkerAction]:
         actions: list[WorkerAction] = []
@@ -531,7 +540,7 @@ class WorkerMachine:
 
 
 def _reply_envelope(envelope: Envelope, sequence: int) -> Envelope:
-    """The envelope of an answer outside a session; of its secret it shows what it was shown."""
+    """Return the envelope of a reply outside a session, with the token that the sender showed."""
     return Envelope(
         envelope.session, envelope.epoch, 0, envelope.step, sequence, envelope.sequence,
         envelope.token,

@@ -1,4 +1,8 @@
-"""What goes in and out of a worker's machine: messages, and jobs for the sessions that it hosts."""
+"""Events and actions of the worker's machine.
+
+Events are messages, results of jobs and requests of the process. Actions are messages to send and
+jobs for the sessions that the worker hosts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ from graphflow.runtime.wire.messages import (
     Write,
 )
 
-Route = bytes  # how the transport finds the way back to a peer
+Route = bytes  # the transport's identifier of a peer's connection
 
 Job = (
     Open
@@ -61,17 +65,17 @@ Outcome = None | Computed | Saved | Array | dict[str, object] | list[int] | floa
 
 
 class MessageReceived(NamedTuple):
-    """A message came over the connection `route`."""
+    """Event: a message arrived over the connection `route`."""
 
     route: Route
     envelope: Envelope
     message: Message
     data: Buffer | None = None
-    is_fast: bool = False  # a way for short messages only, beside the one for all
+    is_fast: bool = False  # the route is a fast channel, which carries short messages only
 
 
 class JobFinished(NamedTuple):
-    """A job of a session ended, with its result or its error."""
+    """Event: a job of a session ended, with its result or its error."""
 
     session: str
     job: Job
@@ -82,26 +86,26 @@ class JobFinished(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerTick:
-    """Time has passed."""
+    """Event: time has passed."""
 
 
 @dataclass(frozen=True)
 class DrainWorker:
-    """The worker process is asked to end, and waits so many seconds for its sessions to leave."""
+    """Event: the process was asked to end, and waits some seconds for its sessions to leave."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class EndWorker:
-    """The worker process is about to end, for a reason."""
+    """Event: the process is about to end."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class EndSession:
-    """A session is to end here, for a reason."""
+    """Event: end one session here."""
 
     session: str
     reason: str
@@ -109,7 +113,7 @@ class EndSession:
 
 @dataclass(frozen=True)
 class OfferMemoryToCoordinator:
-    """The worker has memory in which it can lend arrays to the coordinator of a session."""
+    """Event: shared memory exists in which arrays can be lent to a session's coordinator."""
 
     session: str
     token: str
@@ -117,8 +121,11 @@ class OfferMemoryToCoordinator:
 
 @dataclass(frozen=True)
 class PeerUnreached:
-    """A link to another worker takes nothing, though that one was asked so many times; the last
-    that it was to take is an edge of a step."""
+    """Event: another worker does not acknowledge what this one sends.
+
+    It was asked `asked` times. The last message that it did not acknowledge carried `edge` of
+    `step`.
+    """
 
     session: str
     worker: int
@@ -143,8 +150,11 @@ WorkerEvent = (
 
 
 class SendMessage(NamedTuple):
-    """Sends a message back over a connection; if there is a `lane` beside it, over that, unless it
-    would overtake what went the other way and has not been `acknowledged`."""
+    """Action: send a message back over a connection.
+
+    If a `fast_route` is given, the message may take that one, once everything sent before it has
+    been `acknowledged` and it can overtake nothing.
+    """
 
     route: Route
     envelope: Envelope
@@ -155,10 +165,10 @@ class SendMessage(NamedTuple):
 
 
 class RunJob(NamedTuple):
-    """Gives a session its next job; Open is the first of an epoch and Close the last.
+    """Action: give a session its next job. `Open` is the first of an epoch, `Close` the last.
 
-    A Chunk is an echo to send back, and runs beside the others. Before a step is computed, the one
-    that `commits` is to commit.
+    Before a step is computed, the session commits the step `commits`. A `Chunk` is an echo to send
+    back, and does not wait for other jobs.
     """
 
     session: str
@@ -171,7 +181,10 @@ class RunJob(NamedTuple):
 
 
 class DeliverTensor(NamedTuple):
-    """A tensor arrived from another worker; or an echo came back, then `step` is the request."""
+    """Action: hand over a tensor from another worker.
+
+    If it `is_echo`, it answers a probe of this worker, and `step` is the probe's request.
+    """
 
     session: str
     step: int
@@ -182,8 +195,14 @@ class DeliverTensor(NamedTuple):
 
 
 class UpdatePeerLink(NamedTuple):
-    """Another worker was heard. The link to it takes note of what that one has `acknowledged`, and
-    of what was `received` from it; it tells it `told`, and sends again what `wanted` asks for."""
+    """Action: tell the link to another worker what that worker reported.
+
+    Attributes:
+        acknowledged: the last message that the peer has received of this link.
+        received: the last message that this worker has received from the peer.
+        told: an acknowledgement or a request to resend, to send to the peer.
+        wanted: the peer's request to resend, if it made one.
+    """
 
     session: str
     worker: int
@@ -195,8 +214,11 @@ class UpdatePeerLink(NamedTuple):
 
 @dataclass(frozen=True)
 class BeatPeerLinks:
-    """The links to other workers say what they have sent, if it is not acknowledged; those to the
-    workers in `owed` say in any case what was received."""
+    """Action: let the links to other workers send a heartbeat.
+
+    A link sends one if messages are unacknowledged, or if its worker is in `owed`: that worker
+    waits for an acknowledgement.
+    """
 
     session: str
     owed: frozenset[int]
@@ -204,7 +226,7 @@ class BeatPeerLinks:
 
 @dataclass(frozen=True)
 class CancelStep:
-    """Cancels a step: whatever waits in it wakes up with the error."""
+    """Action: cancel a step. Every wait in it ends with the error."""
 
     session: str
     step: int
@@ -213,7 +235,8 @@ class CancelStep:
 
 @dataclass(frozen=True)
 class AttachPeerMemory:
-    """The coordinator or another worker, `origin`, has memory in which it can lend arrays."""
+    """Action: attach shared memory in which the coordinator or another worker, `origin`, lends
+    arrays."""
 
     session: str
     origin: int

@@ -1,4 +1,4 @@
-"""One session as its worker's machine sees it: the orders it has taken, and what it answers."""
+"""One session in the worker's machine: the orders that it has accepted, and its answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _UNANSWERED = (Commit, Abort, Chunk)
 _FETCHING = (Compute, Read, Save)
 _RESULTS = (Computed, np.ndarray)
 
-AHEAD = 8  # steps that a session may have waiting for another to commit
+AHEAD = 8  # steps that may wait for another step of their session to commit
 
 
 @dataclass
@@ -83,55 +83,58 @@ class WorkerSession:
     heard_at: float
     inbox: ChunkAssembler
     far: bool = False  # the coordinator may be on another host
-    fast_route: Route = b""  # the way for short messages, if the coordinator has one
-    last_begun: int = -1  # the last step that was computed or is being computed
+    fast_route: Route = b""  # the coordinator's fast channel, if it has one
+    last_begun: int = -1  # the last step that has begun to compute
     program: str = ""  # its program
-    last_ping: float = -inf  # when, by the coordinator's clock
+    last_ping: float = -inf  # its time, by the coordinator's clock
     last_settled: int = -1  # the last step that was committed or aborted
-    # Steps that were begun and are not settled: several only if all but the first are free.
+    # Steps begun and not settled; several only if all but the first are free.
     open_steps: deque[int] = field(default_factory=deque)
     last_committed: int = -1
-    waiting_steps: deque[RunJob] = field(default_factory=deque)  # steps that wait for one to commit
-    # From the workers that sent anything; what goes to them is numbered by the links.
+    waiting_steps: deque[RunJob] = field(
+        default_factory=deque
+    )  # steps that wait for another to commit
+    # Messages from other workers; the links number the messages to them.
     peers: dict[int, Inbound] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        told = self.stream.outbound
-        self.name, self.epoch, self.token = told.session, told.epoch, told.token
-        """The session's, which of its epochs this is, and its secret."""
+        outbound = self.stream.outbound
+        self.name, self.epoch, self.token = outbound.session, outbound.epoch, outbound.token
 
     def is_current(
         self, arrival: ReceiveStatus, envelope: Envelope, message: Message, answered: int
     ) -> bool:
-        """Whether a message, not the next in number, can be of now, and so shows that the
-        coordinator is there, and by which way: what was recorded and is played back does not.
+        """Return True if a message that is not next in order proves the coordinator's presence.
+
+        A recorded message that is played back proves nothing.
 
         Args:
-            answered: the last request to send again that was answered before it.
+            answered: the last resend request that was answered before this message.
         """
         if isinstance(message, Ping):
             is_new = message.sent > self.last_ping
             self.last_ping = max(self.last_ping, message.sent)
             return is_new
-        if arrival is ReceiveStatus.DUPLICATE:  # nothing follows before this one was answered
+        if arrival is ReceiveStatus.DUPLICATE:  # a coordinator waits for the answer to it
             return isinstance(message, Open) and envelope.sequence == self.stream.inbound.received
         return arrival is ReceiveStatus.MISSING or self.stream.outbound.answered_attempt > answered
 
     # Orders ------------------------------------------------------------------------------------
 
     def take_arrays(self, purpose: str, request: int, names: Iterable[Key]) -> dict[Key, Array]:
-        """The arrays that were sent before an order.
+        """Return the arrays that were sent before an order.
 
         Raises:
-            ProtocolError: one was not.
+            ProtocolError: an array is missing.
         """
         return {name: self.inbox.take(COORDINATOR, purpose, request, name) for name in names}
 
     def accept_step(self, message: Compute, step: int) -> list[WorkerAction]:
-        """Begins a step, now or when the one that it follows has committed.
+        """Begin a step, now or once the step that it follows has committed.
 
         Raises:
-            ProtocolError: it is not new, an array is missing or wrong, or too many wait.
+            ProtocolError: the step is not new, an array is missing or wrong, or too many steps
+                wait.
         """
         last = self.waiting_steps[-1].step if self.waiting_steps else self.last_begun
         if step <= max(last, self.last_settled):
@@ -146,24 +149,23 @@ class WorkerSession:
             if len(self.waiting_steps) >= AHEAD:
                 raise ProtocolError(f"more than {AHEAD} steps wait for another to commit")
             self.waiting_steps.append(run)
-        return []  # else the step that it follows was aborted
+        return []  # otherwise the step that it follows was aborted
 
     def _is_free(self, message: Compute) -> bool:
-        """Whether a step need not wait for the one that it follows to commit."""
+        """Return True if a step need not wait until the step that it follows has committed."""
         begun = bool(self.open_steps) and self.open_steps[-1] == message.follows
         return begun and message.free and message.program == self.program and not self.waiting_steps
 
     def begin_step(self, run: RunJob, order: Compute) -> RunJob:
-        """Begins a step."""
+        """Record a step as begun."""
         self.last_begun, self.program = run.step, order.program
         self.open_steps.append(run.step)
         return run
 
     def settle(self, message: Commit | Abort, step: int) -> list[WorkerAction]:
-        """Ends a step: a commit also those before it, an abort also those after it, which follow
-        it."""
+        """Settle a step. A commit includes all earlier steps, an abort all later ones."""
         if step not in self.open_steps:
-            # It has not begun: its order was refused here, or it follows another one.
+            # It has not begun: its order was refused, or it waits for another step.
             while self.waiting_steps and step <= self.waiting_steps[-1].step:
                 self.waiting_steps.pop()
             return []
@@ -179,7 +181,7 @@ class WorkerSession:
         return [woken, RunJob(self.name, message, last, self.epoch)]
 
     def commit_first(self) -> int:
-        """The first of the steps that are open has committed."""
+        """Record that the first of the open steps has committed."""
         step = self.last_settled = self.last_committed = self.open_steps.popleft()
         if not self.inbox.is_empty:
             self.inbox.forget("edge", step)
@@ -198,26 +200,28 @@ class WorkerSession:
     # Answers -----------------------------------------------------------------------------------
 
     def send_unnumbered(self, message: Message, step: int = 0) -> SendMessage:
-        """A message of `UNNUMBERED` for the coordinator."""
+        """Return the action that sends the coordinator a message of `UNNUMBERED`."""
         return self.make_send(self.stream.send_unnumbered(message, step))
 
     def reply(
         self, message: Message, step: int = 0, data: memoryview | None = None
     ) -> list[WorkerAction]:
-        """A message for the coordinator, as soon as the window has room for it."""
-        return [self.make_send(letter) for letter in self.stream.send(message, step, data)]
+        """Return the actions that send the coordinator a message, once the window has room."""
+        return [self.make_send(outgoing) for outgoing in self.stream.send(message, step, data)]
 
-    def make_send(self, letter: OutgoingMessage) -> SendMessage:
-        """A letter on its way to where the coordinator is now. An answer to a ping goes the way
-        that can take everything, for that is the one whose end would have to be noticed."""
-        envelope, message, data = letter
-        lane = b"" if type(message) is Pong else self.fast_route
+    def make_send(self, outgoing: OutgoingMessage) -> SendMessage:
+        """Return the action that sends a message over the coordinator's present route.
+
+        A Pong always takes the main route: it proves that this route works.
+        """
+        envelope, message, data = outgoing
+        fast_route = b"" if type(message) is Pong else self.fast_route
         return SendMessage(
-            self.route, envelope, message, data, lane, self.stream.outbound.acknowledged
+            self.route, envelope, message, data, fast_route, self.stream.outbound.acknowledged
         )
 
     def send_result(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:
-        """What a job that was asked for ended with, if that is no error."""
+        """Return the actions that send the result of a job that did not fail."""
         if isinstance(outcome, _RESULTS):
             assert isinstance(job, _FETCHING)
             try:
@@ -243,7 +247,7 @@ class WorkerSession:
         else:
             assert isinstance(job, Read)
             computed = Computed({job.variable: outcome})
-        # All arrays are cut before anything is numbered: one that cannot travel leaves no trace.
+        # Arrays are split before anything is numbered: one that cannot travel leaves no trace.
         inside: list[Small] = []
         room = 0 if isinstance(job, Save) else SMALL_TOTAL_BYTES
         cut = []
@@ -260,7 +264,7 @@ class WorkerSession:
                 cut += message_parts("fetch", job.request, name, array, far=self.far)
         if not (cut or computed.spans or isinstance(job, Save)):
             peak = dict(computed.peak)
-            return self.reply(Done(job.request, [], peak, inside), step)  # as most of the time
+            return self.reply(Done(job.request, [], peak, inside), step)  # most results
         peak = {device: int(nbytes) for device, nbytes in computed.peak.items()}
         messages: list[tuple[Message, memoryview | None]] = [
             (Spans(job.request, [*computed.spans[start : start + SPANS_A_MESSAGE]]), None)

@@ -1,1 +1,1 @@
-"""Who may talk to whom beyond loopback: keys on disk, and a guard at the sockets."""
+"""Keys on disk, authentication of connections, and limits on what strangers may send."""

@@ -1,8 +1,9 @@
-"""The guard of a process's sockets: its own key, who may connect, and as what.
+"""Authentication of connections: this process's own key, who may connect, and as what.
 
-CURVE encrypts and proves who holds a key, but by itself lets everybody in who knows the server's
-public key; ZAP asks us (RFC 27) at each handshake. A worker trusts the keys of its keyring, and
-for as long as a session is open the keys of the other workers that its coordinator named.
+CURVE encrypts and proves that a peer holds a key. By itself it admits everybody who knows the
+server's public key. So ZeroMQ asks this process at each handshake, by ZAP (RFC 27). A worker trusts
+the keys of its keyring and, while a session is open, the keys of the other workers that the
+session's coordinator named.
 """
 
 from __future__ import annotations
@@ -43,10 +44,8 @@ from graphflow.runtime.wire.messages import (
 
 _ENDPOINT = "inproc://zeromq.zap.01"
 _DOMAIN = b"graphflow"
-_GRACE_SECONDS = (
-    5.0  # seconds that an unknown key is kept waiting: a peer's session may be about to open
-)
-_MAX_WAITING = 100  # connections that wait at a time; beyond, the one that came first is refused
+_GRACE_SECONDS = 5.0  # an unknown key is kept waiting: a peer's session may be about to open
+_MAX_WAITING = 100  # connections at a time; beyond, the oldest one is refused
 _POLL_MS = 50
 _REREAD_SECONDS = (
     0.5  # seconds until files are read again: one that is written over leaves its folder as is
@@ -63,7 +62,10 @@ _log = Log("graphflow.security")
 
 @dataclass(frozen=True)
 class _ZapRequest:
-    """What ZAP asks: whether who shows a key (in hexadecimal digits; "" for none) may connect."""
+    """A question of ZAP: may the holder of a key connect?
+
+    `key` is in hexadecimal digits; "" for none.
+    """
 
     route: Sequence[bytes]
     head: Sequence[bytes]  # version and number of the request
@@ -73,6 +75,7 @@ class _ZapRequest:
 
     @staticmethod
     def parse(frames: Sequence[bytes], now: float) -> _ZapRequest:
+        """Return the request in the frames of a ZAP message."""
         at = list(frames).index(b"") + 1
         body = frames[at:]
         curve = len(body) == 7 and body[5] == b"CURVE"
@@ -80,7 +83,7 @@ class _ZapRequest:
         return _ZapRequest(frames[:at], body[:2], address, body[6].hex() if curve else "", now)
 
     def reply_frames(self, known: bool) -> list[bytes]:
-        """Status, text, the user (its key), and no metadata."""
+        """Return the reply: status, text, the user (its key), and no metadata."""
         said = (b"200", b"OK", self.key.encode(), b"")
         refusal = (b"400", b"this key is not trusted", b"", b"")
         return [*self.route, *self.head, *(said if known else refusal)]
@@ -90,8 +93,11 @@ class ZapAuthenticator:
     """Keys for the sockets of one ZeroMQ context. Thread-safe.
 
     Args:
-        pair: this process's own key.
-        ring: where the keys are that it trusts.
+        pair: This process's own key.
+        ring: The keys that it trusts.
+
+    Raises:
+        KeyFileError: The folder of keys cannot be used.
     """
 
     def __init__(self, context: zmq.Context[Any], pair: KeyPair, ring: Keyring) -> None:
@@ -102,9 +108,9 @@ class ZapAuthenticator:
         self._roles: dict[str, str] = {}
         self._session_keys: dict[
             str, tuple[str, frozenset[str]]
-        ] = {}  # by session: by whom, for whom
+        ] = {}  # by session: of its coordinator, and of its workers
         self._logged: OrderedDict[str, None] = OrderedDict()
-        self._current_roles()  # a folder that cannot be used is an error now
+        self._current_roles()  # raises if the folder cannot be used
         self._context = context
         self._end: WakeupFd | None = None
         self._thread: threading.Thread | None = None
@@ -112,7 +118,7 @@ class ZapAuthenticator:
     # Sockets --------------------------------------------------------------------------------------
 
     def secure_listener(self, sock: zmq.Socket[bytes]) -> None:
-        """Let only those connect to a socket who are trusted; before it is bound."""
+        """Admit only holders of trusted keys to a socket. Call before it is bound."""
         if self._thread is None:
             self._start()
         sock.setsockopt(zmq.CURVE_SERVER, 1)
@@ -120,26 +126,28 @@ class ZapAuthenticator:
         sock.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
 
     def secure_channel(self, sock: zmq.Socket[bytes], key: str) -> None:
-        """Have a socket talk only to who holds a key; before it is connected."""
+        """Let a socket talk only to the holder of `key`. Call before it is connected."""
         sock.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(key))
         sock.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(self.pair.public.key))
         sock.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret)
 
-    # Who may what ---------------------------------------------------------------------------------
+    # Roles ----------------------------------------------------------------------------------------
 
     def allow_session_keys(self, session: str, by: str, keys: Sequence[str]) -> None:
-        """Let the workers of a session connect, until it is closed, or who opened it is trusted no
-        more."""
+        """Admit the workers of a session until `forget_session`.
+
+        They are refused earlier if the key `by` of the session's coordinator is revoked.
+        """
         with self._lock:
             self._session_keys[session] = by, frozenset(keys) - {""}
 
     def forget_session(self, session: str) -> None:
-        """The session is closed."""
+        """Stop admitting the workers of a session that is closed."""
         with self._lock:
             self._session_keys.pop(session, None)
 
     def role_of(self, key: str) -> str | None:
-        """What a key may act as, by now: a revoked one as nothing."""
+        """Return the role of `key` by now; None for one that is not trusted or was revoked."""
         roles = self._current_roles()
         if key in roles:
             return roles[key]
@@ -150,8 +158,10 @@ class ZapAuthenticator:
         return WORKER if any(key in keys for keys in session_keys) else None
 
     def revoked_sessions(self) -> list[str]:
-        """The sessions that a key has opened which is not trusted any more; none where nobody knows
-        for now who is."""
+        """Return the sessions whose coordinator's key was revoked.
+
+        Return none while the trusted keys cannot be read.
+        """
         try:
             roles = self._current_roles()
         except KeyFileError:
@@ -162,11 +172,11 @@ class ZapAuthenticator:
             ]
 
     def authorise(self, key: str, envelope: Envelope, message: Message) -> str:
-        """Whether who holds a key may send a message; what the key may act as.
+        """Check that the holder of `key` may send `message`; return the role of the key.
 
         Raises:
-            NotAuthorised: its role does not allow it, it was revoked, or whom this process trusts
-                cannot be read any more, for another reason than a lack of file descriptors.
+            NotAuthorised: The role does not allow the message, the key was revoked, or the trusted
+                keys cannot be read for another reason than a lack of file descriptors.
         """
         try:
             role = self.role_of(key)
@@ -185,6 +195,7 @@ class ZapAuthenticator:
         return role
 
     def _current_roles(self) -> dict[str, str]:
+        """Return the role of each trusted key, read again if the files have changed."""
         version, now = self._ring.version, monotonic()
         if version != self._version or now > self._read + _REREAD_SECONDS:
             self._roles = {key.key: key.role for key in self._read_trusted_keys()}
@@ -192,8 +203,11 @@ class ZapAuthenticator:
         return self._roles
 
     def _read_trusted_keys(self) -> list[PublicKey]:
-        """Where a lack of file descriptors keeps the keys from being read, which is soon over and
-        nobody's fault, those that were read before count, as long as nobody touches their files."""
+        """Read the trusted keys.
+
+        If only a lack of file descriptors prevents that, the keys read before count while their
+        files are untouched. The lack is soon over, and must not end sessions.
+        """
         try:
             return self._ring.read_trusted()
         except KeyFileError as error:
@@ -202,10 +216,10 @@ class ZapAuthenticator:
             _log.tell("keys.unreadable", reason=str(error))
             return self._ring.unchanged_keys()
 
-    # The other side of ZAP ------------------------------------------------------------------------
+    # ZAP requests ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Answer for the context's sockets, on a thread."""
+        """Answer the requests of the context's sockets on a thread."""
         answers: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         answers.setsockopt(zmq.LINGER, 0)
         answers.bind(_ENDPOINT)
@@ -216,6 +230,11 @@ class ZapAuthenticator:
         self._thread.start()
 
     def _serve(self, answers: zmq.Socket[bytes], end: WakeupFd) -> None:
+        """Answer requests until `end` is woken.
+
+        A request with an unknown key is kept for some seconds, because the session that brings the
+        key may be about to open.
+        """
         poller = zmq.Poller()
         poller.register(answers, zmq.POLLIN)
         poller.register(end.fileno(), zmq.POLLIN)
@@ -244,6 +263,7 @@ class ZapAuthenticator:
             answers.close(linger=0)
 
     def _is_known(self, key: str) -> bool:
+        """Return True if `key` is trusted. A keyring that cannot be read is logged."""
         try:
             return bool(key) and self.role_of(key) is not None
         except KeyFileError as error:
@@ -251,7 +271,7 @@ class ZapAuthenticator:
             return False
 
     def _log_refusal(self, request: _ZapRequest) -> None:
-        """Log a refused key, once, unless many others came since."""
+        """Log a refused key once, as long as few others come."""
         key = request.key
         if key not in self._logged:
             self._logged[key] = None
@@ -260,7 +280,7 @@ class ZapAuthenticator:
             _log.tell("key.refused", address=request.address, key=key or "none")
 
     def close(self) -> None:
-        """End the thread; nobody can connect from now on. Idempotent."""
+        """End the thread. Nobody can connect from now on. Idempotent."""
         end, self._end = self._end, None
         if end is not None and self._thread is not None:
             end.wake()

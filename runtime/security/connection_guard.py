@@ -1,11 +1,13 @@
-"""The door of a listening socket: how many may stand in it, how long in silence, and with how much.
+"""Limits on the connections of a listening socket: how many, how long silent, with how many bytes.
 
-ZeroMQ accepts whoever connects, keeps who says nothing, and collects the frames of a message in
-its own memory until the last one has come, however many there are. So a thread of ours watches:
-its monitor tells of connections, the kernel how many bytes came over each: it looks often while
-much comes, and else waits for the first byte. Beyond the cap those who have not said who they are
-go first; who stays silent goes after a while; so does who has more under way than any valid message
-has, and who keeps sending what is not valid.
+ZeroMQ accepts everybody who connects, keeps silent connections, and collects the frames of a
+message in its own memory until the last one has come. So a thread watches each listening socket.
+ZeroMQ's monitor reports connections, the kernel how many bytes came over each. The thread checks
+often while many bytes come. Otherwise it waits for the first byte.
+
+Above the cap, connections without a message yet are closed first. A connection is closed, too, if
+it is silent for long, has more bytes of an incomplete message than a valid one has, or keeps
+sending invalid messages.
 """
 
 from __future__ import annotations
@@ -33,20 +35,20 @@ from graphflow.runtime.security.receive_accounting import (
 from graphflow.runtime.telemetry.logs import Log
 
 HANDSHAKE_SECONDS = 6.0
-"""For a new connection to say who it is; longer than the guard keeps an unknown key waiting."""
+"""For a new connection to authenticate: longer than an unknown key is kept waiting."""
 SILENCE_SECONDS = 30.0
-"""Without a byte, after which a connection is dropped: peers of ours have a heartbeat."""
+"""Without a byte, after which a connection is closed: valid peers send heartbeats."""
 STRIKES = 16.0
-"""Messages that are not valid, after which who sent them is dropped; one a second is forgiven."""
+"""Invalid messages after which a connection is closed. The count decays by one a second."""
 STRAY_WEIGHT = 1 / 256
-"""What a valid message counts that belongs to no session: 4,096 at once, 256 a second."""
+"""The weight of a valid message of no session: 4,096 at once, 256 a second."""
 
 _LEAST_CAP, _MOST_CAP = 16, 4096
-_HEARTBEATS_SECONDS = 2.5  # in which a peer has at least one
-_BUSY_SECONDS = 0.02  # between looks while more comes than heartbeats
-_BUSY_BYTES = 1024  # between two looks
-_CHECKS_A_SECOND = 1000  # at one connection, a second: each takes some 10 µs
-_POLLED_CONNECTIONS = 64  # connections, of which the first byte is waited for at a time
+_HEARTBEATS_SECONDS = 2.5  # a peer sends at least one meanwhile
+_BUSY_SECONDS = 0.02  # between checks while more than heartbeats comes
+_BUSY_BYTES = 1024  # between two checks
+_CHECKS_A_SECOND = 1000  # of one connection: each takes some 10 µs
+_POLLED_CONNECTIONS = 64  # at a time, for their first byte
 _ROUTE_BYTES = 5  # of a route that ZeroMQ has made: a zero and a number
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 
@@ -54,8 +56,10 @@ _log = Log("graphflow.security")
 
 
 def connection_cap() -> int:
-    """The connections that a process can serve: a quarter of its file descriptors, since each
-    session takes some for its own."""
+    """Return how many connections a process can serve: a quarter of its file descriptors.
+
+    Each session takes some for its own.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return _MOST_CAP
@@ -64,40 +68,41 @@ def connection_cap() -> int:
 
 @dataclass
 class _TrackedConnection:
-    """One connection."""
+    """One connection of the listening socket."""
 
     descriptor: int
-    peer: Any  # its address, by which the descriptor is known not to be another's by now
+    peer: Any  # its address, which tells if the descriptor is another's by now
     accepted_at: float
     heard_at: float  # when its last byte came
     received: int = 0  # bytes
     route: bytes | None = None  # once a message has come over it
     counter: UnframedByteCounter = field(default_factory=UnframedByteCounter)
-    drains_when_over: int | None = None  # of the socket, when it had too much under way
+    drains_when_over: int | None = None  # of the socket, when it had too many bytes under way
 
 
 @dataclass
 class _Sender:
-    """Whom messages come from, by their route."""
+    """The sender of messages with one route."""
 
-    descriptor: int = -1  # of the connection; -1: not known
-    peer: Any = None  # its address, as a connection's
+    descriptor: int = -1  # of the connection; -1: unknown
+    peer: Any = None  # its address, as of a connection
     messages: int = 1
     strikes: float = 0.0
-    struck_at: float = -inf  # when, last
-    fault: str = ""  # for which it is to be dropped
+    struck_at: float = -inf  # when the last strike came
+    fault: str = ""  # for which its connection is to be closed
 
 
 @dataclass
 class ConnectionLimiter:
-    """Watches one bound socket, on a thread of its own.
+    """Watches one bound socket on a thread of its own.
 
-    `took`, `drained` and `blame` are for the thread that reads the socket.
+    `has_route`, `register`, `note_drained` and `report_invalid` are for the thread that reads the
+    socket.
 
     Args:
-        socket: before it is bound.
-        most: connections at a time; None: by the limit on the process's file descriptors.
-        wake: has the reading thread look at its socket soon.
+        socket: Not bound yet.
+        most: Connections at a time. None: by the limit on the process's file descriptors.
+        wake: Has the reading thread look at its socket soon.
     """
 
     socket: zmq.Socket[bytes]
@@ -117,14 +122,16 @@ class ConnectionLimiter:
 
     @property
     def connections(self) -> int:
-        """The connections that there are."""
+        """The number of open connections."""
         return len(self._connections)
 
-    # From the reading thread ----------------------------------------------------------------------
+    # On the reading thread ------------------------------------------------------------------------
 
     def has_route(self, route: bytes) -> bool:
-        """Whether a message came by a route before; if not, `meet` is told the next frame's
-        descriptor."""
+        """Count a message of `route`; return True if its connection is known.
+
+        If it is not, call `register` with the descriptor of the next frame.
+        """
         sender = self._senders.get(route)
         if sender is None:
             return False
@@ -132,8 +139,11 @@ class ConnectionLimiter:
         return sender.descriptor >= 0
 
     def register(self, route: bytes, descriptor: int) -> None:
-        """A message of a route of which it is not known yet over which connection it came; -1: it
-        is still not. The monitor may tell later of the connection itself."""
+        """Note that messages of `route` come over the connection with `descriptor`.
+
+        -1 is a descriptor that ZeroMQ does not know any more. The monitor may report the connection
+        itself later.
+        """
         if len(self._senders) > 4 * max(self._cap, len(self._connections)):
             gone = set(self._senders) - {each.route for each in list(self._connections.values())}
             for each in gone:
@@ -148,9 +158,12 @@ class ConnectionLimiter:
             self._routes[descriptor] = route
 
     def _owns_descriptor(self, route: bytes, descriptor: int, peer: Any) -> bool:
-        """Return whether a route is that of the connection which has a descriptor now. Messages of
-        one that has ended may be read late, when its descriptor is another's: of two routes that
-        lead to the same peer, the later one is the connection's, the earlier one leads nowhere."""
+        """Return True if `route` is of the connection that has `descriptor` now.
+
+        Messages of a connection that has ended may be read late, when its descriptor is another
+        one's. Of two routes that lead to the same peer, the later one is the connection's. The
+        earlier one leads nowhere.
+        """
         before = self._routes.get(descriptor, route)
         known = self._senders.get(before)
         if before == route or known is None or known.peer != peer:
@@ -161,14 +174,14 @@ class ConnectionLimiter:
         return True
 
     def note_drained(self) -> None:
-        """The socket has no message: what is under way is not whole."""
+        """Note that the socket has no message, so bytes under way are of incomplete ones."""
         self._drains += 1
 
     def report_invalid(self, route: bytes, why: str, weight: float = 1.0) -> None:
-        """A message that came by a route is not valid, or of no use: who sends many is dropped.
+        """Count an invalid or useless message of `route`; close its connection after many.
 
         Args:
-            weight: how many of STRIKES it counts.
+            weight: How many of STRIKES the message counts.
         """
         sender = self._senders.get(route)
         if sender is None:
@@ -177,7 +190,7 @@ class ConnectionLimiter:
         sender.strikes = max(0.0, sender.strikes - (now - sender.struck_at)) + weight
         sender.struck_at = now
         if sender.strikes >= STRIKES:
-            sender.fault = why  # where the monitor has not told of the connection yet: see `_look`
+            sender.fault = why  # the monitor may report the connection later
             connection = self._connections.get(sender.descriptor)
             if connection is not None and connection.peer == sender.peer:
                 self._drop(connection, why)
@@ -185,16 +198,18 @@ class ConnectionLimiter:
     # On its own thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Watch until the socket is closed."""
         try:
             self._monitor_connections()
         except zmq.ZMQError:
             return  # the context was destroyed, and the socket with it
 
     def _monitor_connections(self) -> None:
+        """Wait for news of connections and for their bytes, and check all of them."""
         poller = zmq.Poller()
         poller.register(self._monitor, zmq.POLLIN)
         poller.register(self._end.fileno(), zmq.POLLIN)
-        quiet: list[int] = []  # whose first byte is waited for; of who is gone, the monitor told
+        quiet: list[int] = []  # polled for their first byte; the monitor reports ends
         now, seconds = monotonic(), check_interval(0)
         while True:
             ready = dict(poller.poll(int(seconds * 1000) if self._connections else None))
@@ -204,7 +219,7 @@ class ConnectionLimiter:
             for each in quiet:
                 poller.unregister(each)
             due, now = now + seconds, monotonic()
-            if now > due + check_interval(0):  # this process was stopped, and could hear nobody
+            if now > due + check_interval(0):  # this process was stopped, and nobody was silent
                 for connection in self._connections.values():
                     connection.heard_at += now - due
             while self._monitor.poll(0):
@@ -216,7 +231,7 @@ class ConnectionLimiter:
                 else:
                     return  # the socket is closed
             seconds = self._check_connections(now)
-            if begun:  # it is seen at the next look how much comes
+            if begun:  # the next check shows how much comes
                 seconds = min(seconds, self._busy_interval())
             busy = seconds < check_interval(0) or len(self._connections) > _POLLED_CONNECTIONS
             quiet = [] if busy else list(self._connections)
@@ -224,7 +239,7 @@ class ConnectionLimiter:
                 poller.register(each, zmq.POLLIN)
 
     def _busy_interval(self) -> float:
-        """Seconds between looks while more comes than heartbeats."""
+        """Return the seconds between checks while more than heartbeats comes."""
         return max(_BUSY_SECONDS, len(self._connections) / _CHECKS_A_SECOND)
 
     def _add_connection(self, descriptor: int) -> None:
@@ -238,14 +253,17 @@ class ConnectionLimiter:
             self._senders.pop(self._route_of(connection) or b"", None)
 
     def _route_of(self, connection: _TrackedConnection) -> bytes | None:
-        """By which messages come over a connection, once one has; not that of who had its
-        descriptor before, nor of who has it by now."""
+        """Return the route of a connection's messages, once one has come.
+
+        Neither the route of an earlier connection with the same descriptor nor that of a later one
+        counts.
+        """
         route = self._routes.get(connection.descriptor, b"")
         sender = self._senders.get(route)
         return route if sender is not None and sender.peer == connection.peer else None
 
     def _check_connections(self, now: float) -> float:
-        """Look at everybody; the seconds until the next time."""
+        """Check all connections; return the seconds until the next check."""
         most = came = 0
         for connection in self._connections.values():
             before = connection.received
@@ -262,14 +280,14 @@ class ConnectionLimiter:
                 connection.drains_when_over = None
             elif (
                 connection.drains_when_over is None
-            ):  # unless they are whole messages that nobody has read yet
+            ):  # perhaps complete messages that were not read yet
                 connection.drains_when_over = self._drains
                 self.wake()
             elif self._drains > connection.drains_when_over + 1:
                 self._drop(
                     connection, f"a message of over {under_way} bytes did not come to its end"
                 )
-            else:  # a reader that was woken once may have found the socket empty once
+            else:  # a woken reader may have found the socket empty just before
                 self.wake()
         beyond = len(self._connections) - self._cap
         if beyond > 0:
@@ -282,11 +300,11 @@ class ConnectionLimiter:
         )
 
     def _measure_unframed(self, connection: _TrackedConnection, now: float) -> int:
-        """The bytes that a connection has under way."""
+        """Return the bytes of a connection that belong to no received message."""
         with SocketHandle(connection.descriptor, connection.peer) as handle:
             received = handle.bytes_received()
         connection.route = self._route_of(connection)
-        if received is None:  # not told by this system: then ZeroMQ's own time limits have to do
+        if received is None:  # the system does not tell: ZeroMQ's own time limits must do
             connection.heard_at = now
             return 0
         if received != connection.received:
@@ -296,12 +314,13 @@ class ConnectionLimiter:
         return connection.counter.count(received, messages, now)
 
     def _drop(self, connection: _TrackedConnection, why: str) -> None:
+        """Close a connection and log why."""
         with SocketHandle(connection.descriptor, connection.peer) as handle:
             if handle.reset():
                 _log.tell("connection.dropped", address=_host_of(connection.peer), reason=why)
 
     def close(self) -> None:
-        """Watches no longer; before the socket is closed. Idempotent."""
+        """Stop watching. Call before the socket is closed. Idempotent."""
         if self._thread.is_alive():
             self._end.wake()
             self._thread.join()
@@ -313,9 +332,12 @@ class ConnectionLimiter:
 def _select_surplus(
     connections: Sequence[_TrackedConnection], beyond: int, now: float
 ) -> list[_TrackedConnection]:
-    """Those who make room: first who has not said yet who it is, of the host that has the most of
-    these, there who said least for longest; then who has no heartbeat any more, and may be here
-    anew; then who came last, so that nobody who is served is pushed out by who comes."""
+    """Return the `beyond` connections that make room for others.
+
+    The order protects those that are served. First come connections without a message yet, from the
+    host with most of these, those with fewest bytes and the oldest first. Then come those without
+    heartbeats, whose peer may be back by another connection. Last come the newest ones.
+    """
     unknown = Counter(_host_of(each.peer) for each in connections if each.route is None)
 
     def rank(connection: _TrackedConnection) -> tuple[float, ...]:
@@ -334,7 +356,7 @@ def _select_surplus(
 
 
 def _is_later(route: bytes, other: bytes) -> bool:
-    """Return whether ZeroMQ has given a route later than another: it counts them in 32 bits."""
+    """Return True if ZeroMQ made `route` after `other`: it counts routes in 32 bits."""
     if not len(route) == len(other) == _ROUTE_BYTES:
         return False
     difference = int.from_bytes(route[1:], "big") - int.from_bytes(other[1:], "big")
@@ -342,5 +364,7 @@ def _is_later(route: bytes, other: bytes) -> bool:
 
 
 def _host_of(peer: Any) -> str:
-    """The host, not the port: what one host causes is told together."""
-    return str(peer[0]) if isinstance(peer, tuple) and peer else "somebody"
+    """Return the host of a peer without its port, so that a host's connections are counted
+    together.
+    """
+    return str(peer[0]) if isinstance(peer, tuple) and peer else "an unknown host"

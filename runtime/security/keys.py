@@ -1,8 +1,8 @@
-"""Keys: CURVE pairs of one's own, and the public keys of those that are trusted, as small files.
+"""Keys: CURVE pairs of this user, and the public keys that are trusted, as small files.
 
-    NAME.secret           one's own, readable by its owner only
-    NAME.public           what is handed to others
-    trusted/NAME.public   what others handed over; removing one takes the trust away
+    NAME.secret           a secret key, readable by its owner only
+    NAME.public           its public key, to be given to others
+    trusted/NAME.public   the public keys of others; removing a file revokes the key
 
 A public key is one line, `graphflow-key-1 ROLE NAME KEY`, in hexadecimal digits, so that it can be
 sent in a mail and pasted into a shell. The folder is `$GRAPHFLOW_KEYS`, else `graphflow/keys` in
@@ -34,12 +34,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FILE_CAP = 400  # bytes of a key file
 _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_State = tuple[int, ...]  # of a file: another one where it was written, or another file put there
+_State = tuple[int, ...]  # of a file; writing or replacing the file changes it
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Whom a key belongs to.
+    """The public key of a holder with a name and a role.
 
     Attributes:
         key: 32 bytes in hexadecimal digits.
@@ -54,10 +54,13 @@ class PublicKey:
 
     @staticmethod
     def parse(text: str, where: str) -> PublicKey:
-        """The key of a line; `where` it is from, for errors.
+        """Return the key in a line.
+
+        Args:
+            where: The place that the line is from, for errors.
 
         Raises:
-            KeyFileError: it is no such line.
+            KeyFileError: The line holds no public key.
         """
         head, *rest = text.split() or [""]
         if head == _SECRET:
@@ -71,7 +74,7 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A key of one's own; `secret` is never shown."""
+    """A key pair of this user. `secret` is never shown."""
 
     public: PublicKey
     secret: bytes
@@ -81,10 +84,10 @@ class KeyPair:
 
 
 def check_name(name: str, where: str) -> str:
-    """A key's name, which is a file's name, too.
+    """Return `name` if it can name a key, and so a file.
 
     Raises:
-        KeyFileError: it has other characters than letters, digits, dot, dash and underscore.
+        KeyFileError: It has other characters than letters, digits, dot, dash and underscore.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise KeyFileError(
@@ -95,29 +98,34 @@ def check_name(name: str, where: str) -> str:
 
 
 def check_role(role: str, where: str) -> str:
+    """Return `role` if there is such a role.
+
+    Raises:
+        KeyFileError: There is none.
+    """
     if role not in ROLES:
         raise KeyFileError(f"{where}: a key's role is one of {', '.join(ROLES)}, not {role!r}")
     return role
 
 
 def keys_folder() -> Path:
-    """Where keys are, unless told otherwise.
+    """Return the default folder of keys.
 
     Raises:
-        ArgumentError: it is in the home of a user who is not there.
+        ArgumentError: It is in the home of a user who does not exist.
     """
     own, base = folder_setting("GRAPHFLOW_KEYS"), folder_setting("XDG_CONFIG_HOME")
     return own or (base or home_folder() / ".config") / "graphflow" / "keys"
 
 
 def lacks_descriptors(error: KeyFileError) -> bool:
-    """Whether nothing is wrong with the keys: this process can open no file for now."""
+    """Return True if the error is only that this process can open no file for now."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in _DESCRIPTORS
 
 
 def describe_removal(path: Path) -> str:
-    """How a file goes that is trusted; for messages."""
+    """Return how to remove a trusted file, for messages."""
     if _NAME.fullmatch(path.stem) and (path.is_symlink() or not path.is_dir()):
         return f"`graphflow keys revoke {path.stem}` removes it"
     return "remove it by hand"
@@ -129,15 +137,16 @@ class Keyring:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = keys_folder() if folder is None else Path(folder)
         self._trusted = self.folder / "trusted"
-        self._last: dict[Path, tuple[_State, PublicKey]] = {}  # what `trusted` has read
+        self._last: dict[Path, tuple[_State, PublicKey]] = {}  # of `read_trusted`
 
-    # One's own ------------------------------------------------------------------------------------
+    # This user's pairs ----------------------------------------------------------------------------
 
     def create_pair(self, name: str, role: str) -> KeyPair:
-        """Make a pair, and write both of its files.
+        """Create a key pair and write both of its files.
 
         Raises:
-            KeyFileError: a bad name or role, a name that is taken, a folder that cannot be written.
+            KeyFileError: The name or the role is invalid, the name is in use, or the folder cannot
+                be written.
         """
         import zmq
         from zmq.utils import z85
@@ -152,16 +161,16 @@ class Keyring:
         try:
             _write_new(self.folder / f"{name}.public", str(pair.public), 0o644)
         except KeyFileError:
-            kept.unlink()  # half a pair would only be in the way of the next try
+            kept.unlink()  # half a pair would block the next try
             raise
         return pair
 
     def own_pair(self, name: str | None, role: str) -> KeyPair:
-        """One's own key of a name; None: the only one of the role.
+        """Return this user's pair of a name. None: the only one of the role.
 
         Raises:
-            KeyFileError: it is not there, of another role, damaged, or others could read it; there
-                is none, or more than one, of the role; the folder cannot be read.
+            KeyFileError: There is no such pair, or several of the role. Or the file is damaged, of
+                another role, readable by others, or in a folder that cannot be read.
         """
         if name is None:
             names = [key.name for key in self.pairs() if key.role == role]
@@ -179,26 +188,28 @@ class Keyring:
         return pair
 
     def pairs(self) -> list[PublicKey]:
-        """The public halves of one's own keys, by name: as the secrets tell them, or, where another
-        user's cannot be read, the files beside them.
+        """Return the public halves of this user's pairs, sorted by name.
+
+        They are read from the secret files or, if these are another user's, from the files beside
+        them.
 
         Raises:
-            KeyFileError: one is damaged, or the folder cannot be read.
+            KeyFileError: A file is damaged, or the folder cannot be read.
         """
         own: dict[str, PublicKey | None] = {}
         for path in _files_in(self.folder, ".secret"):
             beside = path.with_suffix(".public")
             own[path.stem] = _read_pair(path).public if _is_secret(path) else _key_in_file(beside)
-        return [key for name, key in own.items() if key and name == key.name]  # others are copies
+        return [key for name, key in own.items() if key and name == key.name]  # else a copy
 
-    # Others ---------------------------------------------------------------------------------------
+    # Trusted keys ---------------------------------------------------------------------------------
 
     def add(self, text: str, where: str) -> PublicKey:
-        """Trust a public key: the line itself.
+        """Trust the public key in the line `text`.
 
         Raises:
-            KeyFileError: it is no public key, the name is another key's already, or the key has
-                another name or role here.
+            KeyFileError: The line holds no public key, another key has the name, or the key is
+                trusted under another name or role.
         """
         key = PublicKey.parse(text, where)
         with _folder_lock(self._trusted):
@@ -219,11 +230,11 @@ class Keyring:
         return key
 
     def read_trusted(self) -> list[PublicKey]:
-        """The keys that are trusted, by name; none where there is no folder of them.
+        """Return the trusted keys, sorted by name; none if there is no folder of them.
 
         Raises:
-            KeyFileError: others could change what is trusted; a file is no public key or has
-                another name than its key; a key has two names; something cannot be read.
+            KeyFileError: Others could change what is trusted, a file is no public key or has
+                another name than its key, a key has two names, or something cannot be read.
         """
         try:
             found = self._read_trusted_files()
@@ -235,11 +246,12 @@ class Keyring:
         return [key for _, key in found.values()]
 
     def unchanged_keys(self) -> list[PublicKey]:
-        """Of the keys that `trusted` has read, those whose files were not touched since: for who
-        has no descriptor to read them anew. A look at a file takes none.
+        """Return the keys of the last `read_trusted` whose files are untouched since.
+
+        For a process without a descriptor to read them again: examining a file needs none.
 
         Raises:
-            KeyFileError: others could change what is trusted.
+            KeyFileError: Others could change what is trusted.
         """
         _check_not_writable_by_others(self._trusted)
         kept = self._last.items()
@@ -250,6 +262,7 @@ class Keyring:
         ]
 
     def _read_trusted_files(self) -> dict[Path, tuple[_State, PublicKey]]:
+        """Return the state and the key of each trusted file; raises as `read_trusted`."""
         _check_not_writable_by_others(self._trusted)
         found: dict[Path, tuple[_State, PublicKey]] = {}
         names: dict[str, PublicKey] = {}
@@ -258,7 +271,7 @@ class Keyring:
                 _, key = found[path] = _check_not_writable_by_others(path), _read_trusted_key(path)
             except KeyFileError as error:
                 if _is_gone(path):
-                    continue  # it was revoked meanwhile, which is no reason to refuse the others
+                    continue  # it was revoked meanwhile: the others stay valid
                 if lacks_descriptors(error):
                     raise
                 raise KeyFileError(f"{error}; {describe_removal(path)}") from error.__cause__
@@ -270,11 +283,12 @@ class Keyring:
         return found
 
     def revoke(self, name: str) -> PublicKey | None:
-        """Remove the file of a name from those that are trusted, whatever is in it; workers that
-        run notice it within a second. The key that it held; None: none that can be read.
+        """Remove the trusted file of `name`, whatever is in it, and return the key that it held.
+
+        Return None if it held none that can be read. Running workers notice within a second.
 
         Raises:
-            KeyFileError: there is no such file, or it cannot be removed.
+            KeyFileError: There is no such file, or it cannot be removed.
         """
         path = self._trusted / f"{check_name(name, 'graphflow keys revoke')}.public"
         try:
@@ -292,19 +306,19 @@ class Keyring:
         return key
 
     def files_of(self, key: PublicKey) -> list[Path]:
-        """The files by which a key is trusted, whatever they call it.
+        """Return the files by which `key` is trusted, whatever they call it.
 
         Raises:
-            KeyFileError: the folder cannot be read.
+            KeyFileError: The folder cannot be read.
         """
         held = {path: _key_in_file(path) for path in _files_in(self._trusted, ".public")}
         return [path for path, other in held.items() if other and other.key == key.key]
 
     def key_of(self, name_or_key: str, role: str) -> str:
-        """The public key that a name, or the key itself, stands for.
+        """Return the public key that is named, or that is given as itself.
 
         Raises:
-            KeyFileError: no such key is trusted, or it is of another role.
+            KeyFileError: No such key is trusted, or it has another role.
         """
         if _KEY.fullmatch(name_or_key):
             return name_or_key
@@ -320,13 +334,13 @@ class Keyring:
 
     @property
     def version(self) -> int:
-        """Changes when what is trusted does; 0 where there is no folder of it.
+        """A number that changes when the trusted files do; 0 if there is no folder of them.
 
         Raises:
-            KeyFileError: it cannot be looked at.
+            KeyFileError: The folder cannot be examined.
         """
         try:
-            return self._trusted.stat().st_ctime_ns  # of entries, and of who may change them
+            return self._trusted.stat().st_ctime_ns  # of the entries, and of the folder's mode
         except FileNotFoundError:
             return 0
         except OSError as error:
@@ -335,14 +349,14 @@ class Keyring:
 
 @contextmanager
 def _folder_lock(folder: Path) -> Iterator[None]:
-    """Let nobody else add to a folder between a look at what is in it and a new file."""
+    """Keep other processes from adding to `folder` between reading it and writing a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise KeyFileError(f"{folder} cannot be written: {error.strerror}") from error
     try:
-        with suppress(OSError):  # some file systems of a network lock no folders: as without
+        with suppress(OSError):  # some network file systems lock no folders: go on unlocked
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -350,7 +364,7 @@ def _folder_lock(folder: Path) -> Iterator[None]:
 
 
 def _write_new(path: Path, text: str, mode: int) -> None:
-    """A new file, whole as soon as it is there: a worker may be looking."""
+    """Create a file that is complete as soon as it is there, because a worker may be reading."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, draft = tempfile.mkstemp(prefix=".new-", dir=path.parent)
@@ -368,8 +382,11 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 def _files_in(folder: Path, suffix: str) -> list[Path]:
-    """By name; none where there is no such folder. One that is there and cannot be read is not
-    empty: who took it for that would end the sessions of all who are trusted."""
+    """Return the files with that suffix, sorted by name; none if there is no such folder.
+
+    A folder that exists and cannot be read is an error. Taken for empty, it would end the sessions
+    of all trusted keys.
+    """
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == suffix)
     except FileNotFoundError:
@@ -379,17 +396,18 @@ def _files_in(folder: Path, suffix: str) -> list[Path]:
 
 
 def _is_gone(path: Path) -> bool:
+    """Return True if the file is surely gone."""
     try:
         path.lstat()
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # who knows
+        return False  # unknown
     return False
 
 
 def _is_secret(path: Path) -> bool:
-    """Whether a file can be read, and is one of ours, whole or not."""
+    """Return True if a file can be read and is a secret key of ours, complete or not."""
     try:
         return _read(path).split()[:1] == [_SECRET]
     except KeyFileError as error:
@@ -399,7 +417,11 @@ def _is_secret(path: Path) -> bool:
 
 
 def _read_pair(path: Path) -> KeyPair:
-    """One's own key of a file, whose halves belong together."""
+    """Return the pair in a secret file.
+
+    Raises:
+        KeyFileError: The file is damaged: its halves do not belong together.
+    """
     import zmq
     from zmq.utils import z85
 
@@ -416,6 +438,11 @@ def _read_pair(path: Path) -> KeyPair:
 
 
 def _read_trusted_key(path: Path) -> PublicKey:
+    """Return the key in a trusted file.
+
+    Raises:
+        KeyFileError: It is no public key, or the file has another name than the key.
+    """
     key = PublicKey.parse(_read(path), str(path))
     if path.stem != key.name:
         raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
@@ -424,7 +451,7 @@ def _read_trusted_key(path: Path) -> PublicKey:
 
 
 def _key_in_file(path: Path) -> PublicKey | None:
-    """The key in a file; None where that holds none."""
+    """Return the public key in a file; None if it holds none."""
     try:
         return PublicKey.parse(_read(path), str(path))
     except KeyFileError:
@@ -432,6 +459,11 @@ def _key_in_file(path: Path) -> PublicKey | None:
 
 
 def _read(path: Path) -> str:
+    """Return the first bytes of a key file as text.
+
+    Raises:
+        KeyFileError: It cannot be read.
+    """
     try:
         if not path.is_file() and path.exists():
             raise KeyFileError(f"{path} is not a plain file; put the key itself there")
@@ -446,7 +478,11 @@ def _read(path: Path) -> str:
 
 
 def _check_private(path: Path) -> None:
-    """Refuse a secret that somebody else could have read or put there."""
+    """Check that nobody else could have read or written a secret file.
+
+    Raises:
+        KeyFileError: Somebody could, or it cannot be examined.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -467,8 +503,11 @@ def _check_private(path: Path) -> None:
 
 
 def _check_not_writable_by_others(path: Path) -> _State:
-    """Refuse a list of trusted keys, or one of them, that somebody else could change. Its state;
-    () where it is not there, and nobody is trusted."""
+    """Return the state of a trusted file, or of their folder; () if there is none.
+
+    Raises:
+        KeyFileError: Somebody else could change it, or it cannot be examined.
+    """
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""What comes over a connection, by the kernel's count, and how much of it is no whole message yet.
+"""Bytes that a connection has received, by the kernel's count, beyond complete messages.
 
 ZeroMQ collects the frames of a message in its own memory until the last one has come, however many
-there are, and tells nobody. So whoever has connections compares the bytes that came over each with
-the messages that were taken from it: who listens (`connection_guard.py`), and who has connected
-(`Channel`).
+there are, and reports none of them. So both ends compare the bytes that came over a connection with
+the messages that were received: a listener (`connection_guard.py`) and a channel.
 """
 
 from __future__ import annotations
@@ -22,58 +21,62 @@ from typing import Any
 from graphflow.base.lazy_dataclass import dataclass
 
 UNFRAMED_CAP = 10 << 20
-"""Bytes of one message that is not whole; a valid one has at most half as many."""
+"""Bytes of one incomplete message. A valid message has at most half as many."""
 ENDLESS_MESSAGE = (
     f"it sends a message without an end: more than {UNFRAMED_CAP >> 20} MiB are under way"
 )
-"""What to say of who has more than UNDER_WAY under way."""
+"""The error about a peer with more than UNFRAMED_CAP bytes of an incomplete message."""
 HEARTBEAT_RATE = 128
-"""Bytes a second that belong to no message: heartbeats of both ends, which encrypted are 82."""
+"""Bytes a second that belong to no message: heartbeats of both ends, encrypted 82."""
 UNKNOWN_COUNT = -1
-"""Messages that were taken from a connection that may have been there for a while: not known."""
+"""A count of received messages for a connection that may be older: unknown."""
 
 _LOOK_SECONDS = 0.2
-_CLOSE_LOOK_SECONDS = 0.005  # while somebody has much under way
+_CLOSE_LOOK_SECONDS = 0.005  # while some connection has many bytes under way
 _MUCH = UNFRAMED_CAP // 4
 _TCP_INFO_BYTES_RECEIVED = 128  # where struct tcp_info of Linux has them: 64 bits
 _NOTHING = bytes(16)  # an address of no family
 
 
 def check_interval(under_way: int) -> float:
-    """Seconds until the next look, when the most that a connection has under way is so much."""
+    """Return the seconds until the next check if some connection has so many bytes under way."""
     return _CLOSE_LOOK_SECONDS if under_way > _MUCH else _LOOK_SECONDS
 
 
 @dataclass
 class UnframedByteCounter:
-    """What of the bytes of one connection belongs to messages that were taken."""
+    """Counts the bytes of one connection that belong to no received message."""
 
-    messages: int = 0  # that had been taken when `whole` was noted
-    framed: float = 0.0  # bytes that belong to them, and heartbeats
-    checked_at: float = inf  # when, last
+    messages: int = 0  # that had been received when `framed` was noted
+    framed: float = 0.0  # bytes of these messages and of heartbeats
+    checked_at: float = inf  # time of the last check
 
     def count(self, received: int, messages: int, now: float) -> int:
-        """Bytes that belong to no message that was taken, at most; what came with the last ones
-        since the look before counts as theirs.
+        """Return an upper bound of the bytes that belong to no received message.
+
+        Bytes that came with the last messages since the check before count as theirs.
 
         Args:
-            received: bytes, since the connection began.
-            messages: that were taken.
+            received: Bytes since the connection began.
+            messages: Messages that were received from it.
+            now: Seconds.
         """
         if messages != self.messages:
             self.messages, self.framed = messages, received
         beats = HEARTBEAT_RATE * max(0.0, now - self.checked_at)
         self.checked_at = now
-        if received <= self.framed:  # the kernel is asked twice, and more may come in between
+        if received <= self.framed:  # more may come between two questions to the kernel
             return 0
         self.framed = min(received, self.framed + beats)
         return int(received - self.framed)
 
 
 class SocketHandle:
-    """A connection of ZeroMQ's, by a descriptor of our own: it stays what it is while we look.
+    """A duplicate of the descriptor of a connection of ZeroMQ's.
 
-    `peer` is None where the descriptor is no connection any more, or not the one that was meant.
+    The duplicate stays valid if ZeroMQ closes its own, whose number may then be another
+    connection's. `peer` is the peer's address. It is None if the descriptor is no connection any
+    more, or the peer is another one than expected.
     """
 
     def __init__(self, descriptor: int, peer: Any = None) -> None:
@@ -94,7 +97,7 @@ class SocketHandle:
             self.peer = found
 
     def bytes_received(self) -> int | None:
-        """Bytes that ZeroMQ has read of it; None where the system does not tell."""
+        """Return the bytes that ZeroMQ has read; None if the system does not tell."""
         if self.peer is None or self._own is None or sys.platform != "linux":
             return None
         try:
@@ -107,14 +110,14 @@ class SocketHandle:
         return int(arrived) - waiting[0]
 
     def reset(self) -> bool:
-        """Ends it, as if the other side had; whether it was there."""
+        """End the connection as if the peer had; return True if it was there."""
         if self.peer is None or self._own is None:
             return False
         try:
             self._own.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False
-        # Who goes on sending keeps a socket busy that is shut: "connected to nothing" resets it.
+        # A peer that goes on sending keeps a shut socket busy. Connecting it to nothing resets it.
         ctypes.CDLL(None).connect(self._own.fileno(), _NOTHING, len(_NOTHING))
         return True
 

@@ -1,11 +1,11 @@
 """Structured logs: one event is one line, with a stable name and key=value fields.
 
-    Log.tell("worker.lost", worker=1, …) → a record of `logging` → text or JSON, where asked for
+    Log.tell("worker.lost", worker=1, …) → a record of `logging` → a line of text or JSON
 
-Every event that the runtime can tell of is declared in `EVENTS`, with its level and its fields, so
-that whoever reads logs with a program can rely on them. The records go through the standard
-library's loggers ("graphflow.worker" and so on); a handler is installed only by `configure`, which
-the command line calls, and sessions where `GRAPHFLOW_LOG` asks for it.
+`EVENTS` declares every event with its level and its fields, so that programs that read logs can
+rely on them. Records go through the standard library's loggers ("graphflow.worker" and so on).
+Only `configure` installs a handler. The command line calls it, and sessions do if `GRAPHFLOW_LOG`
+is set.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from graphflow.errors import ArgumentError, escape_unprintable
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 TEXT_CAP = 4000
-"""Characters of a field; what is longer is cut."""
+"""Characters of a field; longer text is cut."""
 
-_WINDOW_SECONDS = 10.0  # seconds in which an event with a limit is told that many times for a peer
-_MAX_PEERS = 1000  # peers whose counts are kept
+_WINDOW_SECONDS = 10.0  # of rate limits
+_MAX_PEERS = 1000  # peers whose counts are kept for rate limits
 _SHOWN_DIGITS = 16  # digits of keys, tokens and names of sessions
 _DIGITS = re.compile(r"[0-9a-fA-F]{32,}")
 _BARE = re.compile(r"[^\s\"=\\]+")
@@ -38,12 +38,14 @@ _BARE = re.compile(r"[^\s\"=\\]+")
 
 @dataclass(frozen=True)
 class LogEvent:
-    """What an event tells.
+    """The declaration of a log event.
 
     Attributes:
-        fields: the names that it may carry, in the order in which they are written.
-        limit: lines in ten seconds for one value of its first field, and ten times as many for
-            all of them; 0: no limit. For what a stranger could cause as often as he likes.
+        level: a level of `logging`.
+        meaning: what has happened, for the documentation.
+        fields: names that it may carry, in the order in which they are written.
+        limit: lines in ten seconds for one value of the first field, and ten times as many for all
+            values; 0 for no limit. Events that a stranger can cause at will have a limit.
     """
 
     level: int
@@ -60,118 +62,140 @@ _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 
 EVENTS: Mapping[str, LogEvent] = {
     # Workers
-    "worker.listening": _event(_I, "a worker serves", "address devices version pid key"),
-    "worker.stopped": _event(_I, "a worker has ended", "address seconds"),
+    "worker.listening": _event(
+        _I, "a worker listens for sessions", "address devices version pid key"
+    ),
+    "worker.stopped": _event(_I, "a worker has stopped", "address seconds"),
     "session.opened": _event(
-        _I, "a session begins on a worker", "session epoch worker workers address", limit=20
+        _I, "a worker opened a session", "session epoch worker workers address", limit=20
     ),
-    "session.closed": _event(
-        _I, "a session is over on a worker", "session seconds steps", limit=20
-    ),
-    "session.broken": _event(_W, "a worker gave a session up", "session reason", limit=5),
+    "session.closed": _event(_I, "a worker closed a session", "session seconds steps", limit=20),
+    "session.broken": _event(_W, "a worker abandoned a session", "session reason", limit=5),
     "step.computed": _event(_D, "a worker computed its part of a step", "session step seconds"),
     "step.failed": _event(
         _W, "a worker's part of a step failed", "session step seconds error reason"
     ),
     "step.cancelled": _event(
-        _D, "a worker gave a step up, as it was told to", "session step seconds error reason"
+        _D,
+        "a worker cancelled a step on the coordinator's order",
+        "session step seconds error reason",
     ),
-    "answer.unsent": _event(_W, "an answer cannot travel", "session reason", limit=5),
+    "answer.unsent": _event(_W, "a worker cannot send an answer", "session reason", limit=5),
     # Coordinators
-    "cluster.waiting": _event(_I, "workers have not answered yet", "session seconds workers"),
+    "cluster.waiting": _event(
+        _I, "the session waits for workers that have not answered", "session seconds workers"
+    ),
     "cluster.ready": _event(_I, "all workers are ready", "session workers seconds"),
     "program.loaded": _event(
-        _D, "workers have taken a program", "session program workers bytes seconds"
+        _D, "workers have loaded a program", "session program workers bytes seconds"
     ),
-    "step.committed": _event(_D, "a step is decided", "session step seconds"),
-    "step.aborted": _event(_W, "a step changed nothing", "session step seconds error reason"),
+    "step.committed": _event(_D, "a step was committed", "session step seconds"),
+    "step.aborted": _event(
+        _W, "a step was aborted and changed nothing", "session step seconds error reason"
+    ),
     "worker.unfit": _event(
         _W,
-        "a worker is back, and not one that the session can go on with",
+        "a worker came back, but the session cannot use it",
         "session address reason",
     ),
-    "worker.lost": _event(_W, "a worker does not answer any more", "session worker address reason"),
+    "worker.lost": _event(_W, "a worker was lost", "session worker address reason"),
     "session.ended": _event(_I, "a coordinator closed its session", "session seconds steps"),
-    "session.unconfirmed": _event(_I, "not every worker confirmed the end", "session reason"),
-    "loop.failed": _event(_E, "an I/O thread ended by a mistake of ours", "session reason"),
-    "placement.changed": _event(_I, "a session went over to a better placement", "text"),
-    "placement.kept": _event(_D, "a session looked for a better placement in vain", "text"),
-    "trial.ended": _event(_D, "steps tried in this process ended early", "reason"),
+    "session.unconfirmed": _event(
+        _I, "not every worker confirmed that it closed the session", "session reason"
+    ),
+    "loop.failed": _event(_E, "an I/O thread ended by an error in graphflow", "session reason"),
+    "placement.changed": _event(_I, "a session changed to a better placement", "text"),
+    "placement.kept": _event(_D, "a session found no better placement", "text"),
+    "trial.ended": _event(_D, "profiling of steps in this process ended early", "reason"),
     # Checkpoints and recovery
-    "checkpoint.written": _event(_I, "a checkpoint is there", "step folder seconds"),
+    "checkpoint.written": _event(_I, "a checkpoint was written", "step folder seconds"),
     "checkpoint.failed": _event(_W, "a checkpoint could not be written", "step reason"),
     "checkpoint.skipped": _event(
         _W,
-        "a checkpoint is due while one is still being written",
+        "a checkpoint was due while another was still being written",
         "folder step writing seconds",
         limit=5,
     ),
-    "checkpoint.ignored": _event(_W, "a checkpoint cannot be used, an older one is", "reason"),
+    "checkpoint.ignored": _event(_W, "a checkpoint is unusable; an older one is used", "reason"),
     "checkpoint.partial": _event(
-        _W, "a checkpoint lacks variables, which begin with values of their own", "folder missing"
+        _W, "a checkpoint lacks variables; they keep their initial values", "folder missing"
     ),
     "checkpoint.unnamed": _event(
         _W,
-        "variables without names took values by the order of use; others of a checkpoint wait",
+        "variables without names took values by their order of use; others wait in the checkpoint",
         "folder variables",
     ),
-    "checkpoint.cleaned": _event(_I, "what a crash left is put in order", "folder what"),
-    "session.resumed": _event(_I, "a session goes on from a checkpoint", "folder step"),
-    "session.recovering": _event(_W, "a session lost a worker and begins anew", "step reason"),
-    "session.recovered": _event(_W, "a session goes on", "step epoch workers replayed seconds"),
-    "session.drained": _event(_W, "a session was asked to end, and did", "step folder"),
+    "checkpoint.cleaned": _event(_I, "leftovers of a crash were cleaned up", "folder what"),
+    "session.resumed": _event(_I, "a session resumed from a checkpoint", "folder step"),
+    "session.recovering": _event(_W, "a session lost a worker and recovers", "step reason"),
+    "session.recovered": _event(
+        _W, "a session has recovered", "step epoch workers replayed seconds"
+    ),
+    "session.drained": _event(_W, "a session ended on request", "step folder"),
     "recovery.lost": _event(
-        _W, "steps since the last checkpoint could not be done again", "step reason"
+        _W, "steps since the last checkpoint could not be replayed", "step reason"
     ),
     # Peers
-    "message.refused": _event(_W, "a message is not valid", "peer reason", limit=5),
-    "key.refused": _event(_W, "a connection showed no trusted key", "address key", limit=5),
+    "message.refused": _event(_W, "an invalid message was refused", "peer reason", limit=5),
+    "key.refused": _event(
+        _W, "a connection without a trusted key was refused", "address key", limit=5
+    ),
     "connection.dropped": _event(
         _W,
-        "a connection is too many, silent, or sends what is not valid",
+        "a connection was closed: too many, silent, or invalid messages",
         "address reason",
         limit=5,
     ),
-    "key.forbidden": _event(_W, "a key's role does not allow this", "key reason", limit=5),
-    "keys.unreadable": _event(
-        _W, "the keys cannot be read: nobody new can connect", "reason", limit=5
+    "key.forbidden": _event(
+        _W, "a request was refused: the key's role does not allow it", "key reason", limit=5
     ),
-    # Looking in
-    "metrics.listening": _event(_I, "metrics are served", "address"),
-    "metrics.refused": _event(_W, "a request for metrics is refused", "peer reason", limit=5),
+    "keys.unreadable": _event(
+        _W, "the key files are unreadable: no new connection is accepted", "reason", limit=5
+    ),
+    # Metrics endpoint
+    "metrics.listening": _event(_I, "the metrics endpoint listens", "address"),
+    "metrics.refused": _event(_W, "a request for metrics was refused", "peer reason", limit=5),
     # GPUs
     "gpu.fallback": _event(
         _W, "a GPU library failed; our own kernel is used", "device op shapes error reason"
     ),
     "gpu.uncaptured": _event(
-        _I, "work that runs outside of CUDA graphs", "program what error reason"
+        _I, "work cannot be captured and runs outside of CUDA graphs", "program what error reason"
     ),
-    "nccl.met": _event(_D, "a GPU has met the others of a group in NCCL", "device rank of seconds"),
+    "nccl.met": _event(_D, "a GPU connected to its group in NCCL", "device rank of seconds"),
     "nccl.refused": _event(
-        _W, "GPUs do not meet in NCCL: they exchange by the host", "device rank error reason"
+        _W,
+        "GPUs cannot connect in NCCL; collectives go through the host",
+        "device rank error reason",
     ),
 }
 
 
 class Log:
-    """Where one part of the runtime tells its events; `name` is that of the standard logger."""
+    """Logs the events of one part of the runtime to the standard logger `name`."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
     def is_enabled(self, event: str) -> bool:
-        """Whether anybody listens to an event: for those whose fields cost something."""
+        """Return True if an event is logged. Callers ask before they compute expensive fields."""
         return self._logger.isEnabledFor(EVENTS[event].level)
 
     def tell(self, event: str, /, *, raised: BaseException | None = None, **fields: Any) -> None:
-        """One event; fields that are None or "" are left out, and `raised` adds its traceback.
+        """Log one event. Fields that are None or "" are left out.
+
+        Args:
+            event: its name in `EVENTS`.
+            raised: an exception whose traceback is logged.
 
         Raises:
-            ArgumentError: no such event is declared, or it has no such field.
+            ArgumentError: the event or one of the fields is not declared.
         """
         told = EVENTS.get(event)
         if told is None or not fields.keys() <= set(told.fields):
-            raise ArgumentError(f"event {event!r} with fields {sorted(fields)} is not in EVENTS")
+            raise ArgumentError(
+                f"event {event!r} with fields {sorted(fields)} is not declared in EVENTS"
+            )
         if not self._logger.isEnabledFor(told.level):
             return
         if told.limit:
@@ -200,7 +224,7 @@ class Log:
 
 @dataclass(frozen=True)
 class EmittedEvent:
-    """An event that happened, as the argument of a record: its text is one line."""
+    """A logged event, as the argument of a log record. Its text is one line."""
 
     event: str
     fields: Mapping[str, Any]
@@ -210,14 +234,17 @@ class EmittedEvent:
 
 
 class _RateLimiter:
-    """How often events with a limit were told, by event and peer. Thread-safe."""
+    """Counts logged events with a limit, by event and peer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: OrderedDict[tuple[str, str], tuple[float, int, int]] = OrderedDict()
 
     def count_suppressed(self, event: str, peer: str, limit: int) -> int | None:
-        """How many were not told since the last that was; None if this one is not, either."""
+        """Count an event; return the number suppressed since the last logged one.
+
+        Returns None if this event is to be suppressed, too.
+        """
         now = time.monotonic()
         with self._lock:
             since, told, silent = self._seen.pop((event, peer), (now, 0, 0))
@@ -234,8 +261,11 @@ _RATE_LIMITER = _RateLimiter()
 
 
 def _to_json_value(value: Any) -> Any:
-    """A value as JSON has it, without what must not be known: long runs of hexadecimal digits,
-    which are keys, tokens and names of sessions, are cut to their first."""
+    """Convert a value for JSON, and remove secrets.
+
+    Long runs of hexadecimal digits are keys, tokens or names of sessions; only the first digits are
+    kept.
+    """
     if isinstance(value, bool | int) or value is None:
         return value
     if isinstance(value, float):
@@ -247,8 +277,10 @@ def _to_json_value(value: Any) -> Any:
 
 
 def quote_value(value: Any) -> str:
-    """A field's value in a line of text: bare where it can be, else quoted, with every character
-    escaped that could end the line, move the cursor or turn the direction of writing."""
+    """Format a field's value for a line of text: bare if possible, else quoted.
+
+    Characters that could end the line, move the cursor or change the writing direction are escaped.
+    """
     if isinstance(value, list):
         value = ",".join(str(item) for item in value)
     text = str(value)
@@ -259,12 +291,15 @@ def quote_value(value: Any) -> str:
 
 
 class TextFormat(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z warning graphflow.worker session.broken session=… reason="…"`."""
+    """Formats a record as one line of text.
+
+    `2026-01-31T12:00:00.123Z warning graphflow.worker session.broken session=… reason="…"`
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_when(record)} {record.levelname.lower()} {record.name} "
         told = _emitted_event(record)
-        # What other code logs under our name is no event: all of it is one field's value.
+        # A record of other code under our logger is no event: its message is one field.
         line += (
             str(told) if told is not None else f"message text={quote_value(record.getMessage())}"
         )
@@ -273,7 +308,7 @@ class TextFormat(logging.Formatter):
 
 
 class JsonFormat(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, and the event's fields."""
+    """Formats a record as one line of JSON: time, level, logger, event, and the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         told = _emitted_event(record) or EmittedEvent(
@@ -299,7 +334,7 @@ def _emitted_event(record: logging.LogRecord) -> EmittedEvent | None:
 
 
 def _when(record: logging.LogRecord) -> str:
-    """In UTC: what happened on several machines is read side by side."""
+    """Format a record's time in UTC, so that logs of several machines can be compared."""
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{whole}.{int(record.msecs):03d}Z"
 
@@ -312,8 +347,10 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that `configure` finds the one that it installed before; of its own accord it writes
-    to what stderr is by then, which notebooks and test runners replace."""
+    """The handler that `configure` installs, and finds by its class to replace it.
+
+    Without a stream it writes to the current `sys.stderr`: notebooks and test runners replace it.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__(stream)
@@ -326,15 +363,15 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def configure(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:
-    """Write graphflow's events to a stream, one line each; a second call replaces the first.
+    """Write graphflow's events to a stream, one line each. A second call replaces the first.
 
     Args:
         format: "text" or "json".
         level: "debug", "info", "warning" or "error".
-        stream: default: stderr.
+        stream: default: the current stderr.
 
     Raises:
-        ArgumentError: another format or level.
+        ArgumentError: the format or the level is unknown.
     """
     if format not in FORMATS:
         raise ArgumentError(f"logs are written as {' or '.join(FORMATS)}, not {format!r}")
@@ -351,11 +388,13 @@ def configure(format: str = "text", level: str = "info", stream: TextIO | None =
 
 
 def configure_by_environment(format: str | None = None, level: str | None = None) -> None:
-    """As `configure`, with what is None from `GRAPHFLOW_LOG` ("text" or "json") and
-    `GRAPHFLOW_LOG_LEVEL`; nothing where neither asks for logs.
+    """Call `configure`, with arguments that are None taken from the environment.
+
+    `GRAPHFLOW_LOG` is the format ("text" or "json"), `GRAPHFLOW_LOG_LEVEL` the level. If neither an
+    argument nor the environment sets one of them, nothing happens.
 
     Raises:
-        ArgumentError: another format or level; it says where it came from.
+        ArgumentError: the format or the level is unknown; the error names its source.
     """
     told = choice_setting("GRAPHFLOW_LOG", FORMATS) if format is None else format
     wanted = choice_setting("GRAPHFLOW_LOG_LEVEL", LEVELS) if level is None else level

@@ -1,10 +1,10 @@
-"""Metrics: what a process has counted, for whoever looks in: `graphflow status`, or Prometheus.
+"""Metrics of a process or a session, for `graphflow status` and Prometheus.
 
-    Meters.add, .set, .observe, .watch → Meters.samples → endpoint → Prometheus
+    Meters.add, .set, .observe, .watch → Meters.samples → `metrics_endpoint.py` → Prometheus
 
-Counting is always on, where a step takes a way that costs a hundred times more, and nothing is
-counted on the short way of a step inside one process. Every metric is declared in `METRICS`.
-Names of sessions are no labels: they are random, and would never come again.
+Distributed sessions always count: a step costs a hundred times more than counting it. A step inside
+one process counts nothing. `METRICS` declares every metric. Names of sessions are no labels: they
+are random, so each would make a series that never comes back.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ BUCKETS = (
 )  # fmt: skip
 """Upper bounds of the histograms' buckets, in seconds."""
 MAX_PENDING = 64
-"""Counts that may wait for somebody to ask."""
+"""Deferred counts after which they are processed, even if nobody reads the metrics."""
 MAX_SERIES = 500
-"""Combinations of labels that a metric keeps; what comes later is counted as "other"."""
+"""Combinations of labels of a metric; further ones are counted as "other"."""
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a metric counts; a counter only grows, a gauge is what it is now."""
+    """The declaration of a metric. A counter only grows, a gauge is a current value."""
 
     kind: str
     meaning: str
@@ -47,53 +47,57 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
-    # Of a worker, and of a session over workers alike
+    # Of workers and of distributed sessions
     "graphflow_info": Metric(GAUGE, "always 1", ("role", "address", "version", "python")),
-    "graphflow_uptime_seconds": Metric(GAUGE, "since the process or session began"),
-    "graphflow_resident_bytes": Metric(GAUGE, "memory of the process"),
-    "graphflow_resident_peak_bytes": Metric(GAUGE, "the most that it was"),
-    "graphflow_steps_total": Metric(COUNTER, "steps by what became of them", ("outcome",)),
-    "graphflow_step_seconds": Metric(
-        HISTOGRAM, "a session: whole steps; a worker: its part of them"
-    ),
-    "graphflow_queued_messages": Metric(GAUGE, "messages that sockets do not take yet"),
-    "graphflow_refused_messages_total": Metric(COUNTER, "messages that are not valid"),
-    "graphflow_resent_messages_total": Metric(COUNTER, "messages sent once more", ("peer",)),
+    "graphflow_uptime_seconds": Metric(GAUGE, "time since the process or session began"),
+    "graphflow_resident_bytes": Metric(GAUGE, "resident memory of the process"),
+    "graphflow_resident_peak_bytes": Metric(GAUGE, "peak resident memory of the process"),
+    "graphflow_steps_total": Metric(COUNTER, "steps by outcome", ("outcome",)),
+    "graphflow_step_seconds": Metric(HISTOGRAM, "duration of steps; on a worker, of its part"),
+    "graphflow_queued_messages": Metric(GAUGE, "messages that wait for their socket"),
+    "graphflow_refused_messages_total": Metric(COUNTER, "invalid messages"),
+    "graphflow_resent_messages_total": Metric(COUNTER, "retransmitted messages", ("peer",)),
     # Of a worker
     "graphflow_sessions": Metric(GAUGE, "open sessions"),
-    "graphflow_queued_jobs": Metric(GAUGE, "orders that wait for those before them"),
+    "graphflow_queued_jobs": Metric(GAUGE, "jobs that wait for earlier jobs"),
     "graphflow_arena_bytes": Metric(GAUGE, "memory for the buffers of programs", ("device",)),
     "graphflow_forbidden_messages_total": Metric(
-        COUNTER, "messages that their sender's key does not allow"
+        COUNTER, "messages that the sender's key does not allow"
     ),
     "graphflow_variable_bytes": Metric(GAUGE, "memory for variables", ("device",)),
     "graphflow_connections": Metric(GAUGE, "connections to the worker's address"),
-    "graphflow_sent_bytes_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
-    "graphflow_sent_tensors_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
+    "graphflow_sent_bytes_total": Metric(
+        COUNTER, "bytes of tensors sent to other workers", ("peer", "edge")
+    ),
+    "graphflow_sent_tensors_total": Metric(
+        COUNTER, "tensors sent to other workers", ("peer", "edge")
+    ),
     "graphflow_received_bytes_total": Metric(
-        COUNTER, "tensors from other workers", ("peer", "edge")
+        COUNTER, "bytes of tensors received from other workers", ("peer", "edge")
     ),
     "graphflow_received_tensors_total": Metric(
-        COUNTER, "tensors from other workers", ("peer", "edge")
+        COUNTER, "tensors received from other workers", ("peer", "edge")
     ),
     # Of a session
-    "graphflow_workers": Metric(GAUGE, "workers by whether they answer", ("state",)),
-    "graphflow_workers_lost_total": Metric(COUNTER, "workers that do not answer any more"),
-    "graphflow_recoveries_total": Metric(COUNTER, "times that the session resumed"),
-    "graphflow_feed_bytes_total": Metric(COUNTER, "fed to steps"),
-    "graphflow_fetch_bytes_total": Metric(COUNTER, "fetched from steps"),
-    "graphflow_round_trip_seconds": Metric(GAUGE, "the shortest of the last pings", ("worker",)),
+    "graphflow_workers": Metric(GAUGE, "workers by state", ("state",)),
+    "graphflow_workers_lost_total": Metric(COUNTER, "workers that were lost"),
+    "graphflow_recoveries_total": Metric(COUNTER, "recoveries of the session"),
+    "graphflow_feed_bytes_total": Metric(COUNTER, "bytes fed to steps"),
+    "graphflow_fetch_bytes_total": Metric(COUNTER, "bytes fetched from steps"),
+    "graphflow_round_trip_seconds": Metric(
+        GAUGE, "shortest round trip of the last pings", ("worker",)
+    ),
     "graphflow_clock_error_seconds": Metric(
-        GAUGE, "how far times of a worker in traces may be off", ("worker",)
+        GAUGE, "bound of the error of a worker's times in traces", ("worker",)
     ),
     "graphflow_checkpoints_total": Metric(COUNTER, "checkpoints by outcome", ("outcome",)),
-    "graphflow_checkpoint_age_seconds": Metric(GAUGE, "since the last whole checkpoint"),
+    "graphflow_checkpoint_age_seconds": Metric(GAUGE, "time since the last complete checkpoint"),
 }
 
 
 @dataclass
 class Histogram:
-    """Counts by bucket, the last one for what is above all bounds, and their sum in seconds."""
+    """Counts by bucket, the last one for values above all bounds, and the sum in seconds."""
 
     counts: list[int]
     total: float = 0.0
@@ -104,7 +108,7 @@ Values = float | Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class MetricSample:
-    """One metric's values at a moment, by their labels."""
+    """The values of one metric at a moment, by labels."""
 
     name: str
     metric: Metric
@@ -122,8 +126,10 @@ class Meters:
         self._pending: deque[tuple[Callable[[list[Any]], None], Any]] = deque()
 
     def add_later(self, count: Callable[[list[Any]], None], what: Any) -> None:
-        """Let `count` have something, together with its like, when somebody asks, or after many
-        others: for who counts where somebody waits for what is done."""
+        """Call `count` later with a list of such items: when metrics are read, or after many items.
+
+        Callers on the critical path of a step use this, since counting takes longer than appending.
+        """
         self._pending.append((count, what))
         if len(self._pending) >= MAX_PENDING:
             self._process_pending()
@@ -138,14 +144,16 @@ class Meters:
             count(all_of_it)
 
     def add(self, name: str, value: float = 1, *labels: str) -> None:
-        """Count. Labels come in the order in which the metric declares them.
+        """Add to a counter. Labels come in the order in which the metric declares them.
 
         Raises:
-            ArgumentError: no such metric, or other labels.
+            ArgumentError: the counter is not declared, or has other labels.
         """
         with self._lock:
             series = self._values.get(name)
-            if series is not None and labels in series:  # nearly always: each step comes by here
+            if (
+                series is not None and labels in series
+            ):  # nearly always, and on the path of each step
                 series[labels] += value
                 return
         _check_declared(name, COUNTER, labels)
@@ -156,7 +164,7 @@ class Meters:
             series[labels] = series.get(labels, 0) + value
 
     def add_all(self, counts: Mapping[str, float], *labels: str) -> None:
-        """Count several things with the same labels; raises as `add`."""
+        """Add to several counters with the same labels; raises as `add` does."""
         with self._lock:
             for name, value in counts.items():
                 series = self._values.get(name)
@@ -170,20 +178,20 @@ class Meters:
             self.add(left, counts[left], *labels)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Say what a gauge is now.
+        """Set a gauge.
 
         Raises:
-            ArgumentError: no such metric, or other labels.
+            ArgumentError: the gauge is not declared, or has other labels.
         """
         _check_declared(name, GAUGE, labels)
         with self._lock:
             self._values.setdefault(name, {})[labels] = value
 
     def observe(self, name: str, *seconds: float) -> None:
-        """Count durations.
+        """Add durations to a histogram.
 
         Raises:
-            ArgumentError: no such metric.
+            ArgumentError: the histogram is not declared.
         """
         found = self._histograms.get(name)
         if found is None:
@@ -197,31 +205,34 @@ class Meters:
             found.total += sum(seconds)
 
     def watch(self, name: str, read: Callable[[], Values]) -> None:
-        """Let a metric be read when somebody asks: a number, or one for each tuple of labels. What
-        raises OSError or is replaced meanwhile is left out.
+        """Compute a metric by `read` whenever metrics are read; this replaces an earlier `read`.
+
+        Args:
+            read: returns a number, or a number for each tuple of labels. If it raises OSError, the
+                metric is left out.
 
         Raises:
-            ArgumentError: no such metric.
+            ArgumentError: the metric is not declared.
         """
         _check_declared(name, None, None)
         with self._lock:
             self._watched[name] = read
 
     def value(self, name: str, *labels: str) -> float:
-        """What was counted so far, over all labels where none are given."""
+        """Return a counter's value, summed over all labels if none are given."""
         self._process_pending()
         with self._lock:
             series = self._values.get(name, {})
             return series.get(labels, 0) if labels else sum(series.values())
 
     def series(self, name: str) -> dict[tuple[str, ...], float]:
-        """What was counted so far, by labels."""
+        """Return a counter's values by labels."""
         self._process_pending()
         with self._lock:
             return dict(self._values.get(name, {}))
 
     def samples(self) -> Iterator[MetricSample]:
-        """All that there is now, in the order of `METRICS`."""
+        """Yield the current values of all metrics, in the order of `METRICS`."""
         self._process_pending()
         with self._lock:
             values: dict[str, dict[tuple[str, ...], float | Histogram]] = {
@@ -242,13 +253,13 @@ class Meters:
 def _check_declared(name: str, kind: str | None, labels: tuple[str, ...] | None) -> None:
     metric = METRICS.get(name)
     if metric is None or (kind is not None and metric.kind != kind):
-        raise ArgumentError(f"{name} is no {kind or 'metric'} in METRICS")
+        raise ArgumentError(f"{name} is not declared as a {kind or 'metric'} in METRICS")
     if labels is not None and len(labels) != len(metric.labels):
         raise ArgumentError(f"{name} has the labels {metric.labels}, not {labels}")
 
 
 def watch_process(meters: Meters, role: str, address: str) -> None:
-    """Let meters tell of this process: what it is, since when, and its memory."""
+    """Add the metrics of this process: its role and versions, uptime, and memory."""
     started = time.monotonic()
     labels = (role, address, __version__, platform.python_version())
     meters.set("graphflow_info", 1, *labels)
@@ -258,18 +269,18 @@ def watch_process(meters: Meters, role: str, address: str) -> None:
 
 
 def resident_bytes() -> int:
-    """Bytes of memory of this process now; its most where the system does not tell."""
+    """Return this process's resident bytes; its peak if the system does not report them."""
     return _statm_bytes() or peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """The most bytes of memory that this process had, of which the kernel tells a little late."""
+    """Return this process's peak resident bytes. The kernel updates the peak with a delay."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return max(most if sys.platform == "darwin" else most << 10, _statm_bytes())
 
 
 def _statm_bytes() -> int:
-    """Bytes of memory now; 0 where the system does not tell."""
+    """Return the resident bytes from /proc; 0 on systems without it."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

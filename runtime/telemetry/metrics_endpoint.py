@@ -1,12 +1,13 @@
-"""The metrics endpoint: a small HTTP server that answers Prometheus, and browsers with one page.
+"""The metrics endpoint: a small HTTP server for Prometheus, with one page for browsers.
 
     Meters.samples → GET /metrics (text for Prometheus, by `prometheus_client`), GET / (a page)
 
-It has threads of its own, a few at most, and reads nothing but numbers that are kept anyway: who
-asks too much, too slowly or too often is cut off, and the worker does not notice. It listens on
-loopback unless its address says `insecure://`, for it asks nobody for a key. Requests that a page
-of another origin made, or that came by another name than this machine's, are refused: a browser
-would make them for a stranger (DNS rebinding).
+It has a few threads of its own and reads only numbers that are kept anyway. Clients that send too
+much, or too slowly, or too often are disconnected, and the worker does not notice.
+
+The server does not authenticate clients. So it listens on loopback unless its address begins with
+`insecure://`. It refuses requests of pages from other origins, and requests for another host name
+than this machine's: a browser could make them for a stranger (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.tables import TextTable
 from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import (
@@ -41,13 +42,13 @@ from graphflow.runtime.telemetry.metrics import (
 )
 
 REQUEST_CAP = 8192
-"""Bytes of a request with its headers; beyond, it is answered with 431."""
+"""Bytes of a request with its headers. Larger requests are answered with 431."""
 REQUEST_SECONDS = 5.0
-"""Seconds that a connection may take in all."""
+"""Seconds that a connection may last."""
 CONNECTIONS = 8
-"""Connections that are answered at a time; beyond them, who has asked for longest without an end
-makes room, or who takes longest to read."""
-_SLOT_SECONDS = 0.5  # seconds for that; else who comes is closed at once
+"""Connections at a time. For a further one, the connection with the oldest unfinished request is
+closed, or else the one that has been reading its answer for longest."""
+_SLOT_SECONDS = 0.5  # to free a slot; after that the new connection is closed
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>\d{1,5}|\*)")
 _INSECURE = "insecure://"
@@ -65,6 +66,8 @@ _log = Log("graphflow.metrics")
 
 @dataclass(frozen=True)
 class _HttpResponse:
+    """A complete HTTP response."""
+
     status: int
     kind: str
     body: bytes
@@ -77,6 +80,8 @@ class _HttpResponse:
 
 @dataclass(frozen=True)
 class _HttpRequest:
+    """The parts of a request that are used."""
+
     method: str
     path: str
     headers: dict[str, str]
@@ -90,13 +95,16 @@ class MetricsServer:
     """Serves the metrics of `meters` at an address until `close`.
 
     Args:
-        address: `127.0.0.1:9100`; port `*` takes any that is free; `insecure://0.0.0.0:9100` lets
-            in whoever reaches this machine.
+        address: such as `127.0.0.1:9100`. Port `*` takes any free port. `insecure://0.0.0.0:9100`
+            serves all clients that can reach this machine.
+
+    Attributes:
+        address: the bound address, `host:port`.
 
     Raises:
-        ArgumentError: not such an address, or the extra `graphflow[metrics]` is not installed.
-        InsecureAddress: an address beyond loopback without `insecure://`.
-        AddressInUse, TransportError: the address cannot be used.
+        ArgumentError: the address is malformed, or `graphflow[metrics]` is not installed.
+        InsecureAddress: the address is beyond loopback and lacks `insecure://`.
+        AddressInUse, TransportError: the address cannot be bound.
     """
 
     def __init__(self, address: str, meters: Meters) -> None:
@@ -112,7 +120,7 @@ class MetricsServer:
         self.address = f"{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
         self._wakeup = WakeupFd()
         self._slots = threading.Semaphore(CONNECTIONS)
-        # Who has not said all, and who has not taken all of its answer; the oldest first.
+        # Connections with an unfinished request, and those still reading the answer; oldest first.
         self._asking: dict[socket.socket, None] = {}
         self._answered: dict[socket.socket, None] = {}
         self._stopping = False
@@ -121,7 +129,7 @@ class MetricsServer:
         _log.tell("metrics.listening", address=self.address)
 
     def close(self) -> None:
-        """Stops listening. Idempotent."""
+        """Stop listening. Further calls do nothing."""
         if self._stopping:
             return
         self._stopping = True
@@ -138,7 +146,7 @@ class MetricsServer:
                 selector.select()
                 try:
                     connection, peer = self._socket.accept()
-                except OSError:  # it rang, the caller is gone again, or descriptors are short
+                except OSError:  # woken by `close`, or the client is gone, or descriptors are short
                     if not self._stopping:
                         time.sleep(0.01)
                     continue
@@ -152,13 +160,15 @@ class MetricsServer:
                 ).start()  # fmt: skip
 
     def _acquire_slot(self) -> bool:
-        """Takes a place for one more; who has been asking for longest makes room, or else who has
-        been taking its answer for longest."""
+        """Take a slot for a connection, if need be by closing the oldest; return True on success.
+
+        The oldest unfinished request is closed first, else the oldest unread answer.
+        """
         if self._slots.acquire(blocking=False):
             return True
         for oldest in (list(self._asking) or list(self._answered))[:1]:
             told = oldest in self._answered
-            with suppress(OSError):  # it has just said all, taken all, or hung up
+            with suppress(OSError):  # it has just finished or hung up
                 oldest.shutdown(socket.SHUT_RDWR if told else socket.SHUT_RD)
         return self._slots.acquire(timeout=_SLOT_SECONDS)
 
@@ -202,8 +212,10 @@ class MetricsServer:
         return _refusal(404, "there is / and /metrics")
 
     def _is_own_host(self, header: str) -> bool:
-        """Whether a Host header names this machine by a number, or by a name of its own: any other
-        name may be a stranger's."""
+        """Return True if a Host header is an IP address or a name of this machine.
+
+        Any other name may be controlled by a stranger.
+        """
         with_port = header if header.rpartition("]")[2].count(":") else f"{header}:80"
         parts = _ADDRESS.fullmatch(with_port)
         if parts is None:
@@ -266,7 +278,7 @@ def _is_number(host: str) -> bool:
 
 
 def _read_request(connection: socket.socket, until: float) -> _HttpRequest | _HttpResponse:
-    """A request within its caps, or what to answer to what is none."""
+    """Read a request; return the refusal if it is invalid, too large or too slow."""
     data = b""
     while b"\r\n\r\n" not in data:
         left = until - time.monotonic()
@@ -290,7 +302,7 @@ def _read_request(connection: socket.socket, until: float) -> _HttpRequest | _Ht
     for line in lines:
         name, separator, value = line.partition(":")
         name = name.lower()
-        if not separator or name in headers:  # twice is once too often: which would count?
+        if not separator or name in headers:  # a repeated header is ambiguous
             return _refusal(400, "a header is not valid")
         headers[name] = value.strip()
     return _HttpRequest(words[0], words[1].partition("?")[0], headers)
@@ -307,20 +319,24 @@ def _check_library() -> None:
 
 
 def exposition(meters: Meters, accept: str = "") -> tuple[bytes, str]:
-    """The metrics in the format that Prometheus asks for, and its media type."""
+    """Return the metrics in the format that Prometheus accepts, and its media type.
+
+    Args:
+        accept: the request's Accept header.
+    """
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_PrometheusCollector(meters))
-    # Not the header itself: the library would write a stranger's words into its answer.
+    # The header itself is not passed on: the library would copy a stranger's text to its answer.
     wanted = "application/openmetrics-text"
     encode, kind = choose_encoder(wanted if wanted in accept else "")
     return encode(registry), kind
 
 
 class _PrometheusCollector:
-    """The samples as `prometheus_client` has them."""
+    """Converts samples to metric families of `prometheus_client`."""
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
@@ -354,7 +370,7 @@ def _family(sample: MetricSample) -> Any:
 
 
 def html_page(meters: Meters) -> str:
-    """The same for eyes."""
+    """Return the metrics as an HTML page."""
     rows = []
     for sample in meters.samples():
         for labels, value in sample.values.items():

@@ -1,6 +1,6 @@
-"""Traffic: what the cut edges of traced steps carried, how long it took, and who waited for it.
+"""Tables of a trace: tensors over cut edges, and collectives, with latencies and waits.
 
-Trace.steps → Traffic → a table
+Trace.steps → EdgeTable, ExchangeTable
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ from statistics import median
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.tables import TextTable
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 
 @dataclass(frozen=True)
 class EdgeTraffic:
-    """What one cut edge did in the traced steps. Times are in seconds.
+    """The traffic of one cut edge in the traced steps. Times are in seconds.
 
     Attributes:
-        bytes: of its tensor.
+        edge: number of the edge.
+        tensor: name of the tensor.
+        source, target: the devices.
+        bytes: size of the tensor.
         count: tensors that arrived.
-        latency: median time from departure to arrival; p95: what 95 of 100 did not exceed.
+        latency: median time from departure to arrival.
+        p95: 95th percentile of the latency.
         sending: median time for which the source's device was busy with the send.
-        waiting: median time for which the target's device waited for it; inside loops, these
+        waiting: median time for which the target's device waited for the tensor. In loops, these
             waits lie within the loop's own span.
-        error: by how much the latencies may be off because the two ends have clocks of their own;
-            0 where they share one, infinite where nothing is known.
+        error: bound of the latencies' error, since the two ends may have different clocks: 0 if
+            they share one, infinite if the bound is unknown.
     """
 
     edge: int
@@ -44,18 +48,18 @@ class EdgeTraffic:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second at the median latency; infinite where it is 0."""
+        """Bytes per second at the median latency; infinite if the latency is 0."""
         return self.bytes / self.latency if self.latency > 0 else math.inf
 
 
 class EdgeTable(tuple[EdgeTraffic, ...]):
-    """The edges of a trace, those first that were waited for longest. Print it."""
+    """The edges of a trace, longest waits first. Printing it shows a table."""
 
     __slots__ = ()
 
     @staticmethod
     def from_steps(steps: Iterable[TraceStep]) -> EdgeTable:
-        """The edges over which something arrived in these steps."""
+        """Return the edges over which tensors arrived in these steps."""
         moved: dict[int, list[TraceEvent]] = {}
         busy: dict[tuple[str, int], list[float]] = {}
         errors: dict[int, float] = {}
@@ -76,7 +80,7 @@ class EdgeTable(tuple[EdgeTraffic, ...]):
         return EdgeTable(sorted(found, key=lambda each: (-each.waiting, -each.latency, each.edge)))
 
     def table(self) -> TextTable:
-        """A line for each edge."""
+        """Return a table with a line for each edge."""
         heads = (
             "tensor", "from", "to", "size", "times", "latency", "95 %", "rate", "wait", "clocks ±",
         )  # fmt: skip
@@ -99,15 +103,17 @@ class EdgeTable(tuple[EdgeTraffic, ...]):
 
 @dataclass(frozen=True)
 class ExchangeTraffic:
-    """What one collective did in the traced steps. Times are in seconds.
+    """One collective in the traced steps. Times are in seconds.
 
     Attributes:
-        bytes: the most that a device gives: pieces of a size that does not divide differ.
+        name: name of its node.
+        kind: its op, such as "all_reduce".
+        bytes: the largest tensor that a device contributes; sizes differ if shares are uneven.
         count: steps in which it ran.
-        taking: median time from when the last device took part until the last had its result; p95:
-            what 95 of 100 did not exceed.
-        apart: median time from when the first device took part until the last did.
-        error: by how much these may be off because of clocks.
+        taking: median time from the last device's start until the last device has its result.
+        p95: 95th percentile of `taking`.
+        apart: median time from the first device's start to the last device's.
+        error: bound of these times' error, since devices may have different clocks.
     """
 
     name: str
@@ -122,18 +128,18 @@ class ExchangeTraffic:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes that a device gives, a second; infinite where it took no time."""
+        """Contributed bytes of a device per second; infinite if the collective took no time."""
         return self.bytes / self.taking if self.taking > 0 else math.inf
 
 
 class ExchangeTable(tuple[ExchangeTraffic, ...]):
-    """The collectives of a trace, those first that took longest. Print it."""
+    """The collectives of a trace, longest first. Printing it shows a table."""
 
     __slots__ = ()
 
     @staticmethod
     def from_steps(steps: Iterable[TraceStep]) -> ExchangeTable:
-        """The collectives in which all devices took part in these steps."""
+        """Return the collectives in which all devices took part in these steps."""
         runs: dict[int, list[tuple[TraceStep, list[TraceEvent]]]] = {}
         for step in steps:
             groups: dict[int, list[TraceEvent]] = {}
@@ -146,7 +152,7 @@ class ExchangeTable(tuple[ExchangeTraffic, ...]):
         return ExchangeTable(sorted(found, key=lambda each: (-each.taking, each.name)))
 
     def table(self) -> TextTable:
-        """A line for each collective."""
+        """Return a table with a line for each collective."""
         heads = (
             "exchange", "what", "devices", "gives", "times", "takes", "95 %", "rate", "apart",
             "clocks ±",

@@ -1,7 +1,7 @@
-"""The file that Perfetto and chrome://tracing open: a trace in the Trace Event Format.
+"""Export of a trace to the Trace Event Format, for Perfetto and chrome://tracing.
 
-A process for each worker with a thread for each device, one for all links, one for the steps. A
-tensor's way is an arrow from the slice that sends it to the slice that receives it.
+Each worker is a process with a thread for each device. All links are one process, the steps
+another. A transfer is an arrow from the slice that sends the tensor to the slice that receives it.
 
 Source: Trace Event Format, Google, 2016.
 """
@@ -14,41 +14,46 @@ from typing import Any
 
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep, parse_number
 
-LINKS = 1_000_000  # the process number of the track group that holds the links
+LINKS = 1_000_000
+"""Process number of the links."""
 
-
-_BEFORE_ALL = -(1 << 63)  # before all times
+_BEFORE_ALL = -(1 << 63)  # earlier than all times
 
 Place = tuple[int, int]  # process, thread
 
 
 def trace_events(steps: Iterable[TraceStep]) -> dict[str, Any]:
-    """The steps as one JSON object: times in µs from the start of the first."""
+    """Convert steps to one JSON object. Times are in µs from the start of the first step."""
     steps = tuple(steps)
     origin = min((step.start for step in steps), default=0)
-    lanes = _ThreadAssignment({event.track for step in steps for event in step.events})
+    threads = _ThreadAssignment({event.track for step in steps for event in step.events})
     events: list[dict[str, Any]] = []
     for step in steps:
         known = {str(w): round(e * 1e6, 3) for w, e in step.errors.items() if math.isfinite(e)}
-        place = lanes.place("", step.start, step.end)
+        place = threads.place("", step.start, step.end)
         events.append(
             _complete(f"step {step.number}", "step", place, step.start, step.end, origin)
             | {"args": {"step": step.number, "clock_error_us": known}}
         )
         placed = [
-            (event, lanes.place(event.track, event.start, event.end)) for event in step.events
+            (event, threads.place(event.track, event.start, event.end)) for event in step.events
         ]
         events += [_slice(event, step, place, origin) for event, place in placed]
         ends = {(each[0].kind, each[0].edge, each[0].use): each for each in placed}
         for number, (event, _) in enumerate(placed):
             if event.kind == "transfer":
-                events += _arrow(event, f"{step.number}.{step.start}.{number}", lanes, ends, origin)
-    return {"traceEvents": [*lanes.names(), *events], "displayTimeUnit": "ms"}
+                events += _arrow(
+                    event, f"{step.number}.{step.start}.{number}", threads, ends, origin
+                )
+    return {"traceEvents": [*threads.names(), *events], "displayTimeUnit": "ms"}
 
 
 class _ThreadAssignment:
-    """Where slices are drawn. Those of one thread may not overlap: where they do, as two tensors on
-    one link, the track gets another thread of the same name."""
+    """Assigns slices to processes and threads.
+
+    The format allows no overlapping slices in one thread. If slices of a track overlap, such as two
+    tensors on one link, the track gets a further thread of the same name.
+    """
 
     def __init__(self, tracks: Iterable[str]) -> None:
         self._tracks = {track: order for order, track in enumerate(sorted(tracks, key=_rank), 1)}
@@ -56,25 +61,27 @@ class _ThreadAssignment:
         self._ends: dict[str, list[list[int]]] = {track: [] for track in self._tracks}
         self._threads = 0
         for track in sorted(self._tracks, key=self._tracks.__getitem__):
-            self.place(track, _BEFORE_ALL, _BEFORE_ALL)  # each has its first thread, in order
+            self.place(
+                track, _BEFORE_ALL, _BEFORE_ALL
+            )  # its first thread, so that threads are in order
 
     def place(self, track: str, start: int, end: int) -> Place:
-        """A place for a slice of a track."""
+        """Return the process and thread for a slice of a track."""
         process = _process(track)
-        for lane in self._ends[track]:
-            if lane[1] <= start:
-                lane[1] = end
-                return process, lane[0]
+        for thread in self._ends[track]:
+            if thread[1] <= start:
+                thread[1] = end
+                return process, thread[0]
         self._threads += 1
         self._ends[track].append([self._threads, end])
         return process, self._threads
 
     def first(self, track: str) -> Place | None:
-        """The track's first thread; None if it has no slices."""
+        """Return the track's first thread; None if the track has no slices."""
         return (_process(track), self._ends[track][0][0]) if track in self._ends else None
 
     def names(self) -> list[dict[str, Any]]:
-        """Metadata events: names of processes and threads, and the order to show them."""
+        """Return metadata events: names and display order of processes and threads."""
         processes = {_process(track): _group(track) for track in self._tracks}
         events = []
         for process, name in processes.items():
@@ -93,7 +100,7 @@ def _meta(kind: str, process: int, thread: int, args: dict[str, Any]) -> dict[st
 
 
 def _process(track: str) -> int:
-    """A process for each worker, one for all links, one for the steps."""
+    """Return the process number of a track: 0 for steps, 1 + the worker, or `LINKS`."""
     if not track:
         return 0
     worker = parse_number(track.removeprefix("/worker:").partition("/")[0])
@@ -106,7 +113,7 @@ def _group(track: str) -> str:
 
 
 def _rank(track: str) -> tuple[bool, str]:
-    """Devices before links."""
+    """Sort key of a track: devices before links."""
     return "→" in track, track
 
 
@@ -140,17 +147,19 @@ def _slice(event: TraceEvent, step: TraceStep, place: Place, origin: int) -> dic
 def _arrow(
     event: TraceEvent,
     name: str,
-    lanes: _ThreadAssignment,
+    threads: _ThreadAssignment,
     slices: Mapping[tuple[str, int | None, int], tuple[TraceEvent, Place]],
     origin: int,
 ) -> list[dict[str, Any]]:
-    """From the source's track to the target's. Its ends lie in the slices that send and receive:
-    an end between two slices would not be drawn."""
+    """Return the two ends of an arrow from the source's track to the target's.
+
+    Each end is moved into the slice that sends or receives: an end between slices is not drawn.
+    """
     at = event.start
     written: list[dict[str, Any]] = []
     ends = (("s", "send", event.source, event.start), ("f", "wait", event.target, event.end))
     for phase, kind, track, moment in ends:
-        slice_, place = slices.get((kind, event.edge, event.use), (None, lanes.first(track)))
+        slice_, place = slices.get((kind, event.edge, event.use), (None, threads.first(track)))
         if place is None:
             return []
         inside = moment if slice_ is None else min(max(moment, slice_.start), slice_.end)

@@ -1,10 +1,11 @@
-"""What happened in the traced steps: spans → Trace → a file for Perfetto, or a MeasuredSteps.
+"""Traces: the spans that the runtime reports for each traced step -> events, tables and files.
 
-    runtime spans ─add_step→ Trace ─save→ trace.json;   Trace ─measured→ Plan.with_measured
+    spans ─add_step→ Trace ─save→ a file for Perfetto
+                     Trace ─measured→ MeasuredSteps, for plans
 
-A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock; the track is a
-device, or "departure" or "arrival" with the key of a cut edge as its name: a tensor left, a tensor
-came. The two are matched into a transfer on the link between the devices.
+A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock. Its track is a
+device, or "departure" or "arrival" with the key of a cut edge as its name. A departure and an
+arrival with the same key become a transfer on the link between the devices.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ DEPARTURE, ARRIVAL = "departure", "arrival"
 
 
 class Trace:
-    """The traced steps of a session, in the order they ran. Print it for what travelled."""
+    """The traced steps of a session, in the order they ran. Printing it shows the tables."""
 
     def __init__(self) -> None:
         self.steps: list[TraceStep] = []
@@ -63,15 +64,17 @@ class Trace:
         errors: Mapping[int, float] | None = None,
         exchanges: Mapping[tuple[str, str], Exchange] | None = None,
     ) -> None:
-        """Add what one step reported, and with it what the commit of the step before took.
+        """Add the spans of one step. Spans from before the step are the last step's commit.
 
         Args:
-            start_ns, end_ns: as its caller saw the step.
-            edges: of the cut edges (tensor, source device, target device, bytes). A point span of
-                an edge that is not there, or that left and never came, is left out.
-            peak: bytes per device at most in use.
-            errors: seconds by which the times of a worker may be off, where its clock is not ours.
-            exchanges: of the collectives, by the device and the name of the span where it gives.
+            step: number of the step.
+            start_ns, end_ns: begin and end of the step as the session saw it.
+            edges: edge -> (tensor, source device, target device, bytes). Departures and arrivals of
+                other edges, and those without a counterpart, are left out.
+            peak: device -> the most bytes in use.
+            errors: worker -> bound, in seconds, of the error of its times, if its clock is not the
+                coordinator's.
+            exchanges: (device, name of the start span) -> the collective.
         """
         exchanges = exchanges or {}
         left: dict[int, int] = {}
@@ -107,18 +110,18 @@ class Trace:
 
     @property
     def edges(self) -> EdgeTable:
-        """For each cut edge: bytes, latency (median and 95 %), rate, and how long its reader
-        waited; those first that were waited for longest."""
+        """For each cut edge: bytes, latency (median and 95 %), rate, and the wait of its reader;
+        longest waits first."""
         return EdgeTable.from_steps(self.steps)
 
     @property
     def exchanges(self) -> ExchangeTable:
-        """For each collective over several devices: bytes, and how long it took once all took
-        part; those first that took longest."""
+        """For each collective over several devices: bytes, and its time once all devices have
+        started; longest first."""
         return ExchangeTable.from_steps(self.steps)
 
     def _parts(self) -> list[EdgeTable | ExchangeTable]:
-        """What there is to show; that there was nothing is said once."""
+        """Return the tables to show; of two empty tables only one."""
         found: list[EdgeTable | ExchangeTable] = [self.edges] if self.steps else []
         if self.exchanges:
             found = [*(part for part in found if part), self.exchanges]
@@ -149,10 +152,10 @@ class Trace:
         return f"{show_count(count, 'traced step')}, median {show_seconds(took)}{clocks}"
 
     def measured(self, peak_memory: Mapping[str, int] | None = None) -> MeasuredSteps:
-        """The traced steps as a plan shows them: the median step, its timeline from its own start.
+        """Summarise the traced steps for a plan: the median step, and its timeline from its start.
 
         Args:
-            peak_memory: bytes per device; default: the most that any traced step reported.
+            peak_memory: device -> bytes; default: the most that any traced step reported.
 
         Raises:
             SessionError: no step was traced.
@@ -183,12 +186,14 @@ class Trace:
         return MeasuredSteps(makespan, timeline, peak, len(self.steps))
 
     def to_dict(self) -> dict[str, Any]:
-        """The Trace Event Format: times in µs from the start of the first traced step."""
+        """Return the trace in the Trace Event Format; times are µs from the first step's start."""
         return trace_events(self.steps)
 
     @passes_interrupts
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON that https://ui.perfetto.dev and chrome://tracing open; whole or not at all.
+        """Write the trace as JSON for https://ui.perfetto.dev and chrome://tracing.
+
+        The file is written whole or not at all.
 
         Raises:
             SessionError: the file cannot be written.
@@ -211,14 +216,14 @@ class Trace:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Find out before steps run whether their trace can be written to a file.
+    """Check, before steps run, that a trace can be written to a file.
 
     Raises:
-        ArgumentError: no path.
+        ArgumentError: `path` is no path.
         SessionError: the file cannot be written.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in str(path) or not os.fspath(path):
-        raise ArgumentError(f"a trace is written to a path, such as 'trace.json', not {path!r}")
+        raise ArgumentError(f"a trace needs a path such as 'trace.json', got {path!r}")
     target = Path(path)
     try:
         if target.is_dir():
@@ -231,7 +236,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _scratch(target: Path) -> tuple[int, str]:
-    """A file beside the target, which it becomes once it is whole."""
+    """Make a temporary file beside the target, which replaces it once it is whole."""
     return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
 
 
@@ -243,7 +248,7 @@ def _unwritable(target: Path, error: OSError) -> SessionError:
 
 
 def _umask() -> int:
-    """What new files of this process lack; only setting it tells."""
+    """Return the process's umask. POSIX only lets us read it by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -261,7 +266,7 @@ def _device_event(
     edges: Mapping[int, Edge],
     uses: Counter[tuple[str, int]],
 ) -> TraceEvent:
-    """A span on a device; one that sends or waits knows of which edge."""
+    """Make the event of a device's span; a send or a wait gets its edge."""
     kind = (
         "wait"
         if name.startswith(WAIT_PREFIX)
@@ -273,7 +278,7 @@ def _device_event(
     if kind == "compute" or edge not in edges:
         return TraceEvent(track, name, "compute" if kind == "send" else kind, start, end)
     tensor, source, target, size = edges[edge]
-    if name.count("/") == 1:  # in a loop, where only numbers are known
+    if name.count("/") == 1:  # in a loop, where spans have only the edge's number
         name = f"{name.partition('/')[0]}/{tensor}/{edge}"
     use = uses[kind, edge]
     uses[kind, edge] += 1

@@ -1,5 +1,4 @@
-"""Loans: arrays that a session and its workers lend each other on a host, instead of sending
-them."""
+"""Array lending: a session and its workers share arrays on a host instead of sending them."""
 
 from __future__ import annotations
 
@@ -10,19 +9,19 @@ from graphflow.runtime.transport.shared_memory_arrays import LEND_MIN_BYTES, Sha
 from graphflow.runtime.wire.frame_codec import Announce, Lend, lend_array
 from graphflow.runtime.wire.messages import Array, Chunk, Key
 
-_MAX_DEFERRED = 8  # arrays that are copied after their receivers were told, who wait for them then
-_MAX_OFFERS = 10  # of memory, before the other party counts as one of another host
+_MAX_DEFERRED = 8  # copies after the receivers were told: they wait for these
+_MAX_OFFERS = 10  # of memory, before the peer counts as one of another host
 
 DeferredCopies = deque[Callable[[], None]]
-"""What copies arrays of which their receivers are told before."""
+"""Copies into shared memory that run after their receivers were told of the arrays."""
 
 
 class PeerSharedMemory:
-    """What is lent to one other party.
+    """The arrays that are lent to one peer.
 
     Args:
-        offer: offers it memory, by a token.
-        deferred: where what is to be copied later is put, for who calls that.
+        offer: Sends the peer a token, by which it can attach the memory.
+        deferred: Where copies are put that are to run later, for the caller to run.
     """
 
     def __init__(
@@ -36,12 +35,14 @@ class PeerSharedMemory:
     def lend(
         self, purpose: str, request: int, name: Key, array: Array, *, defer: bool = False
     ) -> Array | Chunk:
-        """An array as it goes to the other party: lent if it is worth it and that is of this host,
-        which is found out by an offer.
+        """Return the array, or the `Chunk` that tells where it lies in shared memory.
+
+        It is lent if it is large enough and the peer has attached the memory. If the peer has not,
+        the memory is offered, which shows whether the peer is on this host.
 
         Args:
-            defer: whether it may be copied after the other party has been told: the array stays as
-                it is until the operation ends.
+            defer: The copy may run after the peer was told. The array must not change until the
+                operation ends.
         """
         if array.nbytes < LEND_MIN_BYTES:
             return array
@@ -56,13 +57,15 @@ class PeerSharedMemory:
         return array
 
     def keep(self, array: Array) -> Array | None:
-        """A copy of an array where `lend` finds it in its place; None if it would not lend it."""
+        """Return a copy of `array` that `lend` finds in place; None if `lend` would not lend it."""
         is_worth_it = array.nbytes >= LEND_MIN_BYTES and self.pool.is_attached
         return self.pool.keep(array) if is_worth_it else None
 
     def _defer_copy(self, raw: memoryview, announce: Announce | None) -> tuple[int, int] | None:
-        """Where bytes are going to be lent: they are copied when all have been told, who wake up
-        meanwhile."""
+        """Reserve a slot and queue the copy into it.
+
+        The receivers wake up meanwhile.
+        """
         found = self.pool.reserve(raw)
         if found is None:
             return self.pool.lend(raw, announce)
@@ -71,5 +74,5 @@ class PeerSharedMemory:
         return start, turn
 
     def close(self) -> None:
-        """Let go of the memory; who borrows keeps what it has."""
+        """Release the memory. The peer keeps the arrays that it has borrowed."""
         self.pool.close()

@@ -1,13 +1,14 @@
-"""Pipes: what one worker sends another over a TCP connection of its own, beside ZeroMQ.
+"""Bulk TCP: arrays from one worker to another over a connection of their own, beside ZeroMQ.
 
-ZeroMQ hands a piece of an array to a thread that sends it, at the other end a thread to one that
-reads it, and that one copies it to where it stays. A pipe is written by who sends, and read by who
-waits, straight to where the bytes stay, while they come. It takes half of the time.
+ZeroMQ hands a piece of an array to a thread that sends it. At the other end a thread reads it and
+hands it over, and the receiver copies it to its place. A bulk connection is written by the sender's
+own thread and read by the thread that waits, straight into the memory where the bytes stay. That
+takes half of the time.
 
-Who sends offers a pipe in a message of the session, by a port, a secret and its own address; who
-receives connects, if that is the address by which it knows the sender, so that none leads past a
-proxy. Nothing in it is encrypted: between workers with keys there is none. A pipe that ends, or
-brings what is no message, is no loss: ZeroMQ stays, and what was on its way is asked for again.
+The sender offers a connection in a message of the session: a port, a secret and its own address.
+The receiver connects if that is the address by which it knows the sender, so that no connection
+leads past a proxy. Nothing is encrypted, so workers with keys have no bulk connections. If one ends
+or damages a message, nothing is lost: the protocol sends again over ZeroMQ.
 """
 
 from __future__ import annotations
@@ -33,30 +34,32 @@ from graphflow.runtime.transport.unix_socket import OrderedSideChannel
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
 
 TOKEN_WORD = "pipe"
-"""What the token of an offer begins with."""
+"""The first word of an offer's token."""
 
 MAX_CHANNELS = 64
-"""Pipes that a process reads from: each may hold a message that is not whole."""
+"""Connections that a process reads from. Each may hold a message that is not complete."""
 
 _TOKEN = re.compile(TOKEN_WORD + r" (\d{1,5}) ([0-9a-f]{64}) (\S{1,256})")
 _SECRET_LENGTH = 64  # characters
-_OFFER_SECONDS = 5.0  # seconds for which an offer stands
-_GREETING_SECONDS = 1.0  # seconds for who connects to show the secret
-_HEAD = struct.Struct("<II")  # bytes of the first frame, and of the second; `_ONE`: there is none
+_OFFER_SECONDS = 5.0  # for which an offer stands
+_GREETING_SECONDS = 1.0  # for a new connection to show the secret
+_HEAD = struct.Struct("<II")  # bytes of the first frame, and of the second or that there is none
 _NO_SECOND_FRAME = 0xFFFFFFFF
-_CHECKSUM_BYTES = 8  # bytes after the frames, by which damage is seen
-_PIECE_BYTES = 512 << 10  # bytes that are sent at once: what a second-level cache holds
-_SOCKET_TIMEOUT = struct.pack(
-    "@ll", 0, 2000
-)  # 2 ms, for a connection that takes or brings nothing more
-_USER_TIMEOUT_MS = 2000  # milliseconds for the other end to take what was sent: as ZeroMQ's silence
-_JOIN_SECONDS = 1.0  # seconds for the thread that writes to end
+_CHECKSUM_BYTES = 8  # after the frames
+_PIECE_BYTES = 512 << 10  # sent at once: what a second-level cache holds
+_SOCKET_TIMEOUT = struct.pack("@ll", 0, 2000)  # 2 ms for a read or write that makes no progress
+_USER_TIMEOUT_MS = 2000  # for the peer to acknowledge bytes: as long as ZeroMQ's heartbeats
+_JOIN_SECONDS = 1.0  # for the writer thread to end
 
 
 class BulkChannel(OrderedSideChannel):
-    """One end of a pipe: the one that `send`s, or the one that `receive`s.
+    """One end of a bulk connection: the one that sends, or the one that receives.
 
-    Sending is for one thread at a time; what the connection does not take at once, a thread writes.
+    Sending is for one thread at a time. What the socket does not take at once, a writer thread
+    sends.
+
+    Attributes:
+        ended: True if it takes nothing any more.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -68,42 +71,44 @@ class BulkChannel(OrderedSideChannel):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
         self._socket = sock
         self.ended = False
-        """Whether it takes nothing any more."""
-        self._left: deque[memoryview] = deque()  # for the thread that writes
+        self._left: deque[memoryview] = deque()  # for the writer thread
         self._changed = threading.Condition()
         self._writer: threading.Thread | None = None
         self._head = memoryview(bytearray(_HEAD.size))
         self._tail = memoryview(bytearray(_CHECKSUM_BYTES))
-        self._frames: list[Any] = []  # of the message that comes
-        self._pieces: list[list[memoryview]] = []  # of these, that are not whole
-        self._seal = xxhash.xxh3_64()  # of those that are
+        self._frames: list[Any] = []  # of the message that is arriving
+        self._pieces: list[list[memoryview]] = []  # of these frames, not complete
+        self._seal = xxhash.xxh3_64()  # of the complete pieces
         self._wanted: list[memoryview] = [self._head]  # where its next bytes go
 
     # Sending -------------------------------------------------------------------------------------
 
     def send(self, frames: Sequence[Any]) -> bool:
-        """Sends the frames of a message, which are not written to before it is acknowledged; False
-        if it has to go another way. Waits for some milliseconds at most."""
+        """Send the frames of a message; return False if the message must go over ZeroMQ.
+
+        Waits for some milliseconds at most. The frames must not change before the message is
+        acknowledged.
+        """
         head = frames[0]
         data = memoryview(frames[1]) if len(frames) > 1 else None
         sizes = _HEAD.pack(len(head), _NO_SECOND_FRAME if data is None else len(data))
         seal = xxhash.xxh3_64(head)
         if data is None:
             return self._write_parts(sizes, head, seal.digest())
-        # Piece by piece, so that each is in the caches when it is looked at, at both ends at once.
+        # Piece by piece, so that the checksum reads each from the cache, at both ends.
         before: tuple[Any, ...] = (sizes, head)
         last = max(0, len(data) - 1) // _PIECE_BYTES * _PIECE_BYTES
         for start in range(0, last, _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             seal.update(piece)
             if not self._write_parts(*before, piece):
-                return False  # a message of which a part has come is none
+                return False  # the receiver discards a part of a message
             before = ()
         seal.update(data[last:])
         return self._write_parts(*before, data[last:], seal.digest())
 
     def _write_parts(self, *given: Any) -> bool:
-        """Sends some bytes, now or later; False if the pipe has ended."""
+        """Send some bytes now or later; return False if the connection has ended."""
         if self.ended:
             return False
         parts = [memoryview(each) for each in given]
@@ -120,6 +125,7 @@ class BulkChannel(OrderedSideChannel):
         return True
 
     def _queue_parts(self, parts: Sequence[memoryview]) -> None:
+        """Leave some bytes to the writer thread."""
         with self._changed:
             self._left += parts
             if self._writer is None:
@@ -128,7 +134,7 @@ class BulkChannel(OrderedSideChannel):
             self._changed.notify()
 
     def _run_writer(self) -> None:
-        """Writes what the connection did not take at once."""
+        """Send what the socket did not take at once."""
         while not self.ended:
             with self._changed:
                 while not (self._left or self.ended):
@@ -137,7 +143,7 @@ class BulkChannel(OrderedSideChannel):
                 while self._left and not self.ended:
                     part = self._left[0]
                     sent = self._socket.send(part)
-                    # Only now may others write: what waits is in the order of the messages.
+                    # Only now: while the queue is empty, `_write_parts` sends by itself.
                     if sent == len(part):
                         self._left.popleft()
                     else:
@@ -150,12 +156,13 @@ class BulkChannel(OrderedSideChannel):
     # Receiving -----------------------------------------------------------------------------------
 
     def receive(self) -> list[Any] | None:
-        """The frames of the next message; None if it is not whole yet, after some milliseconds in
-        which nothing came.
+        """Return the frames of the next message.
+
+        Return None if it is not complete and nothing came for some milliseconds.
 
         Raises:
-            TransportError: the pipe has ended.
-            ProtocolError: what came is no message.
+            TransportError: The connection has ended.
+            ProtocolError: The bytes are no message.
         """
         while True:
             try:
@@ -163,9 +170,9 @@ class BulkChannel(OrderedSideChannel):
             except BlockingIOError:
                 return None
             except OSError as error:
-                raise TransportError(f"the pipe has ended: {error.strerror}") from error
+                raise TransportError(f"the bulk connection has ended: {error.strerror}") from error
             if not count:
-                raise TransportError("the other process has ended its pipe")
+                raise TransportError("the other process has closed its bulk connection")
             self._wanted = _drop_bytes(self._wanted, count)
             if self._wanted:
                 return None
@@ -182,10 +189,12 @@ class BulkChannel(OrderedSideChannel):
             )
 
     def _start_message(self, first: int, second: int) -> None:
-        """For the frames that follow."""
+        """Allocate the frames of the message whose sizes have come."""
         two = second != _NO_SECOND_FRAME
         if not 0 < first <= CONTROL_CAP or (two and second > CHUNK_BYTES):
-            raise ProtocolError(f"a message of a pipe says that it has {first} and {second} bytes")
+            raise ProtocolError(
+                f"a message over a bulk connection claims frames of {first} and {second} bytes"
+            )
         head = bytearray(first)
         self._frames, self._pieces = [head], [[memoryview(head)]]
         self._seal = xxhash.xxh3_64()
@@ -198,17 +207,17 @@ class BulkChannel(OrderedSideChannel):
             ]
 
     def _finish_message(self) -> list[Any]:
-        """The message that has come."""
+        """Return the message that has come, if its checksum is right."""
         frames, self._frames, self._wanted = self._frames, [], [self._head]
         if self._tail != self._seal.digest():
-            raise ProtocolError("a message of a pipe is not what was sent")
+            raise ProtocolError("a message over a bulk connection has the wrong checksum")
         return frames
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the connection."""
         self.ended = True
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who writes
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the writer thread
         with self._changed:
             self._changed.notify()
         if self._writer is not None:
@@ -217,7 +226,7 @@ class BulkChannel(OrderedSideChannel):
 
 
 def _drop_bytes(parts: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of some parts after so many bytes."""
+    """Return what is left of `parts` after their first `count` bytes."""
     for index, part in enumerate(parts):
         if count < part.nbytes:
             return [part[count:], *parts[index + 1 :]]
@@ -226,10 +235,10 @@ def _drop_bytes(parts: Sequence[memoryview], count: int) -> list[memoryview]:
 
 
 class BulkSender:
-    """Where a link to another worker gets a pipe from.
+    """Offers bulk connections to one other worker.
 
     Args:
-        address: where this worker listens, as it knows itself.
+        address: Where this worker listens, as it knows itself.
     """
 
     def __init__(self, address: str) -> None:
@@ -240,7 +249,7 @@ class BulkSender:
 
     @property
     def channel(self) -> BulkChannel | None:
-        """The pipe, if there is one that has not ended."""
+        """The connection, if there is one that has not ended."""
         pipe = self._pipe
         if pipe is not None and pipe.ended:
             self._pipe = None
@@ -249,8 +258,10 @@ class BulkSender:
         return pipe
 
     def offer(self) -> str:
-        """The token of an offer, which stands for some seconds; "" while one does, and where there
-        can be none."""
+        """Return the token of a new offer, which stands for some seconds.
+
+        Return "" while an offer stands, or if no connection is possible.
+        """
         if self._pipe is not None or (self._thread is not None and self._thread.is_alive()):
             return ""
         parts = parse_tcp(self._address)
@@ -260,7 +271,7 @@ class BulkSender:
         try:
             listening = socket.socket(family, socket.SOCK_STREAM)
         except OSError:
-            return ""  # no more file descriptors: what cannot do without will tell
+            return ""  # out of file descriptors: callers that need one raise an error
         try:
             listening.bind((host, 0))
             listening.listen(1)
@@ -276,7 +287,7 @@ class BulkSender:
         return f"{TOKEN_WORD} {listening.getsockname()[1]} {secret} {self._address}"
 
     def _accept(self, listening: socket.socket, secret: str) -> None:
-        """Waits for who knows the secret."""
+        """Accept the peer that shows the secret."""
         until = time.monotonic() + _OFFER_SECONDS
         with listening:
             while (left := until - time.monotonic()) > 0:
@@ -284,20 +295,20 @@ class BulkSender:
                     listening.settimeout(left)
                     sock, _ = listening.accept()
                 except OSError:
-                    return  # nobody came, or it was closed
+                    return  # nobody connected in time, or the offer was withdrawn
                 try:
                     if compare_digest(_read_secret(sock), secret.encode()):
                         self._pipe = BulkChannel(sock)
                         return
                 except OSError:
-                    pass  # it went away, or said nothing
+                    pass  # the peer closed the connection, or sent nothing
                 sock.close()
 
     def close(self) -> None:
-        """Ends the pipe, or the offer."""
+        """Close the connection, or withdraw the offer."""
         if self._offer is not None:
             with suppress(OSError):
-                self._offer.shutdown(socket.SHUT_RDWR)  # wakes who waits there
+                self._offer.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
         if self._thread is not None:
             self._thread.join(_GREETING_SECONDS + _JOIN_SECONDS)
         if self._pipe is not None:
@@ -305,7 +316,7 @@ class BulkSender:
 
 
 def _read_secret(sock: socket.socket) -> bytes:
-    """What somebody says who has connected."""
+    """Return the first bytes that a peer sends, as many as a secret has."""
     until = time.monotonic() + _GREETING_SECONDS
     said = b""
     while len(said) < _SECRET_LENGTH:
@@ -318,11 +329,13 @@ def _read_secret(sock: socket.socket) -> bytes:
 
 
 def accept_offer(token: str, known: str, admit: Callable[[BulkChannel], None]) -> None:
-    """Takes an offer, on a thread of its own; nothing happens if that cannot be.
+    """Connect to the worker that made an offer, on a thread of its own.
+
+    Nothing happens if the token is malformed or the connection fails.
 
     Args:
-        known: the address of who offers, as this process knows it.
-        admit: takes the end that receives.
+        known: The address of the sender, as this process knows it.
+        admit: Takes the receiving end.
     """
     parts = _TOKEN.fullmatch(token)
     if parts is None or parts[3] != known:
@@ -336,7 +349,7 @@ def accept_offer(token: str, known: str, admit: Callable[[BulkChannel], None]) -
         try:
             sock = socket.create_connection(place, _GREETING_SECONDS)
         except OSError:
-            return  # a firewall, or who offered is gone
+            return  # a firewall, or the sender is gone
         try:
             sock.sendall(secret)
             admit(BulkChannel(sock))
@@ -347,14 +360,14 @@ def accept_offer(token: str, known: str, admit: Callable[[BulkChannel], None]) -
 
 
 class BulkReceivers:
-    """The ends that a process reads from, each of a session. For one thread only."""
+    """The receiving ends of a process, each of one session. For one thread only."""
 
     def __init__(self) -> None:
         self._pipes: dict[bytes, tuple[str, BulkChannel]] = {}
         self._count = 0
 
     def add(self, session: str, pipe: BulkChannel) -> bytes | None:
-        """The route that a pipe has from now on; None if there are as many as can be."""
+        """Return the route of a new receiving end, or close it and return None above the cap."""
         if len(self._pipes) >= MAX_CHANNELS:
             pipe.close()
             return None
@@ -364,9 +377,9 @@ class BulkReceivers:
         return route
 
     def routes_of(self, session: str) -> list[bytes]:
-        """The routes of those of a session."""
+        """Return the routes of a session's receiving ends."""
         return [route for route, (owner, _) in self._pipes.items() if owner == session]
 
     def drop(self, route: bytes) -> BulkChannel | None:
-        """Forgets the pipe of a route, if it is one, which is to be closed."""
+        """Forget the receiving end of `route` and return it for closing; None if it is none."""
         return self._pipes.pop(route, ("", None))[1]

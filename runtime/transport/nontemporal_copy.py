@@ -1,10 +1,10 @@
-"""Copies and sums past the caches: how large arrays are moved between processes.
+"""Copies and sums that bypass the caches (non-temporal stores), for arrays between processes.
 
-An ordinary copy first fetches the lines that it is going to write over, and pushes out of the cache
-what was there. Who lends an array does not look at the copy again, so where it would not stay in a
-cache its stores go straight to memory: a third less traffic. Whether it would stay depends on the
-processor, on its other users and on what else lies there: of what a cache could hold it is
-measured, by a `CopyStrategyTuner`.
+An ordinary copy first fetches the cache lines that it overwrites, and evicts other data. The lender
+of an array does not read the copy again. If the copy would not stay in a cache until its reader
+comes, its stores go straight to memory, which is a third less traffic. Whether it would stay
+depends on the processor, its other users and what else is in the cache. A `CopyStrategyTuner`
+measures that for sizes that a cache could hold.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from graphflow.placement.clusters.host_facts import cache_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-STREAMED_FROM = 2 << 20  # bytes; smaller copies stay in the second cache, and are quicker there
-_CACHED_COPIES = 6  # the array, its copy and what a reader makes of that, in half of the last cache
-_TRIALS = 4  # copies one way, then the other; of each the quickest counts: others were disturbed
-_GAIN = 0.8  # of the time through the caches; else these are taken, for the reader's sake
-_RETRY_AFTER = 256  # copies after which both ways are tried again
-_LINE_BYTES = 64  # bytes: of a cache, and of a store
-_LINES_A_BLOCK = 4  # a turn of the loop
-BLOCK_BYTES = _LINE_BYTES * _LINES_A_BLOCK  # bytes
+STREAMED_FROM = 2 << 20  # bytes; smaller copies stay in the second-level cache
+_CACHED_COPIES = 6  # the array, its copy and the reader's result, in half of the last cache
+_TRIALS = 4  # of each kind; the quickest of them counts: others were disturbed
+_GAIN = 0.8  # of the time of an ordinary copy; if it takes more, the reader's cache counts more
+_RETRY_AFTER = 256  # copies, then both kinds are timed again
+_LINE_BYTES = 64  # of a cache line, and of a store
+_LINES_A_BLOCK = 4  # in one iteration of the loop
+BLOCK_BYTES = _LINE_BYTES * _LINES_A_BLOCK
 _FLOATS = {"float32": "float", "float64": "double"}
 
 Sum = Callable[[Array, Array, Array], None]
-"""(target, first, second): whole turns (`turns`) of one dtype."""
+"""(target, first, second): arrays of whole blocks (`whole_blocks`), of one dtype."""
 
 
 class CopyStrategyTuner:
-    """How long copies of about one size take, and so which way the next one goes.
+    """Times both kinds of copies of about one size and chooses the kind of the next one.
 
-    Tries of both ways count with the reading of the copy: who writes past the caches is about as
-    quick as who does not, and leaves its reader to fetch everything from memory. For one thread at
-    a time; two at once only measure worse.
+    A trial includes reading the copy. A non-temporal copy is about as quick as an ordinary one, but
+    its reader has to fetch everything from memory. For one thread at a time; two at once only
+    measure worse.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -50,16 +50,16 @@ class CopyStrategyTuner:
             2 * _TRIALS if self._large and not exceeds_cache(nbytes * _CACHED_COPIES) else 0
         )
         self._count = 0
-        self._whole = [inf, inf]  # seconds of a try a byte: through, past
+        self._whole = [inf, inf]  # seconds a byte of the best trial: ordinary, non-temporal
 
     @property
     def is_trial(self) -> bool:
-        """Whether the next copy is a try, which counts with its reading."""
+        """True if the next copy is a trial, which is timed with its reading."""
         return self._count < self._tries
 
     @property
     def nontemporal(self) -> bool:
-        """Whether the next copy goes past the caches."""
+        """True if the next copy bypasses the caches."""
         if not self._tries:
             return self._large
         if self.is_trial:
@@ -68,7 +68,7 @@ class CopyStrategyTuner:
         return past < _GAIN * through
 
     def record(self, past: bool, copied: float, read: float) -> None:
-        """Notes seconds a byte of a copy, and of reading it if it was a try."""
+        """Note the seconds a byte of a copy and, for a trial, of reading it."""
         if self.is_trial:
             self._whole[past] = min(self._whole[past], copied + read)
         self._count += 1
@@ -77,25 +77,26 @@ class CopyStrategyTuner:
 
 
 def read(array: Array) -> int:
-    """Reads all bytes of an array, to see how long that takes."""
+    """Read all bytes of an array, to time that."""
     return int(array.max())
 
 
 @cache
 def _last_cache() -> int:
-    """Bytes of the last cache, which cores share; 0 if there is none, or the system does not
-    say."""
+    """Return the bytes of the last cache, which cores share; 0 if unknown."""
     return cache_bytes(3) or 0
 
 
 def exceeds_cache(nbytes: int) -> bool:
-    """Whether so many bytes, which are used in turns, are more than a cache keeps."""
+    """Return True if data of `nbytes` that is used in turns is more than a cache keeps."""
     return nbytes > _last_cache()
 
 
 def whole_blocks(array: Array) -> slice:
-    """The elements of an array, (n,), of which whole turns are written past the caches; few are
-    beside them."""
+    """Return the elements of `array`, shape (n,), that fill whole blocks from an aligned address.
+
+    Few elements are outside.
+    """
     size = array.itemsize
     first, astray = divmod(-address(array) % _LINE_BYTES, size)
     if astray:
@@ -105,13 +106,13 @@ def whole_blocks(array: Array) -> slice:
 
 
 def copy(target: Array, source: Array, past: bool, start: int = 0, stop: int | None = None) -> None:
-    """Copies bytes, for others to read.
+    """Copy bytes for other processes to read.
 
     Args:
         target: uint8, (n,), aligned to 64 bytes.
         source: uint8, (n,).
-        past: whether past the caches.
-        start, stop: which of them, where not all; `start` is a multiple of `TURN`.
+        past: Bypass the caches.
+        start, stop: The bytes to copy, if not all; `start` is a multiple of `BLOCK_BYTES`.
     """
     stop = source.nbytes if stop is None else stop
     if past and stop - start >= BLOCK_BYTES:
@@ -123,8 +124,13 @@ def copy(target: Array, source: Array, past: bool, start: int = 0, stop: int | N
 
 @cache
 def make_adder(dtype: str, *, halved: bool) -> Sum | None:
-    """What adds two arrays past the caches and, for their mean, halves each sum, which is to divide
-    it by two; with the bits of numpy. None where there is nothing quicker than numpy."""
+    """Return a function that adds two arrays past the caches, with the bits of numpy.
+
+    Return None where nothing is quicker than numpy.
+
+    Args:
+        halved: Return the mean: each sum is halved, which equals a division by two.
+    """
     scalar = _FLOATS.get(dtype)
     if scalar is None:
         return None
@@ -135,7 +141,7 @@ def make_adder(dtype: str, *, halved: bool) -> Sum | None:
     native = _compile_loop(("first", "second"), vector, lines)
 
     def add(target: Array, first: Array, second: Array) -> None:
-        if target.nbytes:  # of turns, the loop makes at least one
+        if target.nbytes:  # the loop runs at least once
             native(address(target), address(first), address(second), 0, target.nbytes)
 
     return add
@@ -143,20 +149,24 @@ def make_adder(dtype: str, *, halved: bool) -> Sum | None:
 
 @cache
 def _copy_loop() -> Any:
+    """Return the native loop (target, source, start, stop) that copies whole blocks."""
     return _compile_loop(("line",), f"<{_LINE_BYTES // 8} x i64>", ())
 
 
 def _compile_loop(sources: Sequence[str], vector: str, lines: Sequence[str]) -> Any:
+    """Compile the loop of `_loop_text`."""
     name, text = name_module(_loop_text(sources, vector, lines), "")
     return compiler().function(name, f"{text}!0 = !{{i32 1}}\n").releasing_gil
 
 
 def _loop_text(sources: Sequence[str], vector: str, lines: Sequence[str]) -> str:
-    """(target, *sources, start, stop) in LLVM: lines are read, then written together. The fence
-    orders these stores before whatever tells that they are there.
+    """Return a loop (target, *sources, start, stop) over whole blocks as LLVM IR.
+
+    The lines of a block are read, then written together. The fence orders these stores before the
+    one that announces them.
 
     Args:
-        lines: make %line@ of %source@; @ is the number of a line.
+        lines: Code that makes %line@ of %source@; @ is the number of a line.
     """
     begins = [f"  %at{i} = add i64 %here, {i * _LINE_BYTES}" for i in range(_LINES_A_BLOCK)]
     loads = [

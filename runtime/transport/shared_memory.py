@@ -1,10 +1,11 @@
-"""Memory that two processes of one host share, and that neither can leave behind.
+"""Memory that two processes of one host share, and that outlives neither.
 
-A segment is an anonymous file (`memfd_create`): it has no name in /dev/shm, so the kernel frees it
-when the last process that holds it ends, whatever ended it. A peer finds it by a token, through
-/proc/<pid>/fd. A token comes from the wire and is taken as hostile: what it points to is looked at
-without being opened, must be a segment whose size is sealed (one that is cut short kills whoever
-reads beyond its end), and must begin with the token's own random words, before it is mapped.
+A segment is an anonymous file (`memfd_create`). It has no name in /dev/shm, so the kernel frees it
+when the last process that holds it ends, however that ends. A peer finds it by a token, through
+/proc/<pid>/fd. A token comes from the wire and is taken as hostile. What it points to is examined
+without being opened. It must be a segment whose size is sealed, because reading beyond the end of a
+truncated file kills the reader. It must begin with the token's own random bytes before it is
+mapped.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ _NAME = "graphflow"
 _HEADER = struct.Struct("<16sQ32s")  # magic, bytes of memory, nonce
 _HEADER_BYTES = 4096  # one page, so that the memory behind it is aligned
 _MAGIC = b"graphflow-shm-1\0"
-_LARGEST = 1 << 46  # bytes; more is no size of a segment but a mistake
-_FREE_SHARE = 0.9  # of the memory that is free, which one segment may take
+_LARGEST = 1 << 46  # bytes; a larger size is a mistake
+_FREE_SHARE = 0.9  # of the free memory, for one segment at most
 _TOKEN = re.compile(r"memfd:([0-9a-f-]{36}):(\d{1,20}):(\d{1,10}):(\d{1,10}):([0-9a-f]{64})")
 
 
 class SharedMemorySegment:
-    """Shared memory: made by one process, attached to by others of the same user and host.
+    """Shared memory that one process creates and others of the same user and host attach.
 
     Attributes:
-        memory: a flat uint8 array, aligned to 64 bytes and zero at first. Views of it stay valid
-            after `close`; the memory goes with the last of them.
-        token: what a peer attaches by.
+        memory: A flat uint8 array, aligned to 64 bytes and zero at first. Views of it stay valid
+            after `close`; the memory is freed with the last of them.
+        token: By which a peer attaches it.
     """
 
     def __init__(self, fd: int, nbytes: int, nonce: bytes, *, writable: bool) -> None:
@@ -62,16 +63,16 @@ class SharedMemorySegment:
 
     @staticmethod
     def create(nbytes: int, *, empty: bool = False) -> SharedMemorySegment:
-        """Makes a segment of `nbytes` bytes, all of which are there from the start.
+        """Create a segment of `nbytes` bytes.
 
         Args:
-            empty: take no memory yet; `reserve` does, before a part is touched.
+            empty: Reserve no memory yet. Call `reserve` before a part is touched.
 
         Raises:
-            TransportError: this system has no such memory, or not as much.
+            TransportError: This system has no such memory, or not enough of it.
         """
         if not 0 < nbytes <= _LARGEST:
-            raise TransportError(f"a segment has 1 to {_LARGEST} bytes, not {nbytes}")
+            raise TransportError(f"a segment must have 1 to {_LARGEST} bytes, not {nbytes}")
         if not has_shared_memory():
             raise TransportError("this system has no anonymous shared memory; tcp serves instead")
         if not empty:
@@ -96,10 +97,10 @@ class SharedMemorySegment:
 
     @staticmethod
     def attach(token: str, *, writable: bool = True) -> SharedMemorySegment:
-        """Maps the segment that a token of another process, or of this one, names.
+        """Map the segment of another process, or of this one, that `token` names.
 
         Raises:
-            TransportError: it names none, or one that this process cannot reach.
+            TransportError: It names none, or one that this process cannot reach.
         """
         if not can_attach(token):
             raise TransportError("the token is not of a process that shares memory with this one")
@@ -114,11 +115,12 @@ class SharedMemorySegment:
             raise
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Takes the memory of a part, for the process that made the segment: touching what is not
-        there would kill it if there is none.
+        """Reserve the memory of a part, in the process that created the segment.
+
+        Touching memory that is not reserved would kill the process if there is none.
 
         Raises:
-            TransportError: there is not as much.
+            TransportError: There is not enough memory.
         """
         _check_available(nbytes)
         try:
@@ -127,13 +129,14 @@ class SharedMemorySegment:
             raise TransportError(f"no {nbytes} bytes of shared memory: {error}") from error
 
     def close(self) -> None:
-        """Lets go of it; peers that are attached keep it. Idempotent."""
+        """Close the segment; peers that have attached it keep it. Idempotent."""
         if self._close.alive:
             self._close()
             self.memory = self.memory[:0].copy()
 
 
 def _check_available(nbytes: int) -> None:
+    """Check that a segment may take `nbytes` of the free memory."""
     left = available_memory()
     if nbytes > left * _FREE_SHARE:
         raise TransportError(
@@ -142,17 +145,21 @@ def _check_available(nbytes: int) -> None:
 
 
 def has_shared_memory() -> bool:
-    """Whether processes of this system can share memory in this way, and may: unless
-    GRAPHFLOW_SHARED_MEMORY=off."""
+    """Return True if processes of this system can share memory in this way.
+
+    GRAPHFLOW_SHARED_MEMORY=off forbids it.
+    """
     if not is_on("GRAPHFLOW_SHARED_MEMORY"):
         return False
     return sys.platform == "linux" and hasattr(os, "memfd_create") and bool(_pid_namespace())
 
 
 def can_attach(token: str) -> bool:
-    """Whether a token is of a process that may share memory with this one: of the same start of
-    the same host, and of the same namespace of processes. `attach` may still find that it cannot,
-    as for another user's process."""
+    """Return True if `token` is of a process that may share memory with this one.
+
+    That is a process since the same boot of the same host, in the same PID namespace. `attach` may
+    still fail, as for another user's process.
+    """
     match = _TOKEN.fullmatch(token)
     return bool(
         match and has_shared_memory() and (match[1], match[2]) == (_boot_id(), _pid_namespace())
@@ -160,7 +167,7 @@ def can_attach(token: str) -> bool:
 
 
 def available_memory() -> int:
-    """Bytes of memory that are free on this host, or in the container around this process."""
+    """Return the bytes of free memory of this host, or of the container around this process."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         (line,) = (s for s in _read("/proc/meminfo").splitlines() if s.startswith("MemAvailable:"))
         free = int(line.split()[1]) * 1024
@@ -176,8 +183,11 @@ def available_memory() -> int:
 
 
 def _open_segment(path: str, writable: bool) -> int:
-    """The segment at a path, opened once it is known to be one. Opening something else could block
-    (a pipe) or have effects (a device), so it is looked at through a handle that opens nothing."""
+    """Open the file at `path` once it is known to be a segment of ours.
+
+    Opening anything else could block (a pipe) or have effects (a device). So the file is examined
+    by a handle that opens nothing (O_PATH).
+    """
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
@@ -196,7 +206,7 @@ def _open_segment(path: str, writable: bool) -> int:
 
 
 def _verify_segment(fd: int, nonce: bytes) -> int:
-    """The size of an open segment's memory, once all that it says of itself has been verified."""
+    """Return the size of an open segment's memory, after verifying all that it claims."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         size = os.fstat(fd).st_size
@@ -216,17 +226,19 @@ def _verify_segment(fd: int, nonce: bytes) -> int:
 
 
 def _size_seals() -> int:
+    """Return the seals that keep a file from being resized or unsealed."""
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @cache
 def _boot_id() -> str:
+    """Return the identity of this boot of the host."""
     return _read("/proc/sys/kernel/random/boot_id").strip()
 
 
 @cache
 def _pid_namespace() -> str:
-    """The inode of the process's namespace; "" where /proc is not of that namespace."""
+    """Return the inode of the PID namespace; "" if /proc shows another namespace."""
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return ""

@@ -1,12 +1,11 @@
 """Arrays lent to another process of the same host, in memory that both see.
 
-The lender writes an array once, into a slot of a segment of its own, and a message says which slot
-it is. It may say so before the last of the array is written, for the message takes as long, and
-what the receiver does before it reads: a word in front of the slot tells when it is whole. The
-borrower reads it where it lies; when nothing there refers to it any more, another word returns the
-slot, without a message. A slot is lent again
-only then, so what a borrower does not let go of is never written over; what has no room goes
-another way.
+The lender copies an array once, into a slot of a segment of its own, and a message tells the slot.
+The message may leave before the copy is complete, because its way takes as long. A word in front of
+the slot says when it is. The borrower reads the array where it lies. When nothing refers to the
+array any more, the borrower returns the slot by another word, without a message. A slot is lent
+again only then, so a borrower that keeps an array never sees it overwritten. If no slot is free,
+the array travels in a message.
 """
 
 from __future__ import annotations
@@ -36,37 +35,40 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LEND_MIN_BYTES = SMALL_BYTES  # smaller arrays are quicker in the message
 
-_POOL_CAP = 4 << 30  # bytes that one lender may lend
-_SHARE = 4  # and at most this part of the memory that was free: 1 / 4
-_SLOT_HEADER = 64  # bytes in front of a slot, a cache line: two words
+_POOL_CAP = 4 << 30  # bytes of a lender's segment
+_SHARE = 4  # of the free memory, a lender takes 1 / 4 at most
+_SLOT_HEADER = 64  # bytes in front of a slot, a cache line with two words
 _RETURNED, _WRITTEN = range(2)  # the last turn that was returned, and that was written
 _TAIL_BYTES = 4 << 20
-"""Bytes that are still to be written when an array is announced: that takes 0.15 to 0.5 ms, and as
-long until a processor that sleeps has taken the message."""
+"""Bytes that are still to be copied when an array is announced.
+
+Copying them takes 0.15 to 0.5 ms, as long as a sleeping processor needs to receive the message.
+"""
 PATIENCE = 0.02
-"""Seconds for an array to become whole that was announced: a hundred times as long as it takes."""
-_FORWARD_PATIENCE = (
-    1.0  # seconds of the same, for who has announced a copy of such an array: an echo
-)
-_NAP = 1e-4  # seconds between two looks at whether they are, after the first ones
+"""Seconds for an announced array to be complete: a hundred times as long as it takes."""
+_FORWARD_PATIENCE = 1.0  # the same where the array is copied into another one that is announced
+_NAP = 1e-4  # seconds between two polls, after the first ones
 _POOL_HEADER = 64  # bytes at the start; the first word says that the borrower has attached
 _GROWTH = 1 << 20  # bytes taken at once for small slots
 
 
 @dataclass
 class _Slot:
+    """A part of the segment that holds one array at a time."""
+
     start: int
     words: Array
     turn: int = 0
-    is_written_to: bool = False  # the borrower may have returned it before
+    is_written_to: bool = False  # the borrower may return it before
 
     @property
     def is_free(self) -> bool:
+        """True if the borrower has returned the slot and nothing is being copied into it."""
         return int(self.words[_RETURNED]) == self.turn and not self.is_written_to
 
 
 class SharedArrayPool:
-    """What one process lends to one other. Safe for threads."""
+    """The memory that one process lends to one other. Thread-safe."""
 
     def __init__(self, most: int = _POOL_CAP) -> None:
         self._most = most
@@ -78,9 +80,9 @@ class SharedArrayPool:
         self._turn = 0
 
     def offer(self) -> str:
-        """The token by which the other process attaches; "" where it cannot.
+        """Return the token by which the peer attaches the memory; "" if this system has none.
 
-        It costs nothing until something is lent.
+        An offer reserves no memory until something is lent.
         """
         with self._lock:
             if self._segment is None and has_shared_memory():
@@ -96,16 +98,17 @@ class SharedArrayPool:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the other process has attached."""
+        """True if the peer has attached the memory."""
         return self._segment is not None and bool(self._segment.memory[0])
 
     def lend(self, raw: memoryview, announce: Announce | None = None) -> tuple[int, int] | None:
-        """Copies bytes into a slot: where it is, and which turn of it; None if there is no room.
-        What `keep` has made is there already.
+        """Copy bytes into a slot and return its start and its turn; None if no slot is free.
+
+        An array that `keep` has made is in its slot already.
 
         Args:
-            announce: is told the same, while the last bytes are still to be copied; what it raises
-                takes the slot back.
+            announce: Called with the same two numbers before the last bytes are copied. If it
+                raises, the slot is free again.
         """
         kept = _lease_of(raw.obj)
         if isinstance(kept, _RetainedLease) and kept.covers(self, raw):
@@ -134,8 +137,11 @@ class SharedArrayPool:
         return slot.start, slot.turn
 
     def keep(self, array: Array) -> Array | None:
-        """A copy of a contiguous array in a slot, for reading, which can be lent as it is; None for
-        others, and if there is no room. If it is not lent, its end returns the slot."""
+        """Return a copy of `array` in a slot, for reading, which `lend` lends without copying.
+
+        Return None if the array is not contiguous or no slot is free. If the copy is never lent,
+        the slot is free again when nothing refers to it.
+        """
         segment = self._segment
         if segment is None or not array.flags.c_contiguous:
             return None
@@ -146,22 +152,24 @@ class SharedArrayPool:
         return kept.view(array.dtype).reshape(array.shape)
 
     def reserve(self, raw: memoryview) -> tuple[int, int, Callable[[], None]] | None:
-        """As `lend`, with what does the copying: to be called once the borrower has been told. None
-        for what would keep the borrower waiting, too."""
+        """As `lend`, but return the copying as a function, to be called once the peer was told.
+
+        Return None for an array so large that the peer would wait for the copy, too.
+        """
         slot = self._acquire_slot(raw.nbytes) if raw.nbytes <= _TAIL_BYTES else None
         if slot is None:
             return None
         return slot.start, slot.turn, partial(self._write_reserved, slot, raw)
 
     def _write_reserved(self, slot: _Slot, raw: memoryview) -> None:
-        """Copies what was promised."""
+        """Copy into a slot that `reserve` has returned."""
         try:
             self._write(slot, raw, past=False)
         finally:
             slot.is_written_to = False
 
     def _acquire_slot(self, nbytes: int) -> _Slot | None:
-        """A slot for so many bytes."""
+        """Return a free slot for so many bytes, or None."""
         if not self.is_attached:
             return None
         with self._lock:
@@ -173,14 +181,14 @@ class SharedArrayPool:
         return slot
 
     def _tuner_for(self, nbytes: int) -> CopyStrategyTuner:
-        """Of copies of about that size."""
+        """Return the tuner of copies of about that size."""
         kind = nbytes.bit_length()
         if (pace := self._paces.get(kind)) is None:
             pace = self._paces[kind] = CopyStrategyTuner(nbytes)
         return pace
 
     def _time_read(self, slot: _Slot, nbytes: int) -> float:
-        """Seconds that it takes to read a slot."""
+        """Return the seconds that reading a slot takes."""
         segment = self._segment
         began = time.perf_counter()
         if segment is not None:
@@ -190,10 +198,13 @@ class SharedArrayPool:
     def _write(
         self, slot: _Slot, raw: memoryview, past: bool, start: int = 0, stop: int | None = None
     ) -> None:
-        """Copies bytes, all of them or up to `stop`; with the last ones the slot is whole."""
+        """Copy the bytes from `start` to `stop`, or all; with the last ones the slot is complete.
+
+        With `past` the copy bypasses the caches.
+        """
         segment = self._segment
         if segment is None:
-            return  # closed meanwhile
+            return  # the pool was closed meanwhile
         require_whole(raw.obj)
         place = segment.memory[slot.start : slot.start + raw.nbytes]
         copy(place, np.frombuffer(raw, np.uint8), past, start, stop)
@@ -209,7 +220,7 @@ class SharedArrayPool:
             )
 
     def close(self) -> None:
-        """Lets go of the memory; a borrower keeps what it has."""
+        """Release the memory. The borrower keeps the arrays that it has."""
         with self._lock:
             if self._segment is not None:
                 self._segment.close()
@@ -217,6 +228,7 @@ class SharedArrayPool:
                 self._slots.clear()
 
     def _find_slot(self, capacity: int) -> _Slot | None:
+        """Return a free slot of that capacity, an old one or a new one, or None."""
         kept = self._slots.setdefault(capacity, [])
         for slot in kept:
             if slot.is_free:
@@ -224,7 +236,7 @@ class SharedArrayPool:
         if self._used + _SLOT_HEADER + capacity > self._most and all(
             s.is_free for s in self._all_slots()
         ):
-            self._slots = {capacity: (kept := [])}  # sizes have changed: cut it up anew
+            self._slots = {capacity: (kept := [])}  # sizes have changed: divide the segment anew
             self._used = _POOL_HEADER
         if self._used + _SLOT_HEADER + capacity > self._most:
             return None
@@ -245,6 +257,7 @@ class SharedArrayPool:
             yield from slots
 
     def _reserve_memory(self, end: int) -> None:
+        """Reserve the segment's memory up to `end`."""
         if end <= self._reserved:
             return
         assert self._segment is not None
@@ -254,29 +267,30 @@ class SharedArrayPool:
 
 
 class SharedArrayReader:
-    """What one process borrows from one other.
+    """The memory that one process borrows from one other.
 
     Raises:
-        TransportError: the token leads nowhere.
+        TransportError: The token leads to no such memory.
     """
 
     def __init__(self, token: str) -> None:
         self._memory = SharedMemorySegment.attach(token).memory
         if self._memory.nbytes < _POOL_HEADER:
-            raise TransportError("the shared memory has no room for anything")
+            raise TransportError("the shared memory is too small to hold an array")
         self._place = address(self._memory)
         self._memory[0] = 1
 
     def defer_borrow(self, start: int, turn: int, nbytes: int) -> BorrowedBuffer:
-        """The bytes of a slot of which a message tells."""
+        """Return a buffer that borrows the slot of a message once the message is believed."""
         return BorrowedBuffer(partial(self.borrow, start, turn, nbytes))
 
     def borrow(self, start: int, turn: int, nbytes: int) -> Array:
-        """The bytes of a slot, where they lie, for reading once `is_whole`; the slot is returned
-        when nothing refers to them any more.
+        """Return the bytes of a slot, where they lie, for reading.
+
+        Ask `is_whole` first. The slot is returned when nothing refers to the array any more.
 
         Raises:
-            ProtocolError: there is no such slot.
+            ProtocolError: There is no such slot.
         """
         if (
             start % _SLOT_HEADER
@@ -291,7 +305,7 @@ class SharedArrayReader:
 
 
 class _Lease:
-    """What arrays refer to that lie in a slot: its end returns the slot."""
+    """The base object of arrays that lie in a slot. Its end returns the slot."""
 
     __slots__ = ("__array_interface__", "_turn", "_words")
 
@@ -309,7 +323,7 @@ class _Lease:
         self._words[_RETURNED] = self._turn
 
     def is_whole(self, seconds: float) -> bool:
-        """Whether all bytes are there, after waiting for the last of them."""
+        """Return True if all bytes are there, after waiting some seconds for the last of them."""
         words, turn = self._words, self._turn
         if int(words[_WRITTEN]) >= turn:
             return True
@@ -321,12 +335,12 @@ class _Lease:
             if waited < CROWDED:
                 os.sched_yield()
             else:
-                time.sleep(_NAP)  # the writer has no processor: it may want this one
+                time.sleep(_NAP)  # the writer has no processor: leave it this one
         return True
 
 
 class _RetainedLease(_Lease):
-    """What arrays refer to that their own process keeps in a slot, and may lend."""
+    """The base object of arrays that their own process keeps in a slot, and may lend."""
 
     __slots__ = ("_bytes", "_lender", "_start", "is_lent")
 
@@ -338,12 +352,12 @@ class _RetainedLease(_Lease):
         super().__init__(_slot_words(memory, start), place, turn, nbytes)
 
     def covers(self, lender: SharedArrayPool, raw: memoryview) -> bool:
-        """Whether these are its bytes, which that one can lend."""
+        """Return True if `raw` is all of this array, and `lender` can lend it."""
         is_ours = lender is self._lender and not self.is_lent
         return is_ours and (address(raw.obj), raw.nbytes) == self._bytes
 
     def hand_over(self) -> tuple[int, int]:
-        """The slot and its turn: from now on the borrower returns it."""
+        """Return the slot and its turn. From now on the borrower returns it."""
         self.is_lent = True
         return self._start, self._turn
 
@@ -353,35 +367,41 @@ class _RetainedLease(_Lease):
 
 
 def _lease_of(array: Any) -> _Lease | None:
-    """What an array refers to, if it lies in a slot."""
+    """Return the lease that an array refers to, if it lies in a slot."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array if isinstance(array, _Lease) else None
 
 
 def is_whole(array: Any, seconds: float = PATIENCE) -> bool:
-    """Whether all of an array is there, after waiting some seconds for the last of it, where it is
-    one that another process lends: to be asked before it is read."""
+    """Return True if all of an array is there. Ask before reading an array that may be lent.
+
+    Args:
+        seconds: How long to wait for the last bytes of an array that another process lends.
+    """
     loan = _lease_of(array)
     return loan is None or loan.is_whole(seconds)
 
 
 def require_whole(array: Any) -> None:
-    """Waits for the last of an array that is to be sent on.
+    """Wait for the last bytes of an array that is to be sent on.
 
     Raises:
-        TransportError: it does not come.
+        TransportError: They do not come.
     """
     if not is_whole(array, _FORWARD_PATIENCE):
-        raise TransportError("an array to be sent on has not come to its end")
+        raise TransportError("an array that is to be sent on was announced, but is not complete")
 
 
 def _slot_words(memory: Array, start: int) -> Array:
-    """What stands in front of a slot."""
+    """Return the words in front of a slot."""
     return memory[start - _SLOT_HEADER :][:16].view(np.uint64)
 
 
 def _slot_capacity(nbytes: int) -> int:
-    """The size of a slot: an eighth of a power of two, so that similar sizes share slots."""
+    """Return the size of a slot for an array of `nbytes`.
+
+    It is a multiple of an eighth of a power of two, so that similar sizes share slots.
+    """
     step = max(4096, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step

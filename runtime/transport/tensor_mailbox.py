@@ -1,4 +1,4 @@
-"""Mail: tensors on their way to who waits for them, and how a wait ends."""
+"""Tensors that arrived and wait for the thread that computes with them, and how a wait ends."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from graphflow.runtime.transport.shared_memory_arrays import PATIENCE, is_whole
 from graphflow.runtime.wire.messages import Key, step_of
 
 _WAIT_SLICE = 0.002
-"""Seconds between two looks of a thread at whether anybody receives what it waits for."""
+"""Seconds between two looks of a waiting thread at whether any thread receives."""
 
 
 TransferObserver = Callable[[str, int, int, int], None]
-"""Hears of a tensor that went to, or came from, another worker without a message: "sent" or
-"received", the worker, the edge, and its bytes."""
+"""Called for each tensor that went to or came from another worker without a message.
+
+The arguments are "sent" or "received", the worker, the edge, and the bytes.
+"""
 
 
 class Awaited(NamedTuple):
-    """What is waited for, as errors tell it, and the worker that it comes from; None: of several,
-    or of this one."""
+    """What a thread waits for, in the words of errors.
+
+    `worker` is the worker that it comes from. None: this worker, or several.
+    """
 
     what: str
     worker: int | None = None
 
 
 class Wait(NamedTuple):
-    """Since when something is waited for, in a step."""
+    """A thread's wait: the step, what for, and since when (monotonic seconds)."""
 
     step: int
     awaited: Awaited
@@ -38,16 +42,22 @@ class Wait(NamedTuple):
 
 
 class TensorMailbox:
-    """Tensors that came and were not taken yet, by step and edge; waits end by arrival, cancel or
-    deadline.
+    """Tensors that have arrived and were not taken yet, by step and edge.
+
+    A wait ends by the tensor's arrival, by a cancellation or by the step's deadline.
 
     Args:
-        worker: the one whose mail this is.
+        worker: The number of the worker that takes the tensors.
+
+    Attributes:
+        deadline: Of the step, in monotonic seconds.
+        waits: What each thread waits for, by the thread's number; for status reports and errors.
     """
 
     def __init__(self, worker: int = 0) -> None:
         self._worker = worker
-        # Taken by itself: a Condition takes it in Python, where an interrupt would leave it taken.
+        # Acquired by itself: a Condition does so in Python, where an interrupt would leave it
+        # locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._arrays: dict[tuple[int, Key], tuple[Any, int]] = {}  # and when they came, in ns
@@ -55,47 +65,51 @@ class TensorMailbox:
         self._finished = -1
         self.deadline = 0.0
         self.attend: Callable[[Callable[[], bool], float], bool] | None = None
-        """Receives, on the thread that calls it, until something has come or some seconds have
-        passed; False: at once, for another thread does."""
+        """Receives messages on the calling thread until a function returns True or seconds pass.
+
+        Returns False at once if another thread receives.
+        """
         self.wake: Callable[[], None] = lambda: None
-        """Has the thread that receives look at whether what it waits for has come otherwise."""
+        """Has the receiving thread look whether what it waits for has come otherwise."""
         self.on_transfer: TransferObserver | None = None
-        """Hears of tensors that need no message; without it, all need one."""
+        """Hears of tensors that need no message. None: all tensors need one."""
         self._receiving: set[int] = set()  # threads
-        self._waiting = 0  # threads, for whom nobody receives but others
+        self._waiting = 0  # threads for which another thread receives
         self.arrivals: list[tuple[int, int]] | None = None
         self.waits: dict[int, Wait] = {}
-        """What each thread waits for."""
         self._blamed: tuple[int, Awaited] = (-1, Awaited("nothing"))  # of the last step's deadline
 
     def put(self, step: int, edge: Key, array: Any) -> None:
+        """Add a tensor that has arrived. One for a step that is over is dropped."""
         if step <= self._finished:
-            return  # late for a step that is over
+            return  # the step is over
         self._arrays[step, edge] = (array, monotonic_ns())
-        if step <= self._finished:  # just now
+        if step <= self._finished:  # it ended just now
             self._arrays.pop((step, edge), None)
         self._wake_waiters()
 
     def take(self, step: int, edge: Key, awaited: Awaited) -> Any:
-        """The tensor of an edge.
+        """Return the tensor of an edge, after waiting for it.
 
         Raises:
-            StepTimeout: it did not come before the deadline.
-            GraphflowError: what the step was cancelled with.
+            StepTimeout: The tensor did not come before the deadline.
+            GraphflowError: The reason for which the step was cancelled.
         """
         key = (step, edge)
         if key not in self._arrays:
             self._wait_for_tensor(key, awaited)
         array, arrived = self._arrays.pop(key)
-        if not is_whole(array, 0.0):  # its message came before
+        if not is_whole(array, 0.0):  # its message came before its last bytes
             self.wait_until(step, awaited, lambda seconds: is_whole(array, min(seconds, PATIENCE)))
             arrived = monotonic_ns()
-        # Noted here, for it may come before its step begins.
+        # Noted here, because a tensor may arrive before its step begins.
         if self.arrivals is not None and isinstance(edge, int):
             self.arrivals.append((edge, arrived))
         return array
 
     def _wait_for_tensor(self, key: tuple[int, Key], awaited: Awaited) -> None:
+        """Wait until the tensor of `key` is there; raises as `take`."""
+
         def is_over() -> bool:
             return key in self._arrays or self.cancel_reason(key[0]) is not None
 
@@ -103,13 +117,13 @@ class TensorMailbox:
             if is_over() or seconds <= 0:
                 return key in self._arrays
             if self._receive_here(is_over, seconds):
-                if self._waiting:  # another device's thread may go on receiving
+                if self._waiting:  # another device's thread may have to receive now
                     self._notify()
                 return key in self._arrays
             with self._lock:
                 self._waiting += 1
                 try:
-                    if not is_over():  # and whoever drives may be about to stop
+                    if not is_over():  # and the receiving thread may be about to stop
                         self._changed.wait(min(seconds, _WAIT_SLICE))
                 finally:
                     self._waiting -= 1
@@ -118,14 +132,14 @@ class TensorMailbox:
         self.wait_until(key[0], awaited, look)
 
     def wait_until(self, step: int, awaited: Awaited, look: Callable[[float], bool]) -> None:
-        """Return when something is there; meanwhile it is told that it is waited for.
+        """Block until `look` returns True. The wait is listed in `waits` meanwhile.
 
         Args:
-            look: waits for it, about so many seconds at most; whether it is there.
+            look: Waits at most about so many seconds; returns True if it found what it waits for.
 
         Raises:
-            StepTimeout: it did not come before the deadline.
-            GraphflowError: what the step was cancelled with.
+            StepTimeout: It was not found before the deadline.
+            GraphflowError: The reason for which the step was cancelled.
         """
         thread = get_ident()
         self.waits[thread] = Wait(step, awaited, monotonic())
@@ -139,8 +153,8 @@ class TensorMailbox:
         """Return if the step goes on.
 
         Raises:
-            StepTimeout: its deadline has passed; something is still waited for.
-            GraphflowError: what it was cancelled with.
+            StepTimeout: The deadline has passed.
+            GraphflowError: The reason for which the step was cancelled.
         """
         reason = self.cancel_reason(step)
         if reason is not None:
@@ -154,8 +168,11 @@ class TensorMailbox:
             )
 
     def _find_blocker(self, step: int, awaited: Awaited) -> Awaited:
-        """What a step waits for beyond this worker: what a thread waits for of another thread here,
-        that one may await of another worker, or has given up to await just now."""
+        """Return what a step waits for on another worker.
+
+        A thread may wait for another thread of this worker, which waits for another worker or has
+        just given up doing so. The error names that worker.
+        """
         others = [
             awaited,
             *(each.awaited for each in list(self.waits.values()) if each.step == step),
@@ -169,9 +186,10 @@ class TensorMailbox:
         return awaited
 
     def _wake_waiters(self) -> None:
+        """Wake threads that wait, because something has changed."""
         if self._waiting:
             self._notify()
-        if self._receiving - {get_ident()}:  # this is another device's thread, and no socket's
+        if self._receiving - {get_ident()}:  # this thread is no receiving one
             self.wake()
 
     def _notify(self) -> None:
@@ -179,7 +197,10 @@ class TensorMailbox:
             self._changed.notify_all()
 
     def _receive_here(self, over: Callable[[], bool], seconds: float) -> bool:
-        """Whether this thread was the one that receives, until something was over."""
+        """Receive on this thread until `over` returns True or some seconds have passed.
+
+        Return False at once if no thread of a step receives, or another one does.
+        """
         if self.attend is None:
             return False
         self._receiving.add(get_ident())
@@ -189,18 +210,19 @@ class TensorMailbox:
             self._receiving.discard(get_ident())
 
     def cancel_reason(self, step: int) -> GraphflowError | None:
-        """What a step was cancelled with, if it was."""
+        """Return the error that a step was cancelled with, or None."""
         if self._cancelled is not None and self._cancelled[0] >= step:
             return self._cancelled[1]
         return None
 
     def check_loop(self, step: int, loop: str, done: int, of: str) -> None:
-        """Go on, unless the step is cancelled or its deadline has passed. Each iteration of a loop
-        asks, so the message is made of its parts only when there is one.
+        """Return if the step goes on; called in each iteration of a loop.
+
+        The arguments are parts of the error's text. It is put together only if there is an error.
 
         Raises:
-            StepTimeout: the deadline has passed.
-            GraphflowError: what the step was cancelled with.
+            StepTimeout: The deadline has passed.
+            GraphflowError: The reason for which the step was cancelled.
         """
         if self._cancelled is not None and self._cancelled[0] >= step:
             raise self._cancelled[1]
@@ -212,14 +234,14 @@ class TensorMailbox:
             )
 
     def cancel(self, step: int, reason: GraphflowError) -> None:
-        """Every wait of this and earlier steps ends with the error, now or when it begins."""
+        """End all waits of `step` and of earlier steps with `reason`, now or when they begin."""
         with self._lock:
             if self._cancelled is None or step > self._cancelled[0]:
                 self._cancelled = (step, reason)
         self._wake_waiters()
 
     def finish(self, step: int) -> None:
-        """Drop what is left of a step that is over."""
+        """Drop the remaining tensors of `step` and of earlier steps, which are over."""
         if step > self._finished:
             self._finished = step
         for key in list(self._arrays) if self._arrays else ():

@@ -1,6 +1,6 @@
-"""Assembler: arrays that arrive in pieces, put together within budgets of memory.
+"""Assembler of arrays that arrive in chunks, within budgets of memory.
 
-A piece's header is checked against itself and against the pieces before it; only then is memory
+A chunk's header is checked for consistency and against the chunks before it. Only then memory is
 allocated, or a byte copied.
 """
 
@@ -25,15 +25,15 @@ from graphflow.runtime.wire.frame_codec import (
 )
 from graphflow.runtime.wire.messages import Array, Chunk, Key
 
-_HEADERS = 1024  # of arrays that are remembered
-MAX_ARRAYS = 1 << 17  # arrays that one session may have under way to one process
+_HEADERS = 1024  # of arrays, cached
+MAX_ARRAYS = 1 << 17  # of one session, under way to one process
 
 
 def check_header(chunk: Chunk) -> np.dtype[Any]:
-    """The dtype of an array of which a chunk says what is consistent.
+    """Return the dtype of the array of `chunk`, whose header must be consistent.
 
     Raises:
-        ProtocolError: it is not.
+        ProtocolError: It is not.
     """
     return _validate_header(chunk.dtype, tuple(chunk.shape), tuple(chunk.axes), chunk.nbytes)
 
@@ -42,10 +42,11 @@ def check_header(chunk: Chunk) -> np.dtype[Any]:
 def _validate_header(
     name: str, shape: tuple[int, ...], axes: tuple[int, ...], told: int
 ) -> np.dtype[Any]:
+    """Check the header of an array; cached, because most arrays come in every step."""
     dtype = dtype_of(name)
     nbytes = nbytes_of(shape, dtype)
     if sorted(axes) != list(range(len(shape))):
-        raise ProtocolError(f"axes {list(axes)} are no order of {len(shape)} axes")
+        raise ProtocolError(f"axes {list(axes)} are not a permutation of {len(shape)} axes")
     if nbytes != told:
         raise ProtocolError(
             f"an array of shape {list(shape)} and dtype {name} has {nbytes} bytes, "
@@ -55,10 +56,10 @@ def _validate_header(
 
 
 def _check_piece(chunk: Chunk, data: Buffer) -> None:
-    """Looks at how many bytes come with a chunk.
+    """Check how many bytes come with a chunk.
 
     Raises:
-        ProtocolError: they are not those that belong at its place.
+        ProtocolError: They are not as many as belong at its offset.
     """
     if isinstance(data, BorrowedBuffer):
         if chunk.offset:
@@ -77,6 +78,8 @@ def _check_piece(chunk: Chunk, data: Buffer) -> None:
 
 @dataclass
 class _Partial:
+    """An array of which some bytes are missing."""
+
     header: Chunk
     array: Array
     memory: Array  # the same bytes, flat
@@ -84,8 +87,11 @@ class _Partial:
 
 
 def _adopt_buffer(chunk: Chunk, data: Buffer) -> Array | None:
-    """The memory of a whole array that comes with its first piece: one that is lent, or the piece
-    itself, which is nobody else's, where it begins where a buffer may."""
+    """Return the memory of a whole array that comes with its first chunk, or None.
+
+    That is a lent array, or the chunk's own bytes if they begin where a buffer may and nobody else
+    refers to them.
+    """
     if isinstance(data, BorrowedBuffer):
         return data.borrow()
     if len(data) < chunk.nbytes or not isinstance(data, memoryview) or data.readonly:
@@ -95,7 +101,7 @@ def _adopt_buffer(chunk: Chunk, data: Buffer) -> Array | None:
 
 
 def _is_same_array(header: Chunk, chunk: Chunk) -> bool:
-    """Whether a chunk is of the array that another one is of."""
+    """Return True if two chunks are of the same array."""
     return (
         chunk.nbytes == header.nbytes
         and chunk.dtype == header.dtype
@@ -105,7 +111,7 @@ def _is_same_array(header: Chunk, chunk: Chunk) -> bool:
 
 
 class ByteBudget:
-    """Bytes that may be under way to one process, all sessions and peers together."""
+    """A budget of bytes under way to one process, for all sessions and peers together."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -113,14 +119,14 @@ class ByteBudget:
 
 
 class ChunkAssembler:
-    """Puts the chunks of one session's arrays together, within budgets of bytes.
+    """Assembles the arrays of one session, within budgets of bytes.
 
-    An array counts against them from its first chunk until it is taken.
+    An array counts from its first chunk until it is taken.
 
     Args:
-        budget: for each peer that sends.
-        entries: arrays, of all peers.
-        shared_budget: what the process's other sessions share.
+        budget: Bytes for each peer.
+        entries: Arrays of all peers.
+        shared_budget: The budget that all sessions of the process share.
     """
 
     def __init__(
@@ -137,11 +143,11 @@ class ChunkAssembler:
         self._whole: dict[tuple[int, str, int, Key], Array] = {}
 
     def add(self, origin: int, chunk: Chunk, data: Buffer) -> bool:
-        """Takes in one chunk from `origin`; whether its array is now whole.
+        """Add a chunk from `origin`; return True if its array is complete now.
 
         Raises:
-            ProtocolError: the chunk contradicts itself or those before it.
-            MessageTooLarge: the array does not fit in the budget.
+            ProtocolError: The chunk contradicts itself or those before it.
+            MessageTooLarge: The array exceeds a budget.
         """
         key = (origin, chunk.purpose, chunk.number, chunk.name)
         _check_piece(chunk, data)
@@ -164,6 +170,7 @@ class ChunkAssembler:
         return True
 
     def _start(self, key: tuple[int, str, int, Key], chunk: Chunk, data: Buffer) -> _Partial:
+        """Check the first chunk of an array and allocate the array; raises as `add`."""
         dtype = check_header(chunk)
         if chunk.offset:
             raise ProtocolError(f"{chunk.purpose} {chunk.name} starts at byte {chunk.offset}")
@@ -197,10 +204,10 @@ class ChunkAssembler:
         return partial
 
     def take(self, origin: int, purpose: str, number: int, name: Key) -> Array:
-        """Hands a whole array over.
+        """Return a complete array and stop counting it.
 
         Raises:
-            ProtocolError: it has not arrived.
+            ProtocolError: It has not arrived.
         """
         array = self._whole.pop((origin, purpose, number, name), None)
         if array is None:
@@ -209,23 +216,24 @@ class ChunkAssembler:
         return array
 
     def _charge(self, origin: int, nbytes: int) -> None:
+        """Count `nbytes` more for `origin`, or fewer."""
         self._held[origin] = self._held.get(origin, 0) + nbytes
         self._shared_budget.held += nbytes
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has arrived that was not taken."""
+        """True if no array has arrived that was not taken."""
         return not (self._partial or self._whole)
 
     def forget(self, purpose: str, number: int) -> None:
-        """Drops what has arrived for a request or step."""
+        """Drop the arrays of a request or step."""
         for key in [key for key in self._partial if key[1:3] == (purpose, number)]:
             self._charge(key[0], -self._partial.pop(key).header.nbytes)
         for key in [key for key in self._whole if key[1:3] == (purpose, number)]:
             self._charge(key[0], -self._whole.pop(key).nbytes)
 
     def clear(self) -> None:
-        """Drops all that has arrived; the session is over."""
+        """Drop all arrays; the session is over."""
         self._partial.clear()
         self._whole.clear()
         self._shared_budget.held -= sum(self._held.values())

@@ -1,8 +1,9 @@
-"""The fields of what travels: made from the types that a class declares, to and from plain data.
+"""Fields of messages to and from plain data, by the types that their classes declare.
 
-A class of frozen values says what each of its fields holds (`messages`); from that follow the list
-that is sent for it and what refuses anything else. A list's types are looked at together first:
-nearly always they are the declared ones, and only what a type alone does not tell is checked then.
+A class of frozen values declares the type of each field (`messages`). From that follow the list
+that is sent for a value, and the checks of a list that arrives. The types of all fields are
+compared at once first. Nearly always they are the usual ones, and only what a type does not show is
+checked.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ from graphflow.errors import ProtocolError
 Check = Callable[[Any, str], Any]
 T = TypeVar("T")
 
-DEPTH_CAP = 8  # nesting of plain data
-INT64_END = 1 << 63  # of integers
+DEPTH_CAP = 8  # of nested plain data
+INT64_END = 1 << 63
 
 _PLAIN = "plain data"
 
 
 class MessageSchema(Generic[T]):
-    """The fields of a class of frozen values, or of named tuples, in the order in which it declares
-    them."""
+    """The fields of a class of frozen values or named tuples, in the order of declaration."""
 
     def __init__(self, kind: type[T]) -> None:
         hints = get_type_hints(kind, include_extras=True)
@@ -48,14 +48,14 @@ class MessageSchema(Generic[T]):
             if at not in (*counts, *integers) and hints[name] not in (str, bool, bytes)
         ]
         self.values_of = _make_getter(kind, self.names)
-        """What is sent for a value: its fields in order."""
+        """Returns what is sent for a value: its fields in order."""
         self._construct = _make_constructor(kind, self.names)
 
     def build(self, values: Sequence[Any]) -> T:
-        """The value with these fields.
+        """Return the value with these fields.
 
         Raises:
-            ProtocolError: they are too many or too few, or one is not what the class declares.
+            ProtocolError: There are too many or too few, or one is not of its declared type.
         """
         if tuple(map(type, values)) not in self._usual:
             return self._construct(self._check_each(values))
@@ -72,12 +72,13 @@ class MessageSchema(Generic[T]):
         return self._construct(values)
 
     def from_map(self, body: Mapping[str, Any]) -> T:
-        """The value with the fields that a map names; raises as `build`."""
+        """Return the value whose fields a map names; raises as `build`."""
         if set(body) != set(self.names):
             raise self._mismatch(f"the fields {format_value(sorted(body), 200)}")
         return self.build(tuple(body[name] for name in self.names))
 
     def _check_each(self, values: Sequence[Any]) -> list[Any]:
+        """Check each field by itself; raises as `build`."""
         if len(values) != len(self.names):
             raise self._mismatch(f"{len(values)} fields")
         return [check(v, name) for v, (name, check) in zip(values, self._checks, strict=True)]
@@ -87,11 +88,12 @@ class MessageSchema(Generic[T]):
 
 
 def _make_picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
-    """What gets the numbers at some places as a tuple; None where there are no places."""
+    """Return a function that gets the numbers at some places as a tuple; None for no places."""
     return itemgetter(*places, places[-1]) if places else None
 
 
 def _make_getter(kind: type[T], names: Sequence[str]) -> Callable[[T], Sequence[Any]]:
+    """Return a function that gets the fields of a value."""
     if issubclass(kind, tuple):
         return lambda value: value  # type: ignore[return-value]
     if len(names) > 1:
@@ -100,26 +102,29 @@ def _make_getter(kind: type[T], names: Sequence[str]) -> Callable[[T], Sequence[
 
 
 def _make_constructor(kind: type[T], names: Sequence[str]) -> Callable[[Sequence[Any]], T]:
-    """Makes values of fields whose number is right."""
+    """Return a function that makes a value of its fields, whose number is right."""
     if issubclass(kind, tuple):
         return partial(tuple.__new__, kind)
     return lambda values: construct_unchecked(kind, zip(names, values, strict=True))
 
 
 def construct_unchecked(kind: type[T], fields: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> T:
-    """A frozen value of all its fields, which are right: in a fraction of the time that its class
-    takes to make it."""
+    """Return a frozen value with these fields, which must be complete and valid.
+
+    That takes a fraction of the time of the class's own `__init__`.
+    """
     value = object.__new__(kind)
     value.__dict__.update(fields)
     return value
 
 
 def _is_count(hint: Any) -> bool:
+    """Return True if a type is `Count`, an integer that is not negative."""
     return get_origin(hint) is Annotated and get_args(hint)[1] != _PLAIN
 
 
 def _usual_types(hint: Any) -> tuple[type, ...]:
-    """The types that a field's value nearly always has; none if it may be any plain data."""
+    """Return the types that a field's value nearly always has; none if it is any plain data."""
     if get_origin(hint) is Annotated:
         return () if get_args(hint)[1] == _PLAIN else (int,)
     if hint in (str, bool, bytes, int, float):
@@ -131,7 +136,11 @@ def _usual_types(hint: Any) -> tuple[type, ...]:
 
 
 def make_check(hint: Any) -> Check:
-    """What refuses all but the values of a type, and turns lists into what it declares."""
+    """Return the check of a type: it refuses other values, and turns lists into that type.
+
+    Raises:
+        ProtocolError: No field may have that type.
+    """
     if get_origin(hint) is Annotated:
         return _check_plain if not _is_count(hint) else _check_count
     if hint in (str, bool, bytes):

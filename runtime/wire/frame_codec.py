@@ -1,9 +1,9 @@
-"""Frames: between the messages of the protocol and the bytes that a transport carries.
+"""Frames: between the protocol's messages and the bytes that a transport carries.
 
-A message is one frame, of msgpack or `packed`; a `Chunk` has the bytes of a piece of an array in a
-second one. Everything that arrives is taken as hostile: a frame is measured before it is decoded, a
-value is checked against the type that its field declares, and an array's header is checked before a
-byte of memory is allocated for it. Only the message classes and dtypes that are listed here exist.
+A message is one frame, in msgpack or as of `step_frame_codec`. A `Chunk` has the bytes of a piece
+of an array in a second frame. Everything that arrives is taken as hostile. A frame is measured
+before it is decoded. A value is checked against the declared type of its field. An array's header
+is checked before memory is allocated for it. Only the message classes and dtypes listed here exist.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CONTROL_CAP = 1 << 20  # bytes of a control frame
 CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host
 SMALL_BYTES = 16 << 10  # arrays below this size go inside messages
-SMALL_TOTAL_BYTES = 256 << 10  # of all arrays that go inside one message, about
-ZERO_COPY_BYTES = 64 << 10  # from here on sending without a copy is quicker than copying
+SMALL_TOTAL_BYTES = 256 << 10  # of all arrays inside one message, about
+ZERO_COPY_BYTES = 64 << 10  # from here on, sending without a copy is quicker
 BUDGET = 4 << 30  # bytes that one peer may have under way to one process in a session
 SPANS_A_MESSAGE = 2048
 
@@ -57,12 +57,12 @@ _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _FLOATS = {"float16", "float32", "float64", "complex64", "complex128"}
 _NUMPY_DTYPES = {name: np.dtype(name) for name in {"bool"} | _INTEGERS | _FLOATS}
 
-_CACHED_HEADERS = 1024  # of arrays inside messages, that are remembered
+_CACHED_HEADERS = 1024  # of arrays inside messages
 
 _UNCHANGED = ("Hello", "Welcome")  # maps in all versions; the bodies of others are lists
 
 _PREFIX = struct.Struct("<QH")  # of an array inside a message: checksum, length of its header
-_CHECKSUM_BYTES = 8  # the bytes of the checksum, before those that it is of
+_CHECKSUM_BYTES = 8  # in front of the bytes that it is of
 _SMALL_CAP = SMALL_BYTES + _HEADER_CAP + _PREFIX.size  # bytes of an array inside a message
 
 _ENVELOPE = MessageSchema(Envelope)
@@ -70,7 +70,7 @@ _check_header = make_check(tuple[Key, str, list[Count]])
 
 
 class _SchemaTable(dict[str, MessageSchema[Message]]):
-    """The fields of each kind of message, made when the first of a kind travels."""
+    """The schema of each kind of message, made when the first message of the kind travels."""
 
     def __missing__(self, kind: str) -> MessageSchema[Message]:
         self[kind] = MessageSchema(KINDS[kind])
@@ -82,12 +82,11 @@ _SCHEMAS = _SchemaTable()
 
 @dataclass(frozen=True)
 class BorrowedBuffer:
-    """The bytes of an array that lies in memory of its sender, to be looked at when it is known
-    that the message is to be believed.
+    """The bytes of an array in its sender's memory, not examined before the message is believed.
 
     Attributes:
-        borrow: hands them over, perhaps before the last of them are there, which who reads them
-            waits for; to be called once.
+        borrow: Returns the bytes, perhaps before the last of them are there, for which the reader
+            waits. To be called once.
     """
 
     borrow: Callable[[], Array]
@@ -97,7 +96,7 @@ class BorrowedBuffer:
 
 
 def return_borrowed(data: Buffer | None) -> None:
-    """Returns what is lent by a message that came in time for nothing."""
+    """Return the lent array of a message that came too late."""
     if isinstance(data, BorrowedBuffer):
         data.borrow()
 
@@ -109,11 +108,11 @@ Buffer = bytes | memoryview | BorrowedBuffer
 
 
 def encode(envelope: Envelope, message: Message) -> bytes:
-    """The control frame of a message.
+    """Return the control frame of a message.
 
     Raises:
-        MessageTooLarge: the frame exceeds CONTROL_CAP bytes.
-        ProtocolError: a field holds what cannot be sent.
+        MessageTooLarge: The frame exceeds CONTROL_CAP bytes.
+        ProtocolError: A field holds a value that cannot be sent.
     """
     packed = pack(envelope, message)
     frame = _encode_msgpack(envelope, message) if packed is None else packed
@@ -126,6 +125,7 @@ def encode(envelope: Envelope, message: Message) -> bytes:
 
 
 def _encode_msgpack(envelope: Envelope, message: Message) -> bytes:
+    """Return the msgpack frame of a message."""
     kind = type(message).__name__
     known = _SCHEMAS[kind]
     body: Any = known.values_of(message)
@@ -135,11 +135,11 @@ def _encode_msgpack(envelope: Envelope, message: Message) -> bytes:
 
 
 def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
-    """The message in a control frame.
+    """Return the message in a control frame.
 
     Raises:
-        MessageTooLarge: the frame exceeds CONTROL_CAP bytes; it is not decoded.
-        ProtocolError: the frame is not a message of this protocol.
+        MessageTooLarge: The frame exceeds CONTROL_CAP bytes; it is not decoded.
+        ProtocolError: The frame is not a message of this protocol.
     """
     if len(frame) > CONTROL_CAP:
         raise MessageTooLarge(f"a control frame has {len(frame)} bytes, the cap is {CONTROL_CAP}")
@@ -164,7 +164,7 @@ def decode(frame: bytes | memoryview) -> tuple[Envelope, Message]:
 
 
 def _read_envelope(head: tuple[Any, ...]) -> Envelope:
-    """As `_HEAD.build`, for what comes with every message."""
+    """As `_ENVELOPE.build`, written out because every message has an envelope."""
     if len(head) == 7:
         session, epoch, origin, step, sequence, acknowledged, token = head
         if (
@@ -179,8 +179,10 @@ def _read_envelope(head: tuple[Any, ...]) -> Envelope:
 
 
 def _fit_envelope(head: tuple[Any, ...]) -> tuple[Any, ...]:
-    """An envelope of another version, so that versions that differ can still tell each other:
-    what is added to envelopes comes last, and has a default."""
+    """Return another version's envelope with the fields of this one.
+
+    So versions that differ can tell each other. Fields are only added, at the end, with a default.
+    """
     names = _ENVELOPE.names
     defaults = Envelope._field_defaults
     added = [defaults[name] for name in names[len(head) :] if name in defaults]
@@ -190,7 +192,7 @@ def _fit_envelope(head: tuple[Any, ...]) -> tuple[Any, ...]:
 def decode_frames(
     frames: Sequence[bytes | memoryview],
 ) -> tuple[Envelope, Message, Buffer | None]:
-    """The message in the frames of one multipart, with the bytes of its second frame, if any."""
+    """Return the message in one or two frames, and the bytes of the second one, if any."""
     if not 1 <= len(frames) <= 2:
         raise ProtocolError(f"a message has 1 or 2 frames, not {len(frames)}")
     envelope, message = decode(frames[0])
@@ -204,7 +206,10 @@ def decode_frames(
 
 
 def checksum(data: bytes | memoryview) -> int:
-    """XXH3 of 64 bits without the lowest, never 0; ten times as quick as a CRC."""
+    """Return XXH3 of 64 bits without the lowest, never 0.
+
+    That takes a tenth of the time of a CRC.
+    """
     return xxhash.xxh3_64_intdigest(data) >> 1 or 1
 
 
@@ -217,17 +222,18 @@ def split_array(
     checked: bool = True,
     far: bool = False,
 ) -> Iterator[tuple[Chunk, memoryview[Any]]]:
-    """The pieces of an array in the order of its memory, without a copy where it is contiguous
-    in some order of its axes; any other array is copied into C order first.
+    """Return the chunks of an array in the order of its memory.
+
+    An array that is contiguous in some order of its axes is not copied. Any other is first copied
+    into C order.
 
     Args:
-        checked: each piece has a checksum; what shares memory needs none.
-        far: in small pieces, for a receiver on another host: a link counts as dead if nothing
-            comes for seconds, and nothing else comes before the end of a piece. Or for one that
-            has to decrypt them.
+        checked: Each chunk has a checksum. Chunks in shared memory need none.
+        far: Make small chunks, for a receiver on another host or one that decrypts. A link counts
+            as dead if nothing comes for seconds, and nothing else comes before a chunk's end.
 
     Raises:
-        ProtocolError: the array's dtype has no name on the wire.
+        ProtocolError: The array's dtype has no name on the wire.
     """
     array, dtype = _to_native_order(array)
     compact, axes = _flatten_order(array)
@@ -245,12 +251,12 @@ def split_array(
 
 
 def encode_small(name: Key, array: Array) -> Small | None:
-    """An array that goes inside a message: one string of bytes, of which the header (name, dtype,
-    shape) is nearly always one that the receiver has seen before. None for an array that is too
-    large for that.
+    """Return an array as one byte string inside a message; None if it is too large.
+
+    Its header (name, dtype, shape) is nearly always one that the receiver has seen before.
 
     Raises:
-        ProtocolError: the array's dtype has no name on the wire.
+        ProtocolError: The array's dtype has no name on the wire.
     """
     if array.nbytes >= SMALL_BYTES:
         return None
@@ -264,7 +270,7 @@ def encode_small(name: Key, array: Array) -> Small | None:
 
 
 def is_intact(sent: Small) -> bool:
-    """Whether an array in a message is what was sent."""
+    """Return True if an array inside a message has the right checksum."""
     if len(sent) < _PREFIX.size:
         return False
     sealed: int = _PREFIX.unpack_from(sent)[0]
@@ -272,16 +278,17 @@ def is_intact(sent: Small) -> bool:
 
 
 def decode_small(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
-    """The array in a message, and its name.
+    """Return an array inside a message, and its name.
 
     Args:
-        aligned: it lies where a buffer may start; else where numpy puts it, in half of the time.
+        aligned: Place it where a buffer may start. Otherwise it lies where numpy puts it, which
+            takes half of the time.
 
     Raises:
-        ProtocolError: it contradicts itself, or is not what was sent.
+        ProtocolError: It contradicts itself, or its checksum is wrong.
     """
     if len(sent) < _PREFIX.size:
-        raise ProtocolError(f"an array in a message has {len(sent)} bytes")
+        raise ProtocolError(f"an array in a message has only {len(sent)} bytes")
     seal, length = _PREFIX.unpack_from(sent)
     end = _PREFIX.size + length
     name, shape, dtype, nbytes = _parse_small_header(sent[_PREFIX.size : end])
@@ -291,7 +298,7 @@ def decode_small(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
             f"{len(sent) - end} bytes"
         )
     if checksum(sent[_CHECKSUM_BYTES:]) != seal:
-        raise ProtocolError(f"array {str(name)[:40]} is not what was sent")
+        raise ProtocolError(f"array {str(name)[:40]} has the wrong checksum")
     found: Array = np.ndarray(shape, dtype, sent, end)
     if not aligned:
         return name, found.copy()
@@ -302,13 +309,14 @@ def decode_small(sent: Small, *, aligned: bool = True) -> tuple[Key, Array]:
 
 @lru_cache(_CACHED_HEADERS)
 def _small_header(name: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the header of an array inside a message, with the length in front."""
     header = dumps((name, _wire_name(dtype), shape))
     return _PREFIX.pack(0, len(header))[_CHECKSUM_BYTES:] + header
 
 
 @lru_cache(_CACHED_HEADERS)
 def _parse_small_header(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[Any], int]:
-    """Name, shape, dtype and bytes of an array in a message."""
+    """Return name, shape, dtype and bytes of an array inside a message."""
     if len(header) > _HEADER_CAP:
         raise ProtocolError(f"the header of an array in a message has {len(header)} bytes")
     name, told, shape = _check_header(loads(header), "small")
@@ -317,10 +325,10 @@ def _parse_small_header(header: bytes) -> tuple[Key, tuple[int, ...], np.dtype[A
 
 
 def nbytes_of(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """The bytes of an array that numpy can make, even where one of its sizes is zero.
+    """Return the bytes of an array that numpy can make, even if one of its sizes is zero.
 
     Raises:
-        ProtocolError: it has too many axes, or its other sizes are beyond any memory.
+        ProtocolError: It has too many axes, or its other sizes exceed any memory.
     """
     if len(shape) > _RANK_CAP:
         raise ProtocolError(f"an array has {len(shape)} axes, at most {_RANK_CAP} may travel")
@@ -334,8 +342,11 @@ def nbytes_of(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 
 Announce = Callable[[int, int], None]
 Lend = Callable[[memoryview, Announce | None], tuple[int, int] | None]
-"""Copies bytes to where the receiver sees them: the slot and its turn, or None without room; tells
-of these while the last are copied."""
+"""Copies bytes to where the receiver sees them.
+
+Returns the slot and its turn, or None if no slot is free. The second argument is called with these
+while the last bytes are copied.
+"""
 
 
 def lend_array(
@@ -346,13 +357,15 @@ def lend_array(
     lend: Lend,
     announce: Callable[[Chunk], None] | None = None,
 ) -> Chunk | None:
-    """An array that the receiver borrows, in place of `chunks`; None if `lend` has no room.
+    """Return the chunk of an array that the receiver borrows, in place of `split_array`.
+
+    Return None if `lend` finds no free slot.
 
     Args:
-        announce: sends the same while the last bytes are copied.
+        announce: Sends the chunk while the last bytes are copied.
 
     Raises:
-        ProtocolError: the array's dtype has no name on the wire.
+        ProtocolError: The array's dtype has no name on the wire.
     """
     array, dtype = _to_native_order(array)
     compact, axes = _flatten_order(array)
@@ -372,14 +385,14 @@ def lend_array(
 def message_parts(
     purpose: str, number: int, name: Key, array: Array | Chunk, *, far: bool = False
 ) -> list[tuple[Chunk, memoryview[Any] | None]]:
-    """What is sent of an array, or of one that is lent already."""
+    """Return the chunks and bytes that are sent for an array, or for one that is lent already."""
     if isinstance(array, Chunk):
         return [(array, None)]
     return list(split_array(purpose, number, name, array, far=far))
 
 
 def _to_native_order(array: Array) -> tuple[Array, str]:
-    """An array in this machine's byte order, and the name of its dtype on the wire."""
+    """Return an array in this machine's byte order, and the name of its dtype on the wire."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array, _wire_name(array.dtype)
@@ -387,12 +400,17 @@ def _to_native_order(array: Array) -> tuple[Array, str]:
 
 @cache
 def _wire_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype on the wire; raise ProtocolError if it has none."""
     if dtype != dtype_of(dtype.name):
         raise ProtocolError(f"an array of dtype {dtype} cannot be sent")
     return dtype.name
 
 
 def _flatten_order(array: Array) -> tuple[Array, list[int]]:
+    """Return a C-contiguous view of an array, and its axes from slowest to fastest in memory.
+
+    An array that is not contiguous in any order of its axes is copied.
+    """
     axes = list(range(array.ndim))
     if array.flags.c_contiguous:
         return array, axes
@@ -404,10 +422,10 @@ def _flatten_order(array: Array) -> tuple[Array, list[int]]:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of that name, if it is one that may travel.
+    """Return the dtype of that name, if it may travel.
 
     Raises:
-        ProtocolError: it is not.
+        ProtocolError: It may not.
     """
     known = _NUMPY_DTYPES.get(name)
     if known is not None:

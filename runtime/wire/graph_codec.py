@@ -1,9 +1,9 @@
-"""Codec: partitions as a msgpack header and raw buffers, and back, verified.
+"""Partitions as a msgpack header and raw buffers, and back, verified.
 
-A graph from the wire names registered ops only; every node goes through its op's shape rule again,
-inputs come before consumers (so there is no cycle), and counts and bytes are limited before
-anything is built. Whether a loop ends cannot be told of every one: one that cannot end is refused,
-any other ends by the deadline of its step.
+A graph from the wire names registered ops only. Every node goes through its op's shape rule again.
+Inputs come before consumers, so there is no cycle. Counts and bytes are limited before anything is
+built. Not every loop is known to end: one that cannot is refused, any other ends by its step's
+deadline.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Part
 from graphflow.runtime.wire.frame_codec import BUDGET
 from graphflow.runtime.wire.graph_limits import MAX_ITERATIONS, GraphLimits
 
-MAX_DEPTH = 32  # of bodies in bodies
+MAX_DEPTH = 32  # of nested bodies
 MAX_RANK = 64  # numpy's
 MAX_LENGTH = 4096  # entries of a tuple
-MAX_TERMS = 256  # of the number of elements of a tensor, a polynomial in the sizes of the feeds
+MAX_TERMS = 256  # of the polynomial in the feeds' sizes that counts a tensor's elements
 
-_NODE_BYTES = 256  # of a header, for each node that may be in it; where it was made takes most
-_NODE_PARTS = 12  # lists and maps, likewise
+_NODE_BYTES = 256  # of a header for each node; its source location takes most
+_NODE_PARTS = 12  # lists and maps of a header for each node
 _FREE_PARTS = 100_000
 
 Header = dict[str, Any]
@@ -52,12 +52,12 @@ LIMITS = GraphLimits()
 
 
 def encode(partitions: Sequence[Partition]) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
-    """The partitions of one worker as a header and the arrays it refers to.
+    """Return the partitions of one worker as a header and the arrays it refers to.
 
     Raises:
-        GraphLimitError: it has more nodes than workers take by default, or larger constants than
+        GraphLimitError: There are more nodes than workers take by default, or larger constants than
             may be under way at a time.
-        GraphError: an attribute cannot travel.
+        GraphError: An attribute cannot be sent.
     """
     for each in partitions:
         if len(each.graph.nodes) > LIMITS.nodes:
@@ -91,7 +91,7 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
 
 
 def _tensor_numbering(nodes: Sequence[Node]) -> Callable[[Tensor], list[int]]:
-    """Tensors as pairs of their node's number and their index."""
+    """Return a function from tensors to pairs of their node's number and their index."""
     number = {node: i for i, node in enumerate(nodes)}
     return lambda tensor: [number[tensor.node], tensor.index]
 
@@ -116,7 +116,7 @@ def _encode_nodes(
 
 
 def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
-    """A body; parameters that its graph does not need are nodes, too."""
+    """Return the header of a body. Parameters that its graph does not need are nodes, too."""
     nodes = tuple(dict.fromkeys((*body.inputs, *body.graph.nodes)))
     reference = _tensor_numbering(nodes)
     return {
@@ -128,6 +128,7 @@ def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
 
 
 def _pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
+    """Return an attribute as plain data; arrays go to `buffers`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, complex):
@@ -160,12 +161,12 @@ def _pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
 def decode(
     header: bytes, buffers: Sequence[np.ndarray[Any, Any]], limits: GraphLimits = LIMITS
 ) -> list[Partition]:
-    """Partitions from the wire.
+    """Return partitions from the wire.
 
     Raises:
-        GraphLimitError: too many nodes, bytes or iterations, a loop that cannot end, or an op that
+        GraphLimitError: Too many nodes, bytes or iterations, a loop that cannot end, or an op that
             is not registered here.
-        ProtocolError: malformed in any other way.
+        ProtocolError: Malformed in any other way.
     """
     budget = host_memory() if limits.nbytes is None else limits.nbytes
     try:
@@ -177,7 +178,7 @@ def decode(
         raise
     except GraphflowError as error:
         raise ProtocolError(f"a graph from the wire does not verify: {error}") from error
-    except Exception as error:  # whatever a shape rule makes of attributes nobody built
+    except Exception as error:  # any error of a shape rule with invalid attributes
         raise ProtocolError(f"malformed graph from the wire: {error!r}") from error
     variables = [node.specs[0].nbytes for p in partitions for node in p.graph.variables]
     _check_bytes("its variables take", sum(variables), budget)
@@ -185,7 +186,7 @@ def decode(
 
 
 def _unpack_header(header: bytes, nodes: int) -> Any:
-    """The plain data of a header, which takes little memory beyond its own length."""
+    """Return the plain data of a header, with limits on the memory that it takes."""
     if len(header) > nodes * _NODE_BYTES + _FREE_PARTS:
         raise GraphLimitError(
             f"the header of a graph from the wire has {len(header)} bytes; the limit for {nodes} "
@@ -262,7 +263,17 @@ def _resolve_tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
 
 @dataclass
 class _GraphReader:
-    """What nodes from the wire are made with, and how many there were, at which depth of bodies."""
+    """Reads nodes from the wire.
+
+    Attributes:
+        buffers: The arrays that attributes refer to.
+        budget: Bytes that any one tensor may take.
+        limits: On nodes and iterations.
+        device: On which the nodes run.
+        count: Nodes so far, those of bodies included.
+        depth: Of the body that is being read.
+        iterations: Of the loops in a body, by the body's id.
+    """
 
     buffers: Sequence[np.ndarray[Any, Any]]
     budget: int
@@ -273,6 +284,7 @@ class _GraphReader:
     iterations: dict[int, int] = field(default_factory=dict)  # of the loops in a body, by its id
 
     def read_nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
+        """Return the nodes of some entries, and their names."""
         self.count += len(entries)
         if self.count > self.limits.nodes or self.depth > MAX_DEPTH:
             raise GraphLimitError(
@@ -290,7 +302,7 @@ class _GraphReader:
 
     def _read_node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
         op_name, references, attrs, name, _, (file, line) = entry
-        if "\0" in _check_text(file):  # it becomes part of the name of a program's text
+        if "\0" in _check_text(file):  # it becomes part of the file name of generated code
             raise ProtocolError("a place in a graph from the wire is no file's name")
         if op_name not in REGISTRY:
             raise GraphLimitError(
@@ -317,7 +329,7 @@ class _GraphReader:
         return _unpack_attribute(value, self.buffers)
 
     def _read_body(self, header: Header) -> Body:
-        """A graph of parameters; state is no part of it."""
+        """Return a body: a graph of parameters, which holds no state."""
         self.depth += 1
         nodes, names = self.read_nodes(header["nodes"])
         self.depth -= 1
@@ -336,10 +348,11 @@ class _GraphReader:
         return body
 
     def count_iterations(self, nodes: Sequence[Node]) -> int:
-        """How often the loops among some nodes run a body, at most; those without a bound once.
+        """Return how often the loops among `nodes` run a body at most; loops without a bound count
+        once.
 
         Raises:
-            GraphLimitError: more often than the limit, or one of them cannot end.
+            GraphLimitError: It is more often than the limit, or one of them cannot end.
         """
         total = 0
         for node in nodes:
@@ -361,6 +374,7 @@ class _GraphReader:
         return total
 
     def _check_termination(self, loop: Node) -> None:
+        """Refuse a loop without a bound where one is required, and one that cannot end."""
         if self.limits.iterations is not None:
             raise GraphLimitError(
                 f"{loop} at {loop.location} has no bound, and this worker wants one: give it "
@@ -374,10 +388,10 @@ class _GraphReader:
 
 
 def _is_loop_invariant(test: Body, body: Body, states: int) -> bool:
-    """Whether a loop's condition has the same value before each iteration."""
+    """Return True if a loop's condition has the same value before each iteration."""
     nodes = test.graph.nodes
     if not all(node.op.pure or node.op.name == "placeholder" for node in nodes):
-        return False  # random, or by a function of the user's
+        return False  # random, or a user's function
     kept = [
         before.outputs[0] is after
         for before, after in zip(body.inputs[:states], body.outputs, strict=False)
@@ -387,7 +401,7 @@ def _is_loop_invariant(test: Body, body: Body, states: int) -> bool:
 
 
 def _check_node(node: Node, budget: int) -> None:
-    """What the executor takes for granted, and no shape rule sees."""
+    """Check what the executor takes for granted and no shape rule sees."""
     for spec in node.specs:
         _check_shape(spec.shape)
         _check_bytes(f"{node.op.name} {node.name!r} takes", spec.nbytes, budget)
@@ -407,7 +421,7 @@ def _check_node(node: Node, budget: int) -> None:
 
 
 def _check_shape(shape: Sequence[Any]) -> None:
-    """Refuse what is no shape, or one whose elements would take long to count."""
+    """Refuse an invalid shape, and one whose elements would take long to count."""
     for size in shape:
         if not isinstance(size, Dim):
             _check_index(size.item() if isinstance(size, np.integer) else size)
@@ -420,6 +434,7 @@ def _check_shape(shape: Sequence[Any]) -> None:
 
 
 def _unpack_attribute(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Return the attribute in plain data; the reverse of `_pack_attribute`."""
     if isinstance(value, list):
         if len(value) > MAX_LENGTH:
             raise GraphLimitError(f"an attribute from the wire has {len(value)} entries")
@@ -477,18 +492,21 @@ def _read_initializer(
 
 
 def _check_integer(value: Any) -> int:
+    """Return an integer."""
     if type(value) is not int:
-        raise ProtocolError(f"a number in a graph from the wire is no integer: {value!r}")
+        raise ProtocolError(f"a number in a graph from the wire must be an integer, got {value!r}")
     return value
 
 
 def _check_index(value: Any) -> int:
+    """Return an integer that is not negative."""
     if _check_integer(value) < 0:
         raise ProtocolError(f"a number in a graph from the wire is negative: {value}")
     return value  # type: ignore[no-any-return]
 
 
 def _check_text(value: Any) -> str:
+    """Return a text."""
     if not isinstance(value, str):
-        raise ProtocolError(f"a name in a graph from the wire is no text: {value!r}")
+        raise ProtocolError(f"a name in a graph from the wire must be text, got {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""What a worker takes on of graphs from the wire, whoever sends them."""
+"""Limits of a worker on graphs from the wire, whoever sends them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ MAX_ITERATIONS = 10**12
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """Bounds on each device's part of a graph.
+    """Limits on each device's part of a graph.
 
     Attributes:
-        nodes: those of bodies included.
-        nbytes: of the variables together, and of any one tensor; None: the memory of this host.
-        iterations: of all loops, those of nested ones multiplied; then loops must have a bound
-            (`max_iterations`). None: 10**12, and loops may be without.
+        nodes: Nodes, those of bodies included.
+        nbytes: Bytes of the variables together, and of any one tensor. None: the memory of this
+            host.
+        iterations: Iterations of all loops, those of nested ones multiplied. If given, each loop
+            needs a bound (`max_iterations`). None: 10**12, and loops need no bound.
     """
 
     nodes: int = 1_000_000
@@ -29,4 +30,4 @@ class GraphLimits:
             if value is None and name != "nodes":
                 continue
             if type(value) is not int or value < 1:
-                raise ArgumentError(f"a limit on {name} is a whole number from 1 on, not {value!r}")
+                raise ArgumentError(f"limit on {name} must be a whole number from 1, got {value!r}")

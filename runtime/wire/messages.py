@@ -1,7 +1,8 @@
-"""What travels while a graph runs: tensors between hosts, results, and the control messages.
+"""Messages: tensors between hosts, results, and the control messages of the protocol.
 
-Plain frozen values without behaviour. `wire` turns the control messages into frames by their field
-types, the state machines of `protocol` pass them around, `Host` and the session exchange the rest.
+Plain frozen values without behaviour. `frame_codec` turns control messages into frames by the types
+of their fields. The state machines of `protocol` exchange them; `Host` and the session exchange the
+others.
 """
 
 from __future__ import annotations
@@ -21,38 +22,48 @@ Span = tuple[str, str, int, int]  # track, name, start and end in ns (monotonic)
 
 COORDINATOR = -1  # the origin of a session's coordinator; workers are 0, 1, …
 
-# Field types of messages. wire refuses a value that is not of the type that the field declares.
+# Field types of messages. `field_checks` refuses values that are not of the declared type.
 Count = Annotated[int, "not negative"]
 Plain = Annotated[Any, "plain data"]  # None, bool, int, float, str, and lists and dicts of them
 Key = int | str
 EDGE_BITS = 32
-"""Of the key of a tensor in a step: its edge; above them is its number, for an edge in a loop."""
+"""Bits of an edge's number in the key of a tensor in a step.
+
+Above them is the iteration, for an edge in a loop.
+"""
 STEP_BITS = 36
-"""Of the number that a step has on the wire: the session's own number of it. Above them is how
-often that number did not grow from one step to the next, as after a failure or a recovery, so that
-numbers on the wire always grow. The lowest is 1 << STEP_BITS."""
+"""Bits of the session's own number of a step in its number on the wire.
+
+Above them is a count of how often that number did not grow from one step to the next, as after a
+failure or a recovery. So numbers on the wire always grow. The lowest is 1 << STEP_BITS.
+"""
 CREDIT_PREFIX = "taken/"
-"""What keys begin with that tell how much of an edge in a loop was received."""
+"""Prefix of keys by which a receiver tells how much of an edge in a loop it has taken."""
 EXCHANGE_PREFIX = "collective/"
-"""What keys begin with of what ranks tell each other; then come the program, "/", and the number of
-the group."""
+"""Prefix of keys of messages between the ranks of a collective.
+
+The program, "/", and the number of the group follow.
+"""
 Small = bytes
-"""A small array in a message, with its name and their checksum: see `wire.small`."""
+"""A small array in a message, with its name and a checksum: see `frame_codec.encode_small`."""
 WAIT_PREFIX, SEND_PREFIX = "recv/", "send/"
-"""How spans of edges begin; then comes the tensor's name, "/", and the number of the edge. Of those
-in loops, whose lines know no names, the number alone."""
+"""Prefixes of the names of edges' spans.
+
+The tensor's name, "/", and the number of the edge follow; for edges in loops, whose lines know no
+names, the number alone.
+"""
 
 
 def step_of(number: int) -> int:
-    """Return the session's own number of a step, for people: how many had committed before it."""
+    """Return the session's own number of a step: how many steps had committed before it."""
     return number & ((1 << STEP_BITS) - 1)
 
 
 class TensorParcel(NamedTuple):
-    """A tensor on its way to another worker, over the cut edge `edge` of one step.
+    """A tensor for another worker, over the cut edge `edge` of one step.
 
-    `owned` says that nobody writes to the array again, so that it is sent without a copy;
-    otherwise it is copied before `outbox` returns, and its buffer may be reused at once.
+    If it is `owned`, nobody writes to the array again, so it is sent without a copy. Otherwise it
+    is copied before `outbox` returns, and its buffer may be reused at once.
     """
 
     session: str
@@ -64,8 +75,10 @@ class TensorParcel(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What one host computed in a step. The fetched arrays belong to the receiver, and may be lent;
-    peaks are in bytes a device."""
+    """What one host computed in a step.
+
+    The fetched arrays belong to the receiver, and may be lent. Peaks are in bytes for each device.
+    """
 
     fetches: Mapping[str, Any] = MappingProxyType({})
     spans: Sequence[Span] = ()
@@ -74,8 +87,13 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True)
 class HostUsage:
-    """What a session takes of one host: bytes a device of its programs' arenas and of its
-    variables, and for each tensor that is being waited for since how many seconds."""
+    """What a session uses of one host.
+
+    Attributes:
+        arenas: Bytes of its programs' arenas, by device.
+        variables: Bytes of its variables, by device.
+        waits: Seconds of the wait for each tensor that is being waited for.
+    """
 
     arenas: Mapping[str, int] = field(default_factory=dict)
     variables: Mapping[str, int] = field(default_factory=dict)
@@ -84,8 +102,10 @@ class HostUsage:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What all hosts computed in a step, once it is decided that the step commits. `errors` tells
-    for each worker with a clock of its own by how many seconds its spans may be off."""
+    """What all hosts computed in a step that commits.
+
+    `errors` is, for each worker with a clock of its own, by how many seconds its spans may be off.
+    """
 
     fetches: dict[str, Array]
     spans: list[Span]
@@ -99,12 +119,16 @@ class StepResult:
 class Envelope(NamedTuple):
     """What every message carries beside its content.
 
-    `epoch` fences what a session sent before it was recovered. `sequence` counts the messages of
-    one sender to one receiver within a session and epoch, from 1; a message of `UNNUMBERED` repeats
-    the number of the last one before it, so that its receiver sees what it lacks. `acknowledged` is
-    the last one that the sender has received in the other direction. `token` is the secret that the
-    parties of a session share, and nobody else has. In place of a step, `Welcome` has the number of
-    the process that answers, and `Open` of the one that it is meant for.
+    Attributes:
+        epoch: Fences messages that a session sent before it was recovered.
+        origin: The sender: a worker's number, or COORDINATOR.
+        step: The step. In `Welcome` the number of the process that answers, in `Open` that of the
+            process that the message is for.
+        sequence: The number of the message from its sender to its receiver within a session and
+            epoch, from 1. A message of `UNNUMBERED` repeats the last number before it, so that its
+            receiver sees which ones it lacks.
+        acknowledged: The last message that the sender has received in the other direction.
+        token: The secret that only the parties of a session share.
     """
 
     session: str
@@ -125,14 +149,16 @@ M = TypeVar("M", bound=Message)
 
 
 def replace_fields(message: M, **fields: Any) -> M:
-    """A message with other values in some fields."""
+    """Return a message with other values in some fields."""
     return construct_unchecked(type(message), message.__dict__ | fields)
 
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """A coordinator asks who listens. `Hello` and `Welcome` never change, so that versions that
-    differ can still tell each other."""
+    """A coordinator asks a worker for its version.
+
+    `Hello` and `Welcome` never change, so that versions that differ can still tell each other.
+    """
 
     request: Count
     version: str
@@ -142,7 +168,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """A worker says which program it runs and what it offers."""
+    """A worker tells which program it runs and which devices it offers."""
 
     request: Count
     version: str
@@ -153,14 +179,14 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Status(Message):
-    """Asks a worker what it does; outside of sessions, as `Hello`."""
+    """Asks a worker for its status; outside of sessions, as `Hello`."""
 
     request: Count
 
 
 @dataclass(frozen=True)
 class StatusReport(Message):
-    """What a worker does, as plain data; see `status.report`."""
+    """A worker's status as plain data; see `worker_status`."""
 
     request: Count
     report: Plain
@@ -168,10 +194,16 @@ class StatusReport(Message):
 
 @dataclass(frozen=True)
 class Open(Message):
-    """Starts a session on a worker: its index, the addresses of all workers in order, after how
-    many silent seconds the worker may forget the session, the names of the modules whose ops it
-    uses, and the public keys of all workers in order ("" where there is none), or nothing. What a
-    `trial` does is not counted."""
+    """Starts a session on a worker.
+
+    Attributes:
+        worker: The worker's number.
+        peers: The addresses of all workers, in order.
+        lease: Silent seconds after which the worker may forget the session.
+        ops: The modules whose ops the session uses.
+        keys: The public keys of all workers, in order ("" where there is none), or nothing.
+        trial: The session's steps are not counted.
+    """
 
     request: Count
     worker: Count
@@ -184,7 +216,7 @@ class Open(Message):
 
 @dataclass(frozen=True)
 class Load(Message):
-    """A program follows its `parts` chunks: part 0 is the header, the others are its constants."""
+    """A program; its `parts` chunks follow. Part 0 is the header, the others are its constants."""
 
     request: Count
     program: str
@@ -193,10 +225,15 @@ class Load(Message):
 
 @dataclass(frozen=True)
 class Compute(Message):
-    """Runs the compute half of the envelope's step; its feeds were sent before it. The step before
-    it that commits, if it was not told yet, is `commits`; else that is -1. A step that `follows`
-    one that is not decided yet waits for it to commit, and is dropped if it does not; a `free` one
-    reads nothing that steps of its program change, and need not wait for another one of them."""
+    """Runs the compute half of the envelope's step; its feeds were sent before.
+
+    Attributes:
+        commits: The last earlier step that commits, if the worker was not told yet; else -1.
+        follows: The undecided step that must commit first; this one is dropped if it does not. -1:
+            none.
+        free: The step reads nothing that other steps of its program change, so it need not wait for
+            one of them.
+    """
 
     request: Count
     program: str
@@ -221,12 +258,12 @@ class Prepare(Message):
 
 @dataclass(frozen=True)
 class Commit(Message):
-    """The envelope's step happened, and those before it: apply their assignments."""
+    """Commits the envelope's step and those before it: the worker applies their assignments."""
 
 
 @dataclass(frozen=True)
 class Abort(Message):
-    """The envelope's step did not happen: forget it, and wake what waits in it."""
+    """Aborts the envelope's step: the worker forgets it and wakes what waits in it."""
 
     error: str
     text: str
@@ -250,8 +287,11 @@ class Write(Message):
 
 @dataclass(frozen=True)
 class Save(Message):
-    """Copies all variables as they are now, and writes them to a file in a folder of a checkpoint
-    under the worker's own root, or sends them; `of` is the number of steps committed."""
+    """Copies all variables as they are now, for a checkpoint.
+
+    The worker writes them to a file in a folder under its own root, or sends them. `of` is the
+    number of committed steps.
+    """
 
     request: Count
     folder: str
@@ -261,7 +301,7 @@ class Save(Message):
 
 @dataclass(frozen=True)
 class Forget(Message):
-    """Lets go of programs and of variables, which live elsewhere from now on."""
+    """Drops programs, and variables that live elsewhere from now on."""
 
     request: Count
     programs: list[str]
@@ -285,7 +325,7 @@ class Meet(Message):
 
 @dataclass(frozen=True)
 class Probe(Message):
-    """Asks a worker to time round trips of `nbytes` to another worker and back."""
+    """Asks a worker to time round trips of `nbytes` to another worker."""
 
     request: Count
     target: Count
@@ -303,8 +343,11 @@ class Close(Message):
 
 @dataclass(frozen=True)
 class Ping(Message):
-    """Keeps a session's lease. `resent` is the last `Resend` that its sender has answered, `sent`
-    the time on its sender's clock."""
+    """Renews a session's lease.
+
+    `resent` is the last `Resend` that the sender has answered, `sent` the time on the sender's
+    clock.
+    """
 
     resent: Count = 0
     sent: float = 0.0
@@ -312,8 +355,10 @@ class Ping(Message):
 
 @dataclass(frozen=True)
 class Pong(Message):
-    """Answers a ping; the envelope's step is the one that is being computed, or 0. `sent` is the
-    ping's, `clock` the time on the worker's clock, and `home` says which clock that is."""
+    """Answers a ping. The envelope's step is the one that is being computed, or 0.
+
+    `sent` is the ping's, `clock` the time on the worker's clock, and `home` names that clock.
+    """
 
     resent: Count = 0
     sent: float = 0.0
@@ -323,8 +368,10 @@ class Pong(Message):
 
 @dataclass(frozen=True)
 class Ack(Message):
-    """Says what was received and what was sent, where no other message does; `asks` for the same,
-    by one whose messages are not acknowledged."""
+    """Acknowledges messages where no other message does.
+
+    `asks` requests the same from a peer that does not acknowledge.
+    """
 
     resent: Count = 0
     asks: bool = False
@@ -332,8 +379,10 @@ class Ack(Message):
 
 @dataclass(frozen=True)
 class Resend(Message):
-    """Messages from number `first` on were lost, or damaged: send them again. Each gap is asked for
-    by an `attempt` of its own, which is answered once."""
+    """Requests messages from number `first` on, which were lost or damaged.
+
+    Each gap is requested by an `attempt` of its own, which is answered once.
+    """
 
     first: Count
     attempt: Count
@@ -341,8 +390,10 @@ class Resend(Message):
 
 @dataclass(frozen=True)
 class Fenced(Message):
-    """What was sent belongs to another epoch or session, and was not applied: StaleEpoch, with the
-    epoch that counts in the envelope, or StaleSession."""
+    """Rejects a message of another epoch or session.
+
+    The error is StaleEpoch, with the valid epoch in the envelope, or StaleSession.
+    """
 
     error: str
     text: str
@@ -350,8 +401,10 @@ class Fenced(Message):
 
 @dataclass(frozen=True)
 class Unreached(Message):
-    """Another worker has taken nothing of what waits for it, though it was `asked` so many times,
-    each half second; the last of it is an edge of the envelope's step."""
+    """Reports that another worker acknowledges nothing, after `asked` requests half a second apart.
+
+    `edge` is the edge of the last message for it, of the envelope's step.
+    """
 
     worker: Count
     asked: Count
@@ -360,7 +413,7 @@ class Unreached(Message):
 
 @dataclass(frozen=True)
 class Draining(Message):
-    """The worker is asked to end, and waits so many seconds for its sessions to leave it."""
+    """The worker was asked to end, and waits so many seconds for its sessions to leave."""
 
     seconds: float
 
@@ -369,11 +422,14 @@ class Draining(Message):
 class Chunk(Message):
     """A piece of an array, in the frame behind it, from byte `offset` of the array's memory.
 
-    `purpose` says what the array is for, `number` is the step (edges) or the request (all others),
-    and `name` the edge, feed, fetch or part. `axes` orders the axes from the slowest to the fastest
-    in memory, so that an array keeps its layout when it travels. `checksum` is of the piece;
-    0 where it travels by what cannot damage it. Where there is a `slot`, no frame follows: the
-    array lies there in memory that the sender shares, for the `turn`-th time.
+    Attributes:
+        purpose: What the array is for.
+        number: The step (of edges) or the request (of all others).
+        name: The edge, feed, fetch or part.
+        axes: The axes from the slowest to the fastest in memory, so that an array keeps its layout.
+        checksum: Of the piece; 0 if it travels over what cannot damage it.
+        slot: If not 0, no frame follows: the array lies there in memory that the sender shares.
+        turn: The number of the slot's use.
     """
 
     purpose: str
@@ -398,21 +454,21 @@ class Tensor(Message):
 
 @dataclass(frozen=True)
 class Share(Message):
-    """Offers memory of the sender's, in which it will lend arrays to a receiver that attaches."""
+    """Offers memory of the sender, in which it lends arrays to a receiver that attaches it."""
 
     token: str
 
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """A request without a result of its own is done."""
+    """Answers a request that has no result of its own."""
 
     request: Count
 
 
 @dataclass(frozen=True)
 class Met(Message):
-    """Who did not answer among the other workers."""
+    """The workers that did not answer."""
 
     request: Count
     missing: list[int]
@@ -438,8 +494,10 @@ class Done(Message):
 
 @dataclass(frozen=True)
 class Saved(Message):
-    """A shard of a checkpoint is on disk: its SHA-256 and bytes; or, with no SHA-256, the
-    variables that were sent before instead."""
+    """A shard of a checkpoint is on disk: its SHA-256 and bytes.
+
+    Without a SHA-256, the variables that it names were sent before instead.
+    """
 
     request: Count
     sha256: str
@@ -465,8 +523,10 @@ class Probed(Message):
 
 @dataclass(frozen=True)
 class Failed(Message):
-    """A request failed with an error class of `graphflow.errors`, or OpError for any other. If it
-    is late because it waited for another worker, it `awaits` that one; else this is -1."""
+    """A request failed with an error class of `graphflow.errors`, or OpError for any other.
+
+    If it is late because it waited for another worker, `awaits` is that worker; else -1.
+    """
 
     request: Count
     error: str
@@ -477,8 +537,10 @@ class Failed(Message):
 
 @dataclass(frozen=True)
 class Broken(Message):
-    """The worker cannot go on with the session; or its process has `ended`, by a signal in an `op`,
-    and another one at its address says so."""
+    """The worker cannot go on with the session.
+
+    If its process has `ended`, by a signal in an `op`, another process at its address says so.
+    """
 
     reason: str
     op: str = ""
@@ -488,4 +550,4 @@ class Broken(Message):
 KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 UNNUMBERED = (Ping, Pong, Ack, Resend, Fenced, Broken, Share, Unreached)
-"""What is neither kept nor sent again: a later one says all that a lost one did."""
+"""Messages that are neither kept nor sent again: a later one says all that a lost one did."""

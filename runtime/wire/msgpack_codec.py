@@ -1,6 +1,6 @@
-"""Plain data as bytes: msgpack, of which nothing is believed before it has been looked at.
+"""Plain data as bytes: msgpack, with strict checks of what arrives.
 
-Lists come as tuples, keys are strings, and there are bounds to how much of anything there is.
+Lists arrive as tuples, keys must be strings, and lengths and counts are bounded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _MAPS_CAP = 1 << 12  # dicts in one frame
 
 
 def dumps(data: Any, what: str = "a message") -> bytes:
-    """The bytes of plain data; numpy's scalars count as Python's.
+    """Return plain data as bytes; numpy's scalars become Python's.
 
     Args:
-        what: it is, for errors.
+        what: A name of the data, for errors.
 
     Raises:
-        ProtocolError: it holds what cannot be sent.
+        ProtocolError: The data holds a value that cannot be sent.
     """
     try:
         written: bytes = msgpack.packb(data, default=_plain_scalar)
@@ -36,19 +36,20 @@ def dumps(data: Any, what: str = "a message") -> bytes:
 
 
 def _plain_scalar(value: object) -> object:
+    """Return numpy's scalar as Python's; msgpack asks about every type that it does not know."""
     if isinstance(value, np.generic):
         return value.item()
     raise ProtocolError(f"{type(value).__name__} is not plain data")
 
 
 def loads(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
-    """The plain data in bytes from the wire.
+    """Return the plain data in bytes from the wire.
 
     Args:
-        bytes_cap: how many bytes in a row may be among it.
+        bytes_cap: The longest byte string that may be in it.
 
     Raises:
-        ProtocolError: they hold none, or more than the caps.
+        ProtocolError: The bytes are malformed, or exceed a limit.
     """
     dict_of = _build_dict if len(data) <= _MAPS_CAP else _limit_dicts()
     try:
@@ -61,13 +62,14 @@ def loads(data: bytes | memoryview, bytes_cap: int = 0) -> Any:
         raise
     except msgpack.ExtraData:
         raise ProtocolError("bytes follow the end of a control frame") from None
-    except Exception as error:  # msgpack raises a dozen kinds of its own and of the interpreter's
+    except Exception as error:  # msgpack raises a dozen types, of its own and built in
         raise ProtocolError(
             f"a control frame is not valid msgpack: {format_value(error, 200)}"
         ) from error
 
 
 def _build_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return a map of string keys, each at most once."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ProtocolError("a map of a control frame holds a key twice")
@@ -77,7 +79,7 @@ def _build_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _limit_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
-    """As `_dict_of`, for the maps of one frame that might hold very many."""
+    """Return `_build_dict` for one frame that might hold very many maps, with a limit on these."""
     left = _MAPS_CAP
 
     def build_dict(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
@@ -91,4 +93,5 @@ def _limit_dicts() -> Callable[[list[tuple[Any, Any]]], dict[str, Any]]:
 
 
 def _refuse_extension(code: int, data: bytes) -> Any:
+    """Refuse msgpack's extension types."""
     raise ProtocolError(f"a control frame holds the msgpack extension type {code}")

@@ -1,10 +1,10 @@
-"""What steps send: messages as frames that are looked up rather than parsed.
+"""Frames of the messages that steps send, which are looked up rather than parsed.
 
-A process that has just woken up finds nothing of what it does in the processor's caches, so what
-reads any message, field by field, takes ten times as long as in a loop. In these frames numbers
-have fixed places, and what is the same in all steps (who sends, which program, the names of sizes
-and feeds, which array a piece is of) is a string of bytes that the receiver nearly always has seen
-before. A message that holds anything beyond that goes as all others do, see `wire`.
+A process that has just woken up finds nothing of its code and data in the processor's caches. Then
+a general decoder, which reads field by field, takes ten times as long as in a loop. In these frames
+numbers have fixed places. All that is the same in every step is one byte string that the receiver
+nearly always has seen before: the sender, the program, the names of sizes and feeds, the array of a
+chunk. A message with any other content goes as all others do, see `frame_codec`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from graphflow.runtime.wire.messages import (
 from graphflow.runtime.wire.msgpack_codec import dumps, loads
 
 MARK = 0xC1
-"""The first byte of these frames; no msgpack begins with it."""
+"""The first byte of these frames. No msgpack begins with it."""
 
-_FIRST = struct.Struct("<BBH")  # mark, kind, bytes about the sender
+_FIRST = struct.Struct("<BBH")  # mark, kind, length of the sender
 _HEAD = struct.Struct(f"{_FIRST.format}qqq")  # these, step, sequence, acknowledged
 _COMPUTE = struct.Struct("<qqqdBHH")  # request, commits, follows, deadline, flags, sizes, template
 _CHUNK = struct.Struct("<qqqqq")  # number, offset, checksum, slot, turn; then what it is a piece of
@@ -45,8 +45,8 @@ _NONE = _COUNT.pack(0)
 _SIZE = struct.Struct("<I")  # of each, before its bytes
 _ONE = struct.Struct("<HI")
 _TRACE, _FREE = 1, 2  # flags of a step
-_SHARED_CAP = 1 << 10  # bytes of what is the same in all steps
-_CACHED = 1024  # of these that are remembered
+_SHARED_CAP = 1 << 10  # bytes that are the same in all steps
+_CACHED = 1024  # of these byte strings
 
 _check_sender = make_check(tuple[str, Count, int, str])
 _check_template = make_check(tuple[str, list[str], list[str]])
@@ -54,7 +54,7 @@ _check_array_header = make_check(tuple[str, Key, str, list[Count], list[Count], 
 
 
 def pack(envelope: Envelope, message: Message) -> bytes | None:
-    """The frame of a message; None for one that goes as others do."""
+    """Return the frame of a message; None if it must go as other messages do."""
     writer = _WRITERS.get(type(message))
     body = writer(message) if writer is not None else None
     if body is None:
@@ -72,10 +72,10 @@ def pack(envelope: Envelope, message: Message) -> bytes | None:
 
 
 def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
-    """The message in such a frame.
+    """Return the message in such a frame.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: The frame is malformed.
     """
     if type(frame) is not bytes:
         frame = bytes(frame)
@@ -84,14 +84,14 @@ def unpack(frame: bytes | memoryview) -> tuple[Envelope, Message]:
         start = _HEAD.size + size
         session, epoch, origin, token = _read_sender(frame[_HEAD.size : start])
         if kind >= len(_READERS) or step < 0 or sequence < 0 or acknowledged < 0:
-            raise ProtocolError(f"a packed frame of kind {kind} is none of this protocol")
+            raise ProtocolError(f"a packed frame has the unknown kind {kind}")
         said = (session, epoch, origin, step, sequence, acknowledged, token)
         return tuple.__new__(Envelope, said), _READERS[kind](frame, start)
     except struct.error as error:
         raise ProtocolError(f"a packed frame ends too early: {error}") from None
 
 
-# Who sends ---------------------------------------------------------------------------------------
+# Senders -----------------------------------------------------------------------------------------
 
 
 @lru_cache(_CACHED)
@@ -101,13 +101,17 @@ def _sender_bytes(session: str, epoch: int, origin: int, token: str) -> bytes:
 
 @lru_cache(_CACHED)
 def _read_sender(packed: bytes) -> tuple[str, int, int, str]:
+    """Return the sender in its bytes; its token is interned, for comparison by identity."""
     session, epoch, origin, token = _check_sender(_read_shared(packed), "sender")
-    return session, epoch, origin, intern(token)  # that its receiver knows by sight
+    return session, epoch, origin, intern(token)
 
 
 def _read_shared(packed: bytes) -> Any:
+    """Return the plain data in bytes that steps have in common."""
     if len(packed) > _SHARED_CAP:
-        raise ProtocolError(f"what steps have in common takes {len(packed)} bytes of a frame")
+        raise ProtocolError(
+            f"the shared part of a packed frame has {len(packed)} bytes, the cap is {_SHARED_CAP}"
+        )
     return loads(packed)
 
 
@@ -121,14 +125,16 @@ def _template_bytes(program: str, sizes: tuple[str, ...], feeds: tuple[str, ...]
 
 @lru_cache(_CACHED)
 def _read_template(packed: bytes) -> tuple[str, list[str], list[str]]:
+    """Return the program, the names of sizes, and the names of feeds of an order."""
     template: tuple[str, list[str], list[str]] = _check_template(_read_shared(packed), "template")
     if len({*template[1]}) != len(template[1]):
-        raise ProtocolError("a step has a size twice")
+        raise ProtocolError("a packed order names a size twice")
     return template
 
 
 @lru_cache(_CACHED)
 def _int64_struct(count: int) -> struct.Struct:
+    """Return the format of so many integers."""
     return struct.Struct(f"<{count}q")
 
 
@@ -156,7 +162,7 @@ def _read_compute(frame: bytes, start: int) -> Compute:
     program, names, feeds = _read_template(frame[start:end])
     values = _int64_struct(count).unpack_from(frame, end)
     if request < 0 or len(names) != count or flags > _TRACE | _FREE or not isfinite(deadline):
-        raise ProtocolError("a packed order contradicts itself")
+        raise ProtocolError("a packed order is inconsistent")
     return construct_unchecked(Compute, {
         "request": request, "program": program, "feeds": feeds, "deadline": deadline,
         "bindings": dict(zip(names, values, strict=True)), "trace": bool(flags & _TRACE),
@@ -180,7 +186,7 @@ def _write_done(message: Done) -> bytes | None:
 def _read_done(frame: bytes, start: int) -> Done:
     (request,) = _REQUEST.unpack_from(frame, start)
     if request < 0:
-        raise ProtocolError(f"a packed answer is to request {request}")
+        raise ProtocolError(f"a packed answer has the negative request {request}")
     small = _split_small(frame, start + _REQUEST.size)
     return construct_unchecked(
         Done, {"request": request, "fetches": [], "peak": {}, "small": small}
@@ -207,7 +213,7 @@ def _array_header_bytes(
 
 @lru_cache(_CACHED)
 def _read_array_header(packed: bytes) -> tuple[str, Key, str, list[int], list[int], int]:
-    """The array that a chunk is a piece of."""
+    """Return the array that a chunk is a piece of."""
     whole: tuple[str, Key, str, list[int], list[int], int]
     whole = _check_array_header(_read_shared(packed), "chunk")
     return whole
@@ -232,7 +238,7 @@ def _write_chunk(message: Chunk) -> bytes | None:
 def _read_chunk(frame: bytes, start: int) -> Chunk:
     number, offset, checksum, slot, turn = _CHUNK.unpack_from(frame, start)
     if number < 0 or offset < 0 or checksum < 0 or slot < 0 or turn < 0:
-        raise ProtocolError("a packed piece of an array has a number below 0")
+        raise ProtocolError("a packed chunk has a negative number")
     purpose, name, dtype, shape, axes, nbytes = _read_array_header(frame[start + _CHUNK.size :])
     return construct_unchecked(Chunk, {
         "purpose": purpose, "number": number, "name": name, "dtype": dtype, "shape": shape,
@@ -245,6 +251,7 @@ def _read_chunk(frame: bytes, start: int) -> Chunk:
 
 
 def _join_small(small: list[Small]) -> bytes:
+    """Return small arrays as bytes: their count, and each behind its length."""
     if len(small) == 1:  # nearly always
         return _ONE.pack(1, len(small[0])) + small[0]
     parts = [_COUNT.pack(len(small))]
@@ -254,6 +261,7 @@ def _join_small(small: list[Small]) -> bytes:
 
 
 def _split_small(frame: bytes, start: int) -> list[Small]:
+    """Return the small arrays in the rest of a frame."""
     (count,) = _COUNT.unpack_from(frame, start)
     start += _COUNT.size
     small = []
@@ -263,19 +271,22 @@ def _split_small(frame: bytes, start: int) -> list[Small]:
         small.append(frame[start : start + size])
         start += size
     if start != len(frame):
-        raise ProtocolError(f"a packed frame has {len(frame)} bytes, and says {start}")
+        raise ProtocolError(f"a packed frame has {len(frame)} bytes, but claims {start}")
     return small
 
 
-# Between two who know each other -----------------------------------------------------------------
+# Between a coordinator and a worker --------------------------------------------------------------
 
 
 class StepCodec:
-    """The orders and answers of steps, between the coordinator of a session in one epoch and a
-    worker: the frames of `pack`, written and read in half of its time, for it is known who speaks.
+    """The orders and answers of steps, between a session's coordinator and one worker in one epoch.
 
-    Only what is as in nearly every step goes this way: orders of steps that are not traced, follow
-    no other and bring their feeds along, and answers with all results in them.
+    The frames are those of `pack`, written and read in half of the time, because both ends are
+    known. Only common messages go this way: orders of steps that are not traced, follow no other
+    and have all feeds inside, and answers with all results inside.
+
+    Args:
+        asks, answers: The bytes of the sender in orders, and in answers.
     """
 
     def __init__(self, asks: bytes, answers: bytes) -> None:
@@ -287,8 +298,10 @@ class StepCodec:
 
     @staticmethod
     def for_worker(session: str, epoch: int, worker: int, token: str) -> StepCodec | None:
-        """The one of a session's coordinator and a worker; None if what tells them from others is
-        too long for packed frames."""
+        """Return the codec of a session's coordinator and a worker.
+
+        Return None if the identity of one is too long for these frames.
+        """
         asks = _sender_bytes(session, epoch, COORDINATOR, token)
         answers = _sender_bytes(session, epoch, worker, token)
         return StepCodec(asks, answers) if max(len(asks), len(answers)) <= _SHARED_CAP else None
@@ -303,7 +316,7 @@ class StepCodec:
         small: list[Small],
         same: SharedOrder,
     ) -> bytes:
-        """The frame of an order. `same` is what it has in common with those to other workers."""
+        """Return the frame of an order. `same` is shared with the orders to other workers."""
         deadline, sizes, template, body = same
         head = self._order.pack(
             self._asked, step, sequence, acknowledged, self._asks,
@@ -312,7 +325,10 @@ class StepCodec:
         return b"".join((head, body, _join_small(small) if small else _NONE))
 
     def read_order(self, frame: bytes) -> tuple[int, int, int, Compute] | None:
-        """Step, number, the number that is acknowledged, and the order."""
+        """Return step, number, acknowledged number and order of a frame.
+
+        Return None for any frame that `write_order` does not write.
+        """
         order = self._order
         try:
             (
@@ -341,14 +357,17 @@ class StepCodec:
     def write_answer(
         self, step: int, sequence: int, acknowledged: int, request: int, small: list[Small]
     ) -> bytes:
-        """The frame of an answer."""
+        """Return the frame of an answer."""
         head = self._answer.pack(
             self._answered, step, sequence, acknowledged, self._answers, request
         )
         return head + (_join_small(small) if small else _NONE)
 
     def read_answer(self, frame: bytes) -> tuple[int, int, int, int, list[Small]] | None:
-        """Step, number, the number that is acknowledged, the request, and the arrays."""
+        """Return step, number, acknowledged number, request and arrays of a frame.
+
+        Return None for any frame that `write_answer` does not write.
+        """
         answer = self._answer
         try:
             first, step, sequence, acknowledged, sender, request = answer.unpack_from(frame)
@@ -363,7 +382,7 @@ class StepCodec:
 
 
 class SharedOrder(NamedTuple):
-    """What is the same in the orders of a step to all workers."""
+    """The part of a step's orders that is the same for all workers."""
 
     deadline: float
     sizes: int
@@ -372,7 +391,7 @@ class SharedOrder(NamedTuple):
 
     @staticmethod
     def from_compute(message: Compute) -> SharedOrder | None:
-        """What is the same in orders like this one; None if they go as others do."""
+        """Return the shared part of orders like `message`; None if they go as others do."""
         sizes = message.bindings
         try:
             template = _template_bytes(message.program, tuple(sizes), ())

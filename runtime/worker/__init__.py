@@ -1,4 +1,4 @@
-"""A worker: a process that computes for sessions of others.
+"""The worker: a process that computes for the sessions of other processes.
 
-`python -m graphflow.runtime.worker` is what launchers start.
+Launchers start `python -m graphflow.runtime.worker`.
 """

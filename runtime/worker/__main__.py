@@ -1,4 +1,4 @@
-"""What launchers start: `python -m graphflow.runtime.worker`."""
+"""Entry point of launched workers: `python -m graphflow.runtime.worker`."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""One session on one worker: its `Host`, the thread that runs its jobs, its links to other workers.
+"""One session on one worker: its host, the thread that runs its jobs, its links to other workers.
 
-The protocol decides what is to be done, this does it: jobs one after the other on a thread of the
-session's own, so that the worker's I/O thread never waits for a computation. Tensors for other
-workers go out on the thread that made them, straight into the socket of their link.
+The protocol decides which jobs run; this module runs them, one after the other, on a thread of the
+session's own. The worker's I/O thread therefore never waits for a computation. A device's thread
+sends its tensors itself, straight into the socket of the link.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,10 +42,8 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayReader,
     is_whole,
 )
-from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.frame_codec import BorrowedBuffer
-from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,
@@ -70,6 +68,7 @@ from graphflow.runtime.wire.messages import (
     Write,
     step_of,
 )
+from graphflow.runtime.worker.host_protocol import HostFactory, HostProtocol
 from graphflow.runtime.worker.link_probe import DriveUntil, LinkProber
 from graphflow.runtime.worker.peer_link import PeerLink
 from graphflow.runtime.worker.worker_activity import WorkerActivity
@@ -77,54 +76,18 @@ from graphflow.runtime.worker.worker_activity import WorkerActivity
 _UNREPORTED = frozenset((Commit, Abort, Save))
 
 
-class HostProtocol(Protocol):
-    """What a session needs of a `Host`: it runs the partitions of one worker's devices.
-
-    `cancel` and `deliver` come from other threads, and may come before the step's `compute`, or,
-    while a thread of the host that waits calls what `attend` gave it, from that one.
-    """
-
-    def open(self, session: str) -> None: ...
-    def close(self, session: str) -> None: ...
-    def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None: ...
-    def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None: ...
-    def compute(
-        self,
-        session: str,
-        program: str,
-        step: int,
-        bindings: dict[str, int],
-        feeds: dict[str, Array],
-        trace: bool,
-        deadline: float,
-    ) -> Computed: ...
-    def commit(self, session: str, step: int) -> None: ...
-    def abort(self, session: str, step: int) -> None: ...
-    def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
-    def connect_mail(
-        self,
-        session: str,
-        attend: DriveUntil,
-        wake: Callable[[], None],
-        carried: TransferObserver,
-        keep: Callable[[Array], Array | None],
-    ) -> None: ...
-    def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
-    def read(self, session: str, variable: str) -> Array: ...
-    def snapshot(self, session: str) -> dict[str, Array]: ...
-    def write(self, session: str, variable: str, value: Array) -> None: ...
-    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
-    def usage(self, session: str) -> HostUsage: ...
-    def measure(self) -> dict[str, Any]: ...
-
-
-HostFactory = Callable[
-    [int, Sequence[str], int | None, Callable[[TensorParcel], None]], HostProtocol
-]
-
-
 class HostedSession:
-    """Runs the jobs of one session. `report` is told of each that ended, from any thread."""
+    """The runner of one session's jobs.
+
+    Args:
+        opening: the job with the session's `Open`.
+        report: receives each job that ended, from any thread.
+        drive_until: drives the worker's sockets until a condition holds.
+        wake: wakes the thread that drives the sockets.
+        admit_bulk_channel: takes in a bulk connection that another worker offers.
+        listen_address: the worker's address as this process knows it.
+        checkpoints: the root directory for shards of checkpoints, if this worker has one.
+    """
 
     def __init__(
         self,
@@ -143,7 +106,7 @@ class HostedSession:
         meters: Meters | None = None,
         checkpoints: str | None = None,
         listen_address: str = "",
-        admit_pipe: Callable[[BulkChannel], None] = BulkChannel.close,
+        admit_bulk_channel: Callable[[BulkChannel], None] = BulkChannel.close,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -157,8 +120,8 @@ class HostedSession:
         self.activity = WorkerActivity(
             self._session, self._epoch, self._index, self.meters, self._addresses
         )
-        self._listen_address = listen_address  # where, as this process knows it
-        self._admit_pipe = admit_pipe
+        self._listen_address = listen_address
+        self._admit_bulk_channel = admit_bulk_channel
         self._context = context
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
         self._threads = threads
@@ -174,36 +137,37 @@ class HostedSession:
         self._checkpoints = checkpoints
         self._host: HostProtocol | None = None
         self._links: dict[int, PeerLink] = {}
-        session = opening.session  # and not self: what is lent would go with a cycle, late
+        session = opening.session  # not self: a reference cycle would free the memory late
         self._coordinator_memory = PeerSharedMemory(
             lambda token: report(OfferMemoryToCoordinator(session, token))
         )  # to the coordinator
         self._borrowed_memory: dict[int, SharedArrayReader] = {}
-        self._idle = False  # its thread has no job, and drives the sockets
-        self._jobs_given, self._jobs_done = (
-            1,
-            0,
-        )  # jobs; while they are as many, its thread sends nothing
-        self._uncounted_commit: int | None = (
-            None  # a step that has committed: nobody waits for that
-        )
-        self._cancelled_up_to = -1  # every step up to this one
-        self._deadline = 0.0  # when the step's deadline passes
-        self._arrays_last = True  # what it sends is not written to before the step is decided
+        self._idle = False  # the session's thread has no job, and drives the sockets
+        # While these two are equal, the session's thread has no job, and sends nothing.
+        self._jobs_given, self._jobs_done = 1, 0
+        self._uncounted_commit: int | None = None  # a committed step to count when there is time
+        self._cancelled_up_to = -1  # the last cancelled step; earlier ones are cancelled, too
+        self._deadline = 0.0  # of the present step
+        self._arrays_last = True  # sent arrays are not overwritten before the step is decided
+        self._start(opening)
+
+    def _start(self, opening: RunJob) -> None:
+        """Start the session's thread, with the job that opens the session."""
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[RunJob] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
         self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._prober = LinkProber(
-            self._index, self._addresses, self._links, drive_until, self._closing, f"{name}-echo"
-        )
+            self._index, self._addresses, self._links, self._drive_until, self._closing,
+            f"{name}-echo",
+        )  # fmt: skip
         self._thread.start()
         self._jobs.put(opening)
 
-    # From the I/O thread: none of these waits ----------------------------------------------------
+    # From the I/O thread; none of these methods waits ---------------------------------------------
 
     def submit(self, run: RunJob) -> None:
-        """Queues a job."""
+        """Queue a job."""
         kind = type(run.job)
         if kind is Close:
             self._closing.set()
@@ -214,50 +178,52 @@ class HostedSession:
             self._prober.queue_echo(run)
 
     def deliver(self, step: int, edge: Key, array: Array, origin: int) -> None:
-        """Hands a tensor of another worker, `origin`, to the host."""
+        """Hand the host a tensor from another worker, `origin`."""
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
         self.activity.count_tensor("received", origin, edge, array.nbytes)
 
     @property
     def queued_jobs(self) -> int:
-        """Orders that wait for those before them."""
+        """Number of jobs that wait."""
         return self._jobs.qsize()
 
     def usage(self) -> HostUsage:
-        """What the session takes, and waits for; from any thread."""
+        """Return the session's memory use and its waits. Callable from any thread."""
         host = self._host
         return host.usage(self._session) if host is not None else HostUsage()
 
     def attach(self, origin: int, token: str) -> None:
-        """Makes use of memory that the coordinator or another worker shares, if it is of this
-        host; whoever shares it sees that. Or takes the pipe that another worker offers."""
+        """Attach memory that the coordinator or another worker shares, or accept a bulk connection.
+
+        Memory of another host cannot be attached; its owner notices that nobody accepts it.
+        """
         if token.startswith(TOKEN_WORD):
             if origin >= 0 and not self._keys:
-                accept_offer(token, self._addresses[origin], self._admit_pipe)
+                accept_offer(token, self._addresses[origin], self._admit_bulk_channel)
             return
         with contextlib.suppress(TransportError):
             self._borrowed_memory[origin] = SharedArrayReader(token)
 
     def read_borrowed(self, origin: int, chunk: Chunk) -> BorrowedBuffer | None:
-        """The bytes of an array that somebody lends; None for one of whom nothing is known."""
+        """Return the bytes of a lent array; None if its lender's memory is not attached."""
         borrower = self._borrowed_memory.get(origin)
         if borrower is None:
             return None
         return borrower.defer_borrow(chunk.slot, chunk.turn, chunk.nbytes)
 
-    def update_link(self, heard: UpdatePeerLink) -> None:
-        """Another worker said what it has of ours, or of its own."""
-        link = self._links.get(heard.worker)
+    def update_link(self, update: UpdatePeerLink) -> None:
+        """Pass another worker's report to the link to it."""
+        link = self._links.get(update.worker)
         if link is not None:
             before = link.resent_count
-            link.apply_update(heard)
+            link.apply_update(update)
             if again := link.resent_count - before:
-                peer = self._addresses[heard.worker]
+                peer = self._addresses[update.worker]
                 self.meters.add("graphflow_resent_messages_total", again, peer)
 
     def beat_links(self, beat: BeatPeerLinks) -> None:
-        """Time for the links to say what they have sent and received."""
+        """Send the links' heartbeats, and report a peer that acknowledges nothing."""
         for worker, link in list(self._links.items()):
             link.heartbeat(owed=worker in beat.owed)
             link.check_inflow()
@@ -266,18 +232,18 @@ class HostedSession:
                 self._report_event(PeerUnreached(self._session, worker, step, edge, asked))
 
     def accept_echo(self, request: int, origin: int, array: Array) -> None:
-        """An echo has come back from another worker."""
+        """Take in an echo of this worker's probe."""
         self._prober.accept_echo(request, origin, array)
 
     def cancel_step(self, step: int, error: GraphflowError) -> None:
-        """Cancels a step, whether it runs or is still queued."""
+        """Cancel a step, whether it runs or is still queued."""
         self._cancelled_up_to = step
         host = self._host
         if host is not None:
             host.cancel(self._session, step, error)
 
     def join(self, seconds: float) -> bool:
-        """Waits for the session's thread, which ends after Close; whether it has ended."""
+        """Wait for the session's thread, which ends after `Close`; return True if it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -292,10 +258,10 @@ class HostedSession:
             cancelled = False
             try:
                 outcome = self._run_job(run)
-            except BaseException as error:  # the coordinator is told, whatever it was
+            except BaseException as error:  # any error is reported to the coordinator
                 outcome, cancelled = error, step <= self._cancelled_up_to
-            # Nobody waits for these, and waking the I/O thread costs more than most commits. What
-            # writes a file reports from a thread of its own.
+            # Nobody waits for these results, and waking the I/O thread costs more than most
+            # commits. A Save reports from a thread of its own.
             if outcome is not None or type(job) not in _UNREPORTED:
                 self._report_event(JobFinished(self._session, job, step, self._epoch, outcome))
             if self._uncounted_commit is not None:
@@ -307,8 +273,11 @@ class HostedSession:
                 return
 
     def _next_job(self) -> RunJob:
-        """The next job. This thread drives the worker's sockets for a while, so that an order that
-        follows soon needs no other thread."""
+        """Return the next job.
+
+        While there is none, this thread drives the worker's sockets for a while. An order that
+        follows soon then needs no other thread.
+        """
         if self._jobs.empty() and not self._closing.is_set():
             self._idle = True
             self._drive_until(self._has_job, LINGER)
@@ -320,7 +289,7 @@ class HostedSession:
 
     def _run_job(self, run: RunJob) -> Outcome:
         job, session, host = run.job, self._session, self._host
-        if type(job) is Compute and host is not None:  # these two nearly always
+        if type(job) is Compute and host is not None:  # most jobs are of these two types
             if run.commits >= 0:
                 self._commit(host, run.commits)
             return self._compute(host, run, job)
@@ -371,14 +340,16 @@ class HostedSession:
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                lane = None if self._keys else UnixSocketChannel.connect(address)
-                outlet = (
+                fast_channel = None if self._keys else UnixSocketChannel.connect(address)
+                bulk_sender = (
                     BulkSender(self._listen_address)
                     if self._listen_address and not self._keys
                     else None
                 )
                 sealed = bool(self._keys)
-                self._links[worker] = PeerLink(channel, outbound, lane, outlet, sealed=sealed)
+                self._links[worker] = PeerLink(
+                    channel, outbound, fast_channel, bulk_sender, sealed=sealed
+                )
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._coordinator_memory.keep
@@ -395,16 +366,16 @@ class HostedSession:
             for link in self._links.values():
                 link.close()
             self._coordinator_memory.close()
-            # A worker has little reason to look for cycles: what is large goes at once.
+            # Free the memory now: the garbage collector may not run on a worker for long.
             self._host = None
             self._borrowed_memory.clear()
 
     def _commit(self, host: HostProtocol, step: int) -> None:
-        """Commits a step of which the order of the next one told."""
+        """Commit a step, as the order of the next step requests."""
         try:
             host.commit(self._session, step)
             self._uncounted_commit = step
-        except BaseException as error:  # that ends the session here, the next step with it
+        except BaseException as error:  # ends the session here, and the next step with it
             self._report_event(JobFinished(self._session, Commit(), step, self._epoch, error))
             raise
 
@@ -414,12 +385,14 @@ class HostedSession:
         feeds: Any = run.arrays  # by name
         self._arrays_last = not job.free
         self._deadline = time.monotonic() + job.deadline
-        for name in job.feeds:  # what came before the order may be lent
+        for name in job.feeds:  # feeds that came before the order may be lent
             self._await_feed(run.step, name, feeds[name])
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
-        if feeds:  # what is lent goes back before anybody hears of the end, who may need it next
+        if (
+            feeds
+        ):  # return lent feeds before the client learns of the end, and may need their memory
             feeds.clear()
         for array in computed.fetches.values():
             if array.nbytes >= LEND_MIN_BYTES:
@@ -432,7 +405,7 @@ class HostedSession:
         return computed._replace(fetches=handed)
 
     def _await_feed(self, step: int, name: Key, array: Array) -> None:
-        """Waits for the last of a feed that the session was still copying when it told of it."""
+        """Wait for the rest of a feed that the client was still copying when it announced it."""
         while not is_whole(array):
             if step <= self._cancelled_up_to or time.monotonic() > self._deadline:
                 late = f"step {step_of(step)}: feed {name} did not come before the deadline"
@@ -442,7 +415,7 @@ class HostedSession:
         return self._coordinator_memory.lend("fetch", request, name, array)
 
     def _save(self, run: RunJob, job: Save, copies: dict[str, Array]) -> None:
-        """Writes copies of all variables while other jobs go on."""
+        """Write copies of all variables on a thread of its own, while other jobs go on."""
 
         def write() -> None:
             try:
@@ -450,7 +423,7 @@ class HostedSession:
                 outcome: Outcome = Computed(copies)
                 if shard is not None:
                     outcome = Saved(job.request, shard.sha256, shard.nbytes or 0, [])
-            except BaseException as error:  # the coordinator is told, whatever it was
+            except BaseException as error:  # any error is reported to the coordinator
                 outcome = error
             self._report_event(JobFinished(self._session, job, run.step, self._epoch, outcome))
 
@@ -459,7 +432,7 @@ class HostedSession:
     # Between workers -----------------------------------------------------------------------------
 
     def _outbox(self, parcel: TensorParcel) -> None:
-        """Sends a tensor of a step; called by the threads of the host's devices."""
+        """Send a tensor of a step; called by the threads of the host's devices."""
         if parcel.target_worker == self._index:
             if self._host is not None:
                 self._host.deliver(self._session, parcel.step, parcel.edge, parcel.array)
@@ -472,7 +445,7 @@ class HostedSession:
         self.activity.count_tensor("sent", target, parcel.edge, parcel.array.nbytes)
 
     def _should_keep_sending(self, parcel: TensorParcel, until: float) -> bool:
-        """Whether a tensor that another worker has no room for is still to be sent."""
+        """Return True if a tensor should still be sent to a worker that has no room for it."""
         if time.monotonic() > until:
             target = parcel.target_worker
             raise StepTimeout(
@@ -481,18 +454,3 @@ class HostedSession:
                 worker=target,
             )
         return parcel.step > self._cancelled_up_to and not self._closing.is_set()
-
-
-def default_factory(
-    worker: int,
-    devices: Sequence[str],
-    threads: int | None,
-    outbox: Callable[[TensorParcel], None],
-    *,
-    limits: GraphLimits | None = None,
-) -> HostProtocol:
-    """A real `Host`; its libraries load with the first session."""
-    from graphflow.runtime.host.host import DeviceHost
-
-    host: HostProtocol = DeviceHost(worker, devices, threads, outbox, limits, alone=True)
-    return host

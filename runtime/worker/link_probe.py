@@ -1,5 +1,7 @@
-"""Arrays that go to another worker and come back: which workers can be reached, and how quick the
-ways to them are."""
+"""Probes of the links between workers: which workers can be reached, and how fast the links are.
+
+A probe is an array that another worker sends back (an echo).
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,21 @@ from graphflow.runtime.wire.frame_codec import BUDGET
 from graphflow.runtime.wire.messages import Array, Chunk, Meet, Probe
 from graphflow.runtime.worker.peer_link import PeerLink
 
-_CLOSING_POLL_SECONDS = 0.05  # seconds between two looks at whether the session is closing
-_ECHO_SECONDS = 10.0  # for an echo to be taken by the socket
+_CLOSING_POLL_SECONDS = 0.05  # seconds between two checks whether the session is closing
+_ECHO_SECONDS = 10.0  # for the socket to accept an echo
 
 DriveUntil = Callable[[Callable[[], bool], float], bool]
-"""Receives what comes until something is done, for at most so many seconds; False: at once, for
-another thread does."""
+"""Drives the sockets until a condition holds, for at most some seconds. Returns False, at once, if
+another thread drives them."""
 
 
 class LinkProber:
-    """Those of one session on worker `index`: asked for here, and sent back to who asked.
+    """The probes of one session on worker `index`, and its answers to the probes of others.
 
     Args:
         links: to the other workers; filled when the session is opened.
-        closing: set when nothing is to be waited for any more.
+        closing: set when all waits must end.
+        name: of the thread that answers.
     """
 
     def __init__(
@@ -51,15 +54,15 @@ class LinkProber:
         self._closing = closing
         self._returned_echoes: queue.SimpleQueue[tuple[int, int, Array]] = queue.SimpleQueue()
         self._requests: queue.SimpleQueue[RunJob | None] = queue.SimpleQueue()
-        self._queued = self._sent = 0  # echoes, by the thread that is for those that wait
+        self._queued = self._sent = 0  # echoes of the answering thread
         self._thread = threading.Thread(target=self._send_queued_echoes, name=name, daemon=True)
         self._thread.start()
 
     def link_to(self, worker: int) -> PeerLink:
-        """The way to another worker.
+        """Return the link to another worker.
 
         Raises:
-            ProtocolError: there is none.
+            ProtocolError: there is no such worker.
         """
         link = self._links.get(worker)
         if link is None:
@@ -71,14 +74,17 @@ class LinkProber:
     # For others --------------------------------------------------------------------------------
 
     def queue_echo(self, run: RunJob) -> None:
-        """Sends an array back to who asked, on a thread that may wait for room."""
+        """Send an array back on the answering thread, which may wait for room."""
         self._queued += 1
         self._requests.put(run)
 
     def try_send_back(self, run: RunJob) -> bool:
-        """Sends an array back, unless that would have to wait for room; for who drives the sockets,
-        where room is told of, while no thread of the session has a job. Whether it did: waking
-        another thread would count as the link's time."""
+        """Send an array back at once, unless that would have to wait for room; return True if it
+        was sent.
+
+        Called by the thread that drives the sockets, while no thread of the session has a job.
+        Waking another thread would be measured as time of the link.
+        """
         chunk = run.job
         assert isinstance(chunk, Chunk)
         link = self._links.get(chunk.name) if isinstance(chunk.name, int) else None
@@ -88,12 +94,12 @@ class LinkProber:
         return True
 
     def send_back(self, run: RunJob) -> None:
-        """Sends an array back to who asked."""
+        """Send an array back to the worker that sent it."""
         chunk = run.job
         assert isinstance(chunk, Chunk) and isinstance(chunk.name, int)
         (array,) = run.arrays.values()
         go_on = partial(self._has_time, time.monotonic() + _ECHO_SECONDS)
-        with contextlib.suppress(GraphflowError):  # the one who asked has a deadline
+        with contextlib.suppress(GraphflowError):  # the prober has a deadline of its own
             self.link_to(chunk.name).send("echoed", chunk.number, self._index, array, True, go_on)
 
     def _send_queued_echoes(self) -> None:
@@ -102,18 +108,18 @@ class LinkProber:
             self._sent += 1
 
     def close(self) -> None:
-        """Ends the thread."""
+        """End the answering thread."""
         self._requests.put(None)
         self._thread.join(_ECHO_SECONDS)
 
     # Our own -----------------------------------------------------------------------------------
 
     def accept_echo(self, request: int, origin: int, array: Array) -> None:
-        """An echo of ours has come back; from any thread."""
+        """Take in an echo of this worker's probe. Callable from any thread."""
         self._returned_echoes.put((request, origin, array))
 
     def check_reachability(self, job: Meet) -> list[int]:
-        """The other workers that do not answer; all are asked at the same time."""
+        """Return the other workers that do not answer; all are probed at the same time."""
         until = time.monotonic() + job.deadline
         nothing = np.zeros(0, np.uint8)
         for target in self._links:
@@ -125,11 +131,11 @@ class LinkProber:
         return sorted(missing)
 
     def measure_latency(self, job: Probe) -> float:
-        """The median one-way time in seconds, half of a round trip."""
+        """Return the median one-way time in seconds: half of a round trip."""
         if job.nbytes > BUDGET:
             raise ProtocolError(f"a probe of {job.nbytes} bytes exceeds {BUDGET}")
         until = time.monotonic() + job.deadline
-        array = np.ones(job.nbytes, np.uint8)  # of zeros, the system would keep one page
+        array = np.ones(job.nbytes, np.uint8)  # zeros would all share one page of memory
         times = []
         for _ in range(max(1, job.repeats)):
             started = time.perf_counter()
@@ -145,7 +151,7 @@ class LinkProber:
     def _next_answer(
         self, request: int, targets: Collection[int], seconds: float, until: float
     ) -> int:
-        """The next of some workers whose echo has come."""
+        """Return the next of some workers whose echo has arrived."""
         while self._has_time(until):
             self._drive_until(self._has_come, until - time.monotonic())
             with contextlib.suppress(queue.Empty):

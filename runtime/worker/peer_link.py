@@ -1,7 +1,8 @@
-"""The ways between workers: tensors of a session from this worker straight to another.
+"""Links between workers, for the tensors of a session.
 
-A link keeps what its peer has not acknowledged, and sends it again when asked. Each of two workers
-has a connection to the other's listener, so what the peer says of this link comes in there.
+A link keeps what its peer has not acknowledged, and resends it on request. Each of two workers has
+a connection to the other's listener, so the peer's messages about a link arrive at this worker's
+own listener.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from graphflow.runtime.wire.frame_codec import (
 )
 from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
 
-_OFFER_SECONDS = 0.1  # between two offers of memory that were not taken
-_MEMORY_OFFERS = 2  # of memory, before a pipe is offered
-_ROOM_POLL_SECONDS = 0.05  # seconds between two looks at whether a step was cancelled
-_MAX_UNANSWERED_ASKS = 4  # times that a peer is asked before anybody else is told
+_OFFER_SECONDS = 0.1  # between two offers of memory that were not accepted
+_MEMORY_OFFERS = 2  # of shared memory, before a bulk connection is offered
+_ROOM_POLL_SECONDS = 0.05  # seconds between two checks whether a step was cancelled
+_MAX_UNANSWERED_ASKS = 4  # acknowledgement requests until the coordinator is told
 
 _FLOODED = f"more than {UNFRAMED_CAP >> 20} MiB came over a link, where nothing is to come"
 
@@ -45,12 +46,14 @@ _log = Log("graphflow.security")
 
 
 class PeerLink:
-    """The way to one other worker: a connection and the numbering of what goes over it.
+    """The link to one other worker: a connection, and the numbering of the messages on it.
 
     Args:
-        lane: beside it, for short messages; it has no pipe then.
-        outlet: where it may get a pipe from.
-        sealed: what goes over the connection is encrypted.
+        channel: a connected `Channel`.
+        outbound: numbers and keeps the messages.
+        lane: a fast channel beside the connection, for short messages.
+        bulk_sender: source of a bulk TCP connection for large messages; unused with a fast channel.
+        sealed: the connection is encrypted.
     """
 
     def __init__(
@@ -69,12 +72,12 @@ class PeerLink:
         self._lock = channel.lock
         self._changed = threading.Condition(channel.lock)
         self._array_pool = SharedArrayPool()
-        # A piece is encrypted here while the one before it is decrypted there.
+        # Small pieces: one is encrypted here while the peer decrypts the one before it.
         self._far = sealed or not is_loopback(channel.address)
         self._offered_at = -inf  # when, last
         self._offers = 0
-        self._unanswered_asks = 0  # times since the peer last took anything, in one step
-        self._last_sent: tuple[int, Key] = (0, "")  # step and edge of what it was to take last
+        self._unanswered_asks = 0  # since the peer last acknowledged anything, in one step
+        self._last_sent: tuple[int, Key] = (0, "")  # step and edge
 
     def send(
         self,
@@ -85,15 +88,18 @@ class PeerLink:
         owned: bool,
         should_continue: Callable[[], bool],
     ) -> None:
-        """Sends an array, as chunks; waits while the peer has not acknowledged enough of what was
-        sent before, and `go_on`. What is not `owned` is copied until it is acknowledged.
+        """Send an array in chunks; wait while the peer has acknowledged too little and
+        `should_continue`.
+
+        Args:
+            owned: the array stays unchanged until the peer acknowledges it. Otherwise it is copied.
 
         Raises:
-            TransportError: `go_on` said to stop.
+            TransportError: `should_continue` said to stop.
         """
         step = number if purpose == "edge" else 0
         if step != self._last_sent[0]:
-            self._unanswered_asks = 0  # what ended the step before may have passed
+            self._unanswered_asks = 0  # what delayed the last step may be over
         self._last_sent = (step, name)
         inside = encode_small(name, array) if purpose == "edge" else None
         if inside is not None:
@@ -127,7 +133,7 @@ class PeerLink:
         step: int,
         should_continue: Callable[[], bool],
     ) -> bool:
-        """Sends where the array lies in memory that the peer sees, if there is such."""
+        """Send where an array lies in shared memory; return False if the peer shares no memory."""
         if not self._array_pool.is_attached:
             self.offer_memory()
             return False
@@ -140,13 +146,15 @@ class PeerLink:
         return lend_array(purpose, number, name, array, self._array_pool.lend, announce) is not None
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether an array of so many bytes can be sent without waiting for the peer."""
+        """Return True if an array of `nbytes` can be sent without waiting for the peer."""
         with self._lock:
             return self._outbound.has_room(nbytes)
 
     def offer_memory(self) -> None:
-        """Offers the peer memory to share, unless it was asked a moment ago; and a pipe, where it
-        does not take that."""
+        """Offer the peer shared memory, at most every `_OFFER_SECONDS`.
+
+        If the peer does not accept it, also offer a bulk TCP connection.
+        """
         now = time.monotonic()
         if self._array_pool.is_attached or now < self._offered_at + _OFFER_SECONDS:
             return
@@ -159,34 +167,36 @@ class PeerLink:
             for token in filter(None, tokens):
                 self._transmit(self._outbound.wrap_unnumbered(Share(token)))
 
-    def apply_update(self, heard: UpdatePeerLink) -> None:
-        """Takes note of what the peer said. Never waits."""
+    def apply_update(self, update: UpdatePeerLink) -> None:
+        """Take in the peer's report. Never waits."""
         with self._lock:
-            self._outbound.received = heard.received
-            if self._outbound.acknowledge(heard.acknowledged):
+            self._outbound.received = update.received
+            if self._outbound.acknowledge(update.acknowledged):
                 self._unanswered_asks = 0
                 self._changed.notify_all()
-            if heard.told is not None:
-                self._transmit(self._outbound.wrap_unnumbered(heard.told))
-            if heard.wanted is not None:
-                for letter in self._outbound.resend(heard.wanted):
-                    self._transmit(letter)
+            if update.told is not None:
+                self._transmit(self._outbound.wrap_unnumbered(update.told))
+            if update.wanted is not None:
+                for outgoing in self._outbound.resend(update.wanted):
+                    self._transmit(outgoing)
 
     @property
     def resent_count(self) -> int:
-        """Messages that were sent once more."""
+        """Number of messages that were sent again."""
         return self._outbound.resent_count
 
     def heartbeat(self, *, owed: bool) -> None:
-        """Tells the peer what was sent, if it has not acknowledged that, and what was received."""
+        """Tell the peer what was received, and ask it to acknowledge what was sent, if need be."""
         with self._lock:
             if owed or self._outbound.pending:
                 self._unanswered_asks += self._outbound.pending > 0
                 self._transmit(self._outbound.wrap_unnumbered(Ack(asks=True)))
 
     def check_inflow(self) -> None:
-        """Looks at what comes over the connection, where nothing should: who sends much there ends
-        it."""
+        """Check the connection's receiving side, where a peer should send nothing.
+
+        A peer that sends much there loses the connection.
+        """
         with self._lock:
             self._channel.read_link_changes()
             if self._channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
@@ -194,14 +204,14 @@ class PeerLink:
                 self._channel.reset()
 
     def find_unacknowledged(self) -> tuple[int, tuple[int, Key]] | None:
-        """How often the peer was asked in vain what it has of ours, and the step and the edge of
-        the last of that; None where it may just be slow."""
+        """Return how often the peer was asked in vain, and the last (step, edge); None if it may
+        be slow."""
         if self._unanswered_asks <= _MAX_UNANSWERED_ASKS or not self._outbound.pending:
             return None
         return self._unanswered_asks, self._last_sent
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection and its side channels."""
         self._channel.close()
         if self._bulk_sender is not None:
             self._bulk_sender.close()
@@ -215,26 +225,26 @@ class PeerLink:
                 raise TransportError(f"{self._channel.address} takes no more messages")
             self._changed.wait(_ROOM_POLL_SECONDS)
 
-    def _transmit(self, letter: OutgoingMessage) -> None:
-        frames = _frames(letter)
+    def _transmit(self, outgoing: OutgoingMessage) -> None:
+        frames = _frames(outgoing)
         known = self._outbound.acknowledged
         if (
             self._bulk_sender is not None
-            and (pipe := self._bulk_sender.channel) is not self._side_channel
+            and (bulk_channel := self._bulk_sender.channel) is not self._side_channel
         ):
-            self._side_channel = pipe
-            if pipe is not None:  # it must not overtake what is on its way
-                pipe.last_over_zmq = self._outbound.last_sent
+            self._side_channel = bulk_channel
+            if bulk_channel is not None:  # it must not overtake messages on the main connection
+                bulk_channel.last_over_zmq = self._outbound.last_sent
         beside = self._side_channel
-        if beside is not None and beside.send_in_order(frames, letter.envelope.sequence, known):
+        if beside is not None and beside.send_in_order(frames, outgoing.envelope.sequence, known):
             return
-        # The window is smaller than the queue: it is full only after a long cut, and then what it
-        # does not take is asked for again.
-        if isinstance(letter.message, Chunk) and not letter.message.checksum:
-            frames = _frames(with_checksum(letter))
+        # The window is smaller than the queue, which is therefore full only after a long cut. The
+        # peer then asks for the messages that the queue refused.
+        if isinstance(outgoing.message, Chunk) and not outgoing.message.checksum:
+            frames = _frames(with_checksum(outgoing))
         self._channel.send_unlocked(frames)
 
 
-def _frames(letter: OutgoingMessage) -> list[Any]:
-    head = encode(letter.envelope, letter.message)
-    return [head] if letter.data is None else [head, letter.data]
+def _frames(outgoing: OutgoingMessage) -> list[Any]:
+    head = encode(outgoing.envelope, outgoing.message)
+    return [head] if outgoing.data is None else [head, outgoing.data]

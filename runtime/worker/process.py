@@ -1,6 +1,6 @@
-"""A worker's shell: one socket, the worker's state machine, and the sessions it hosts.
+"""A worker process: one listening socket, the worker's state machine, and its sessions.
 
-The main thread is the I/O thread: it moves messages between the socket and the machine and never
+The main thread is the I/O thread. It moves messages between the socket and the machine, and never
 computes.
 """
 
@@ -69,25 +69,31 @@ from graphflow.runtime.wire.messages import (
     Status,
     StatusReport,
 )
-from graphflow.runtime.worker.hosted_session import HostedSession, HostFactory
+from graphflow.runtime.worker.host_protocol import HostFactory
+from graphflow.runtime.worker.hosted_session import HostedSession
 from graphflow.runtime.worker.worker_gauges import register_worker_gauges
 from graphflow.runtime.worker.worker_status import make_report
 
 _TICK = 0.5  # seconds
 _WAKEUP, _LISTENER, _PARENT, _FAST_LISTENER, _FIRST_CHANNEL = range(
     5
-)  # what wakes who drives the sockets
+)  # tags of the waiter's descriptors
 _RETRY = 0.005  # seconds, while a connection's queue is full
-_BATCH = 64  # messages taken from the socket before anything else has its turn
-_MAX_UNSENT = 4096  # answers that a connection does not take: more than any session has under way
+_BATCH = 64  # messages received in a row, before anything else has its turn
+_MAX_UNSENT = 4096  # answers that wait for one connection; no session has as many in flight
 _END_SECONDS = 1.0  # for sessions to end when the worker does
-_LINGER_MS = 100  # milliseconds in which what they are told may still leave
+_LINGER_MS = 100  # for the last messages to leave
 
 _log = Log("graphflow.worker")
 
 
 class WorkerProcess:
-    """Serves sessions at an address until `stop`.
+    """A worker that serves sessions at an address until `stop`.
+
+    Args:
+        factory: makes the host of a session.
+        connections: most connections at a time; default: see `serving.serve`.
+        exit_report: how the earlier process at this address ended, if this one only reports that.
 
     Raises:
         TransportError: the address cannot be used.
@@ -136,28 +142,14 @@ class WorkerProcess:
             devices, clock_identity(), host_memory() // 2, exit_report, secrets.randbits(62)
         )
         self._sessions: dict[str, HostedSession] = {}
-        self._closing_sessions: dict[
-            str, HostedSession
-        ] = {}  # told to close, but still at something
+        self._closing_sessions: dict[str, HostedSession] = {}  # closed, but still running a job
         self._reported: deque[JobFinished | OfferMemoryToCoordinator | PeerUnreached] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
-        self._driver = SocketDriverLock(self._wakeup)
-        self._waiter = EpollWaiter()
-        self._waiter.add(self._wakeup.fileno(), _WAKEUP)
-        self._waiter.add(self._listener.fileno(), _LISTENER)
-        # A socket tells of what comes only once it has been found empty.
-        self._has_unread = True
-        self._lanes = UnixSocketListener(self.address if self._guard is None else "")
-        self._pipes = BulkReceivers()
-        self._new_pipes: deque[tuple[str, BulkChannel]] = deque()
-        # Lanes and pipes, by what wakes us for them.
-        self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
-        if self._lanes.fileno() >= 0:
-            self._waiter.add(self._lanes.fileno(), _FAST_LISTENER)
+        self._open_channels()
         self._tick_at = time.monotonic() + _TICK
         self._stopping = False
-        self._drain_seconds = 0.0  # seconds that sessions have to go, once it was asked to end
-        self._drain_deadline = math.inf  # when that time is over
+        self._drain_seconds = 0.0  # for sessions to leave; 0 until the process is asked to end
+        self._drain_deadline = math.inf  # the end of that time
         self._failure: BaseException | None = None
         self._end_reason = "it was asked to end"
         self._started = time.monotonic()
@@ -165,22 +157,43 @@ class WorkerProcess:
             self.meters, self.address, self._sessions, self._unsent, self._listener
         )
 
+    def _open_channels(self) -> None:
+        """Open the waiter for the listener, for fast channels and for bulk connections."""
+        self._driver = SocketDriverLock(self._wakeup)
+        self._waiter = EpollWaiter()
+        self._waiter.add(self._wakeup.fileno(), _WAKEUP)
+        self._waiter.add(self._listener.fileno(), _LISTENER)
+        # The socket's descriptor signals new messages only after the socket was found empty.
+        self._has_unread = True
+        self._fast_listener = UnixSocketListener(self.address if self._guard is None else "")
+        self._bulk_receivers = BulkReceivers()
+        self._new_bulk_channels: deque[tuple[str, BulkChannel]] = deque()
+        # Fast channels and bulk connections, by their tags in the waiter.
+        self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
+        if self._fast_listener.fileno() >= 0:
+            self._waiter.add(self._fast_listener.fileno(), _FAST_LISTENER)
+
     def stop(self) -> None:
-        """Ends `run` soon; for signal handlers and other threads."""
+        """End `run` soon. For signal handlers and other threads."""
         self._stopping = True
         self._wakeup.wake()
 
     def drain(self, seconds: float) -> None:
-        """Has sessions write checkpoints and go elsewhere; ends `run` when all have gone, or their
-        coordinators are silent, or after some seconds. At once when asked again."""
+        """Ask the sessions to write checkpoints and leave, and end `run` once they have.
+
+        `run` also ends after `seconds`, once the remaining coordinators are silent, or at once at
+        the second call.
+        """
         if self._drain_seconds:
             self._stopping = True
         self._drain_seconds = seconds
         self._wakeup.wake()
 
     def run(self, parent_pid: int | None = None) -> None:
-        """Serves until `stop`, or until the parent process is gone. This thread is the watch: it
-        drives the sockets while no session's thread does."""
+        """Serve until `stop`, or until the parent process is gone.
+
+        This thread drives the sockets in the background, while no session's thread does.
+        """
         parent = EpollWaiter()
         if parent_pid is not None:
             for waiter in (parent, self._waiter):
@@ -204,7 +217,8 @@ class WorkerProcess:
             raise self._failure
 
     def _has_drained(self) -> bool:
-        """Whether it was asked to end, and no session is left that could still go."""
+        """Return True if the process was asked to end, and no session is left that could still
+        leave."""
         if self._drain_deadline == math.inf:
             return False
         now = time.monotonic()
@@ -212,13 +226,15 @@ class WorkerProcess:
         return now >= self._drain_deadline or not (here or self._closing_sessions or self._unsent)
 
     def drive_until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Drives the sockets until `done`, for a thread of a session that would wait otherwise;
-        False: at once, for another one drives."""
+        """Drive the sockets until `done`, for a session's thread that would otherwise wait.
+
+        Returns False, at once, if another thread drives them.
+        """
         if self._stopping or not self._driver.acquire(SLICE):
             return False
         try:
             self._drive(done, time.monotonic() + seconds, SPIN_SECONDS)
-        except BaseException as error:  # what breaks the machine ends the process
+        except BaseException as error:  # an error of the machine ends the process
             self._failure = error
             self.stop()
         finally:
@@ -226,7 +242,7 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """Ends all sessions, which are told so, and frees the address."""
+        """End all sessions, with a message to their coordinators, and free the address."""
         self._stopping = True
         self._driver.preempt(_END_SECONDS)
         words = _LINGER_MS if self._machine.sessions else 0
@@ -239,16 +255,16 @@ class WorkerProcess:
         self._listener.close(words)
         for route, _ in list(self._fast_channels.values()):
             self._drop_fast_channel(route)
-        while self._new_pipes:
-            self._new_pipes.popleft()[1].close()
-        self._lanes.close()
+        while self._new_bulk_channels:
+            self._new_bulk_channels.popleft()[1].close()
+        self._fast_listener.close()
         if self._guard is not None:
             self._guard.close()
         self._wakeup.close()
         self._waiter.close()
         if all(ended):
             self._context.destroy(linger=0)
-        else:  # an op that does not return may still want to send
+        else:  # an op that does not return may still send
             abandon_context(self._context)
 
     # One turn of the loop ------------------------------------------------------------------------
@@ -260,11 +276,11 @@ class WorkerProcess:
                 break
 
     def _turn(self, until: float, awake: float) -> None:
-        """Handles what has come, after waiting for it if there is nothing yet."""
+        """Handle all events, after waiting for one if there is none."""
         if self._reported:
             self._handle_reported()
-        while self._new_pipes:
-            self._add_pipe(*self._new_pipes.popleft())
+        while self._new_bulk_channels:
+            self._add_bulk_channel(*self._new_bulk_channels.popleft())
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick_at = now + _TICK
@@ -297,7 +313,7 @@ class WorkerProcess:
             self._receive_batch()
 
     def _recheck_listener(self) -> None:
-        """Has whoever drives the sockets look at the listener; from the door's thread."""
+        """Make the driving thread check the listener; called by the listener's guard thread."""
         self._has_unread = True
         self._wakeup.wake()
 
@@ -309,29 +325,29 @@ class WorkerProcess:
             self._handle_frames(*arrived)
 
     def _accept_fast_channel(self) -> None:
-        admitted = self._lanes.accept()
+        admitted = self._fast_listener.accept()
         if admitted is not None:
             tag = _FIRST_CHANNEL + admitted[1].fileno()
             self._fast_channels[tag] = admitted
             self._waiter.add(admitted[1].fileno(), tag)
 
-    def _queue_pipe(self, session: str, pipe: BulkChannel) -> None:
-        """Lets a pipe in; from any thread."""
-        self._new_pipes.append((session, pipe))
+    def _queue_bulk_channel(self, session: str, bulk_channel: BulkChannel) -> None:
+        """Queue a bulk connection to add. Callable from any thread."""
+        self._new_bulk_channels.append((session, bulk_channel))
         self._wakeup.wake()
 
-    def _add_pipe(self, session: str, pipe: BulkChannel) -> None:
+    def _add_bulk_channel(self, session: str, bulk_channel: BulkChannel) -> None:
         if session not in self._sessions:
-            pipe.close()
-        elif (route := self._pipes.add(session, pipe)) is not None:
-            tag = _FIRST_CHANNEL + pipe.fileno()
-            self._fast_channels[tag] = route, pipe
-            self._waiter.add(pipe.fileno(), tag)
+            bulk_channel.close()
+        elif (route := self._bulk_receivers.add(session, bulk_channel)) is not None:
+            tag = _FIRST_CHANNEL + bulk_channel.fileno()
+            self._fast_channels[tag] = route, bulk_channel
+            self._waiter.add(bulk_channel.fileno(), tag)
 
     def _receive_fast(self, tag: int) -> None:
-        """Takes the next message of a lane or a pipe."""
+        """Receive the next message of a fast channel or a bulk connection."""
         if tag not in self._fast_channels:
-            return  # it has just been dropped
+            return  # it was dropped a moment ago
         route, lane = self._fast_channels[tag]
         try:
             frames = lane.receive()
@@ -353,14 +369,14 @@ class WorkerProcess:
         _log.tell("message.refused", peer=key or route.hex(), reason=str(error))
 
     def _drop_fast_channel(self, route: bytes) -> None:
-        """Ends a lane or a pipe; what its peer says from now on comes by ZeroMQ."""
-        lane = self._lanes.get(route)
+        """Close a fast channel or a bulk connection; its peer's further messages come by ZeroMQ."""
+        lane = self._fast_listener.get(route)
         if lane is not None:
             del self._fast_channels[_FIRST_CHANNEL + lane.fileno()]
-            self._lanes.drop(route)
-        elif (pipe := self._pipes.drop(route)) is not None:
-            del self._fast_channels[_FIRST_CHANNEL + pipe.fileno()]
-            pipe.close()
+            self._fast_listener.drop(route)
+        elif (bulk_channel := self._bulk_receivers.drop(route)) is not None:
+            del self._fast_channels[_FIRST_CHANNEL + bulk_channel.fileno()]
+            bulk_channel.close()
 
     def _handle_reported(self) -> None:
         while self._reported:
@@ -378,13 +394,15 @@ class WorkerProcess:
                 trim_heap()
 
     def _fail_process(self, lost: DeviceLost) -> None:
-        """Ends the process: no later step could be computed here. That is all the answer that the
-        order gets, for a worker that is lost can be replaced, and the step done again."""
+        """End the process: its device is lost, so no later step could be computed here.
+
+        The order gets no answer but the loss of the worker, which a recovery replaces.
+        """
         self._failure, self._end_reason = lost, str(lost)
         self.stop()
 
     def _try_fast_answer(self, finished: JobFinished) -> bool:
-        """Answers by the short way, if that is possible."""
+        """Answer by the fast path; return False if it does not apply."""
         answer = self._machine.encode_answer(finished)
         if answer is None:
             return False
@@ -403,7 +421,7 @@ class WorkerProcess:
             _log.tell("key.forbidden", key=key, reason=str(error))
             self._listener.report_invalid(route, error)
             answer: Message = failure_message(getattr(message, "request", 0), error)
-            if envelope.session in self._sessions:  # its key was revoked meanwhile
+            if envelope.session in self._sessions:  # its key was revoked
                 answer = Broken(str(error))
             said = (envelope.session, envelope.epoch, envelope.origin, envelope.step)
             self._send(SendMessage(route, Envelope(*said, 0, 0, envelope.token), answer))
@@ -433,7 +451,7 @@ class WorkerProcess:
             self._guard.allow_session_keys(envelope.session, key, message.keys)
 
     def _status_report(self, role: str) -> dict[str, Any]:
-        """What this worker does, for who may act so."""
+        """Return this worker's status, for a peer whose key has `role`."""
         names = role == COORDINATOR
         return make_report(
             started=self._started, devices=self._devices,
@@ -446,7 +464,7 @@ class WorkerProcess:
             self._act(action)
 
     def _act(self, action: WorkerAction) -> None:
-        if isinstance(action, DeliverTensor):  # these three nearly always
+        if isinstance(action, DeliverTensor):  # most actions are of these types
             self._deliver(action)
             return
         if isinstance(action, RunJob):
@@ -490,7 +508,7 @@ class WorkerProcess:
                 meters=self.meters,
                 checkpoints=self._checkpoints,
                 listen_address=self.address,
-                admit_pipe=partial(self._queue_pipe, action.session),
+                admit_bulk_channel=partial(self._queue_bulk_channel, action.session),
             )
             _log.tell(
                 "session.opened", session=action.session, epoch=action.epoch,
@@ -502,12 +520,12 @@ class WorkerProcess:
             if self._guard is not None:
                 self._guard.forget_session(action.session)
             self._closing_sessions[action.session] = closed = self._sessions.pop(action.session)
-            for route in self._pipes.routes_of(action.session):
+            for route in self._bulk_receivers.routes_of(action.session):
                 self._drop_fast_channel(route)
-            told = closed.activity.report()
+            activity = closed.activity.report()
             _log.tell(
-                "session.closed", session=action.session, seconds=told["age"],
-                steps=told["committed"],
+                "session.closed", session=action.session, seconds=activity["age"],
+                steps=activity["committed"],
             )  # fmt: skip
 
     def _report_event(
@@ -522,7 +540,7 @@ class WorkerProcess:
         finally:
             self._driver.release()
 
-    # Sending never waits: what a connection does not take is kept, and tried again ----------------
+    # Sending never waits: a message that a connection does not accept is kept, and retried --------
 
     def _send(self, action: SendMessage) -> None:
         if isinstance(action.message, Broken):
@@ -540,15 +558,15 @@ class WorkerProcess:
         self._send_frames(frames, action.fast_route, action.route, number, action.acknowledged)
 
     def _send_frames(
-        self, frames: list[Any], beside: bytes, route: bytes, number: int, acknowledged: int
+        self, frames: list[Any], fast_route: bytes, route: bytes, number: int, acknowledged: int
     ) -> None:
-        """Sends a message with a number over the lane `beside` a connection, or over that."""
-        lane = self._lanes.get(beside or route)
+        """Send a message over the fast channel `beside` a connection, or over the connection."""
+        lane = self._fast_listener.get(fast_route or route)
         if lane is not None:
             if lane.send_in_order(frames, number, acknowledged):
                 return
-            if not beside:
-                return  # no other way leads there
+            if not fast_route:
+                return  # there is no other route to that peer
         waiting = self._unsent.setdefault(route, deque())
         if len(waiting) >= _MAX_UNSENT:
             self._listener.drop_slow_reader(route)
@@ -557,7 +575,7 @@ class WorkerProcess:
         self._flush(route)
 
     def _flush(self, route: bytes) -> None:
-        self._has_unread = True  # sending may take in what has arrived
+        self._has_unread = True  # sending may consume the signal of an arrived message
         waiting = self._unsent[route]
         while waiting:
             if not self._listener.send(route, waiting[0]):

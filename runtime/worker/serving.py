@@ -1,7 +1,7 @@
-"""A worker process from its start to its end: the command, signals, and what is told of its end.
+"""A worker process from start to end: its command line, signals, and the report of its end.
 
-`serve` is what `graphflow worker` calls, `main` the same for the launchers; `mourn` stands in for a
-worker whose process has ended.
+`serve` is the implementation of `graphflow worker`, `main` the command of launched workers.
+`announce_exit` stands in for a worker whose process has ended.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
+from graphflow.runtime.worker.host_protocol import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
-_ANNOUNCE_SECONDS = (
-    0.7  # seconds in which it is told how a worker ended: connections are made anew by then
-)
-_BIND_SECONDS = 0.8  # in which an address may become free where that is told
+_ANNOUNCE_SECONDS = 0.7  # of an exit report; clients have reconnected by then
+_BIND_SECONDS = 0.8  # in which an announcer of an exit frees the address
 _BIND_RETRY = 0.005  # seconds between two tries
-_DRAIN_SECONDS = 30.0  # for sessions to write a checkpoint and go when the worker is asked to end
+_DRAIN_SECONDS = (
+    30.0  # for sessions to write a checkpoint and leave when the worker is asked to end
+)
 
 _log = Log("graphflow.worker")
 
@@ -59,33 +59,34 @@ def serve(
     checkpoints: str | None = None,
     on_address: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serves as a worker until SIGTERM or Ctrl-C; called on the main thread. At SIGTERM, or when
-    its terminal is closed, it asks its sessions to write checkpoints and go, and ends when they
-    have.
+    """Serve as a worker until SIGTERM or Ctrl-C; called on the main thread.
+
+    At SIGTERM, or when its terminal is closed, the worker asks its sessions to write checkpoints
+    and leave. It ends when they have.
 
     Args:
-        listen: `tcp://host:port`; port `*` takes any that is free.
+        listen: `tcp://host:port`; port `*` takes any free port.
         devices: of this worker, such as "cpu:0"; a session names them "/worker:1/cpu:0".
         threads: of each CPU device; None: all cores.
-        insecure: accept an address beyond loopback, on a network that is trusted.
-        parent_pid: serve as long as this process, which holds the other end of stdin, lives;
-            interrupts of the terminal are left to it.
-        output: where the line goes that tells the address; None: stdout.
+        insecure: accept an address beyond loopback, on a trusted network.
+        parent_pid: serve as long as this process lives, which holds the other end of stdin.
+            Interrupts of the terminal are left to it.
+        output: receives the line with the address; None: stdout.
         allow_ops: names of modules of ops that sessions may have this process import.
-        key: the name of this worker's own key, "" for the only one that there is; beyond loopback
-            that one is the default. With a key, only those connect whose keys are trusted here.
+        key: the name of this worker's own key, "" for the only one that exists. Beyond loopback
+            that one is the default. With a key, only peers connect whose keys are trusted here.
         keys: the folder of keys; default: see `security.keys`.
-        metrics: where metrics are served over HTTP, such as "127.0.0.1:9100"; see `endpoint`.
-        connections: at a time; default: a quarter of the file descriptors that the process may
-            have, at most 4096.
+        metrics: where metrics are served over HTTP, such as "127.0.0.1:9100".
+        connections: most connections at a time; default: a quarter of the process's file
+            descriptors, at most 4096.
         limits: on graphs from the wire.
-        checkpoints: the directory that sessions keep their checkpoints in, where this worker sees
-            the same one: then it writes its part itself, there and nowhere else.
-        told: is given the address, with the port that was taken.
+        checkpoints: the directory of sessions' checkpoints, if this worker sees the same file
+            system. The worker then writes its shard itself, there and nowhere else.
+        on_address: receives the address, with the port that was taken.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
-        KeyFileError: the key cannot.
+        KeyFileError: the key cannot be used.
     """
     factory = host_factory or partial(default_factory, limits=limits)
     raise_trim_threshold()
@@ -99,13 +100,7 @@ def serve(
         )
     )  # fmt: skip
     on_address(worker.address)
-    interrupt = signal.SIG_IGN if parent_pid is not None else _stop_handler(worker)
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, _drain_handler(worker)),
-        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
-    }
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # no nohup: its terminal was closed
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _drain_handler(worker))
+    restore_handlers = _set_signal_handlers(worker, has_parent=parent_pid is not None)
     out = output or sys.stdout
     where = f"listening on {worker.address} with {', '.join(devices)}"
     server: MetricsServer | None = None
@@ -126,12 +121,11 @@ def serve(
         if server is not None:
             server.close()
         worker.close()
-        for number, action in before.items():
-            signal.signal(number, action)
+        restore_handlers()
 
 
 def _bind_worker(make: Callable[[], WorkerProcess]) -> WorkerProcess:
-    """A worker at its address, as soon as that one is free."""
+    """Return a worker at its address, as soon as the address is free."""
     until = time.monotonic() + _BIND_SECONDS
     while True:
         try:
@@ -152,13 +146,14 @@ def announce_exit(
     key: str | None = None,
     keys: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Tells for a moment, at the address of a worker whose process has ended, how that came: a
-    session that had it learns at once what otherwise nobody could tell it.
+    """Report, at the address of a worker whose process has ended, how it ended; for a moment only.
+
+    Sessions of that worker then learn the reason at once, and need not wait for a timeout.
 
     Args:
         reason: of the end, in a few words.
-        op: in which it was, with its node and the user's line; "" if that is not known.
-        session: whose op that was, which alone is told of it; "" if that is not known.
+        op: the op that ran, with its node and the user's line; "" if it is unknown.
+        session: the session whose op it was, which alone is told; "" if it is unknown.
         insecure, key, keys: as of `serve`.
     """
     ring = Keyring(keys)
@@ -169,7 +164,7 @@ def announce_exit(
             exit_report=ExitReport(reason, op, session),
         )  # fmt: skip
     except GraphflowError:
-        return  # the next worker is there already
+        return  # the next worker has the address already
     timer = threading.Timer(_ANNOUNCE_SECONDS, stand_in.stop)
     timer.start()
     stand_in.run()
@@ -187,16 +182,33 @@ def _worker_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) 
     return ring.own_pair(key or None, WORKER)
 
 
-def _stop_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
-    return lambda number, frame: worker.stop()
+def _set_signal_handlers(worker: WorkerProcess, *, has_parent: bool) -> Callable[[], None]:
+    """Let signals drain or stop a worker; return a function that restores the handlers before.
 
+    A worker with a parent process ignores SIGINT: Ctrl-C is for the parent.
+    """
 
-def _drain_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
-    return lambda number, frame: worker.drain(_DRAIN_SECONDS)
+    def drain(number: int, frame: object) -> None:
+        worker.drain(_DRAIN_SECONDS)
+
+    def stop(number: int, frame: object) -> None:
+        worker.stop()
+
+    handlers = {signal.SIGTERM: drain, signal.SIGINT: signal.SIG_IGN if has_parent else stop}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # no nohup: its terminal was closed
+        handlers[signal.SIGHUP] = drain
+    before = {number: signal.signal(number, action) for number, action in handlers.items()}
+
+    def restore() -> None:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+    return restore
 
 
 def _load_host_factory(place: str) -> HostFactory:
-    """The attribute of a Python file, `path.py:Name`: how tests put another host in."""
+    """Return an attribute of a Python file, given as `path.py:Name`; for tests with another
+    host."""
     path, _, name = place.rpartition(":")
     spec = importlib.util.spec_from_file_location("graphflow_host", path)
     if spec is None or spec.loader is None:
@@ -209,7 +221,7 @@ def _load_host_factory(place: str) -> HostFactory:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command of the launchers; returns the exit status."""
+    """Run the command of launched workers; return the exit status."""
     parser = argparse.ArgumentParser(prog="graphflow.runtime.worker")
     parser.add_argument("--listen", required=True)
     parser.add_argument("--device", action="append", dest="devices")
@@ -230,7 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.recorder:
         start_recording(*map(int, given.recorder.split(",")))
     configure_by_environment()
-    sys.path += given.ops_path  # at the end: nothing there shadows what this process imports
+    sys.path += (
+        given.ops_path
+    )  # at the end, so that nothing there shadows this process's own modules
     try:
         serve(
             given.listen,
@@ -249,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"graphflow worker: {error}", file=sys.stderr)
         return 1
     if threading.active_count() > 1:
-        # An op that does not return holds its thread: waiting for it would keep the process.
+        # An op that does not return holds its thread; waiting for it would keep the process alive.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""What a worker does for one session, as log events, metrics and `graphflow status`."""
+"""A worker's activity for one session: log events, metrics, and data for `graphflow status`."""
 
 from __future__ import annotations
 

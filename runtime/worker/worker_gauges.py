@@ -1,4 +1,4 @@
-"""What the meters of a worker tell of it when somebody asks."""
+"""Gauges of a worker, which are read when its metrics are requested."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def register_worker_gauges(
     unsent: Mapping[bytes, Sized],
     listener: Listener,
 ) -> None:
-    """Let meters tell of a worker.
+    """Register the gauges of a worker.
 
     Args:
-        sessions: those that it serves now.
-        unsent: messages that wait for room, by connection.
+        sessions: the sessions that it serves, by name.
+        unsent: messages that wait for room in a connection, by connection.
     """
 
     def of_devices(kind: str) -> dict[tuple[str, ...], float]:

@@ -1,11 +1,11 @@
-"""Status: what a worker tells of itself to whoever may ask, and how it is asked.
+"""Status reports: how a worker answers `graphflow status`, and how it is asked.
 
     graphflow status ─Status→ worker ─StatusReport→ a table
 
-A worker answers outside of sessions, between two messages of others, from numbers that it keeps
-anyway. What a session is called is shown to nobody in full: its first digits are enough to tell
-sessions apart. What nodes and lines of a model are called is shown to coordinators' keys only, and
-where no keys are used at all; a client's key sees numbers, devices and addresses.
+A worker answers outside of any session, from numbers that it keeps anyway. Session names are
+secrets, so a report shows their first digits only. Names of nodes and lines of models are shown to
+coordinators' keys, and where no keys are in use; a client's key sees numbers, devices and
+addresses.
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ if TYPE_CHECKING:
     from graphflow.runtime.worker.hosted_session import HostedSession
 
 MAX_WAITS = 20
-"""Tensors that a session waits for of which a report tells; of more, only how many."""
-_MAX_TEXT = 200  # characters of what is waited for
+"""Waits of a session that a report lists; it only counts further ones."""
+_MAX_TEXT = 200  # characters of a wait's description
 _SESSION_DIGITS = 8  # digits of a session's name
-_LOOK_SECONDS = 0.05  # between two looks at how much has come
-_BATCH = 64  # messages taken from one worker before the others have their turn, and the deadline
+_LOOK_SECONDS = 0.05  # between two checks of the receiving side
+_BATCH = (
+    64  # messages received from one worker before the others, and the deadline, have their turn
+)
 
 Report = Mapping[str, Any]
 
-# What a report holds: types, [one] for a list of such, {str: one} for a mapping of names. It comes
-# from whoever answers, of whatever version, so it is looked at before it is shown.
+# The types of a report: [type] is a list, {str: type} a mapping from names. A report may come from
+# any program of any version, so it is checked before it is shown.
 _LINK = {"peer": str, "sent": int, "received": int}
 _SESSION_FORM = {
     "session": str, "worker": int, "epoch": int, "age": float, "programs": int, "step": int,
@@ -89,12 +91,12 @@ def make_report(
     meters: Meters,
     names: bool,
 ) -> dict[str, Any]:
-    """What a worker does, as plain data: bytes, and seconds of its own clock.
+    """Return a worker's status as plain data: bytes, and seconds of its own clock.
 
     Args:
-        started: when it did, on the monotonic clock.
+        started: when the worker started, on the monotonic clock.
         parked: sessions whose coordinator is silent.
-        names: whether the one who asks may see what nodes and lines of models are called.
+        names: whether the asker may see names of nodes and lines of models.
     """
     own = Version.own()
     return {
@@ -119,10 +121,10 @@ def make_report(
 def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, Any]:
     usage = hosted.usage()
     waits = sorted(usage.waits.items(), key=lambda each: -each[1])
-    told = hosted.activity.report()
+    activity = hosted.activity.report()
     return {
-        **told,
-        "session": told["session"][:_SESSION_DIGITS],
+        **activity,
+        "session": activity["session"][:_SESSION_DIGITS],
         "parked": is_parked,
         "queued": hosted.queued_jobs,
         "arenas": dict(usage.arenas),
@@ -136,27 +138,27 @@ def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, A
 
 
 def _without_names(what: str) -> str:
-    """Of "edge 3 from /worker:1/cpu:0 ('tanh', made at model.py:7)" what names no node or line."""
+    """Return a wait's description without node names and lines: "edge 3 from /worker:1/cpu:0"."""
     return what.partition(" (")[0]
 
 
 def _links(meters: Meters) -> list[dict[str, Any]]:
-    """Bytes to and from each other worker, over all sessions so far."""
+    """Return the bytes to and from each other worker, over all sessions so far."""
     found: dict[str, dict[str, int]] = {}
-    for way in ("sent", "received"):
-        for (peer, _), count in meters.series(f"graphflow_{way}_bytes_total").items():
+    for direction in ("sent", "received"):
+        for (peer, _), count in meters.series(f"graphflow_{direction}_bytes_total").items():
             link = found.setdefault(peer, {"sent": 0, "received": 0})
-            link[way] += int(count)
+            link[direction] += int(count)
     return [{"peer": peer, **link} for peer, link in sorted(found.items())]
 
 
-def find_misfit(told: Any) -> str | None:
-    """What in a report that came is not as it must be; None where all is."""
-    return _find_misfit(told, _REPORT_FORM, "report")
+def find_misfit(report: Any) -> str | None:
+    """Return the part of a received report that has a wrong type; None if all is valid."""
+    return _find_misfit(report, _REPORT_FORM, "report")
 
 
 def _find_misfit(value: Any, form: Any, where: str) -> str | None:
-    """What in a value is not of a form; None where all is."""
+    """Return the part of a value that does not have a form; None if all of it has."""
     match form:
         case dict() if str in form:
             if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
@@ -187,17 +189,17 @@ def _find_misfit(value: Any, form: Any, where: str) -> str | None:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where a worker listens, and its public key; "" where it has none."""
+    """The address where a worker listens, and its public key; "" if it has none."""
 
     address: str
     key: str = ""
 
 
 def choose_key_pair(ring: Keyring, name: str | None) -> KeyPair:
-    """The key to ask with: of a name, else the only one of a client, else of a coordinator.
+    """Return the key to ask with: the named one, else the only client key, else the coordinator's.
 
     Raises:
-        KeyFileError: there is none, or more than one.
+        KeyFileError: there is no such key, or more than one.
     """
     roles = {key.name: key.role for key in ring.pairs()}
     if name is not None and name in roles:
@@ -214,12 +216,13 @@ def request_reports(
     pair: KeyPair | None = None,
     ring: Keyring | None = None,
 ) -> list[Report | GraphflowError]:
-    """What each worker reports, in their order, or why it does not; all are asked at once.
+    """Ask all workers at once; return their reports in order, or the error of each that did not
+    answer.
 
     Args:
-        seconds: for all of them.
+        seconds: for all of them together.
         insecure: ask addresses beyond loopback without a key.
-        pair: our own key, where the workers have any.
+        pair: this process's own key, if the workers have keys.
 
     Raises:
         TransportError: an address is malformed, or insecure.
@@ -258,14 +261,14 @@ def _wait_for_any(channels: Sequence[Channel], seconds: float) -> None:
 
 
 class _StatusRequest:
-    """One worker that was asked."""
+    """A request to one worker, and its outcome."""
 
     def __init__(
         self, context: Any, worker: WorkerAddress, *, insecure: bool, guard: ZapAuthenticator | None
     ) -> None:
         self._address = worker.address
         self._keyed = bool(worker.key)
-        self._handshake_done = False  # the handshake was done, once
+        self._handshake_done = False  # a connection was up at least once
         self.outcome: Report | GraphflowError | None = None
         transport = transport_of(worker.address)
         parts = transport.check_address(
@@ -284,7 +287,7 @@ class _StatusRequest:
             self.channel.send([encode(Envelope("", 0, COORDINATOR, 0, message.request), message)])
 
     def receive(self) -> None:
-        """Takes in what has come, up to what tells the outcome."""
+        """Receive messages up to the one that decides the outcome."""
         self._note_handshake()
         if self.channel.count_unframed(time.monotonic()) > UNFRAMED_CAP:
             self.outcome = ProtocolError(
@@ -298,7 +301,7 @@ class _StatusRequest:
             try:
                 _, message, _ = decode_frames(frames)
             except ProtocolError as error:
-                self.outcome = ProtocolError(f"{self._address} sent what is not valid: {error}")
+                self.outcome = ProtocolError(f"{self._address} sent an invalid message: {error}")
                 return
             self.outcome = self._outcome_of(message) or self.outcome
 
@@ -317,14 +320,16 @@ class _StatusRequest:
             )
         return None
 
-    def _check_report(self, told: Any) -> Report | GraphflowError:
-        wrong = find_misfit(told)
+    def _check_report(self, report: Any) -> Report | GraphflowError:
+        wrong = find_misfit(report)
         if wrong is not None:
-            return ProtocolError(f"{self._address} sent a report that is not valid: {wrong}")
-        return dict(told)
+            return ProtocolError(
+                f"{self._address} sent an invalid report: {wrong} has a wrong type"
+            )
+        return dict(report)
 
     def silence_error(self, seconds: float) -> GraphflowError:
-        """Why it may not have answered."""
+        """Return the error of a worker that did not answer, with the likely reason."""
         self._note_handshake()
         if self.channel.refused and not self._keyed:
             return RendezvousTimeout(

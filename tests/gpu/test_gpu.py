@@ -20,6 +20,7 @@ from graphflow.ir.op import REGISTRY, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
+from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.runtime.memory.arenas import Arenas
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.gpu_program import GpuCode
@@ -198,7 +199,7 @@ def test_arrays_of_the_host_are_not_copied_in_graphs(
     with caplog.at_level(logging.INFO, "graphflow.gpu"):
         results = [here.step(x=X)[0] for _ in range(5)]
     assert len({r.tobytes() for r in results}) == 1
-    assert "adds_of_the_host" in caplog.text and "cannot be copied to a GPU" in caplog.text
+    assert "adds_of_the_host" in caplog.text and "cannot copy an array from the host" in caplog.text
     assert here.code.steps.graphs == 2
 
 
@@ -317,11 +318,11 @@ def test_pools_let_go_of_what_they_keep_before_memory_is_said_to_be_out(
     fake_cupy.install(monkeypatch, memory=10_000)
     backend = GpuBackend(0)
     with backend.active():
-        kept = backend._op_pool.malloc(6_000)
+        kept = backend.pools.op.malloc(6_000)
         del kept
-        assert len(backend._op_pool.held) == 1, "CuPy's pools keep what was freed"
-        there = backend._allocate(8_000)
-    assert backend._op_pool.held == [] and there.mem.size == 8_000
+        assert len(backend.pools.op.held) == 1, "CuPy's pools keep what was freed"
+        there = backend.pools.allocate(8_000)
+    assert backend.pools.op.held == [] and there.mem.size == 8_000
 
 
 @pytest.mark.fault(42)
@@ -345,11 +346,11 @@ def test_graphs_keep_their_memory_where_there_is_none(world: fake_cupy.World) ->
     for run in range(3):
         assert (here.step(x=X + run)[0] == wanted[run]).all()
     assert here.code.steps.graphs == 1
-    held = len(here.backend._graph_pool.held)
+    held = len(here.backend.pools.graph.held)
     world.memory = world.taken
     with here.backend.active(), here.backend.graph_memory(), pytest.raises(DeviceOutOfMemory):
         here.backend.xp.empty((1 << 20,), np.uint8)
-    assert len(here.backend._graph_pool.held) == held > 0
+    assert len(here.backend.pools.graph.held) == held > 0
     assert (here.step(x=X + 3)[0] == wanted[3]).all()
 
 
@@ -358,7 +359,9 @@ def test_a_program_whose_memory_is_not_there_names_its_largest_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_cupy.install(monkeypatch, memory=10_000)
-    with pytest.raises(DeviceOutOfMemory, match=r"gpu:0 cannot begin.*'large' of 40,000 bytes"):
+    with pytest.raises(
+        DeviceOutOfMemory, match=r"gpu:0 does not fit in its memory.*'large' of 40,000 bytes"
+    ):
         OnGpu(gf.cumsum(gf.placeholder("float32", (10_000,), name="x"), axis=0, name="large"))
 
 
@@ -407,7 +410,7 @@ def test_a_tensor_handed_to_another_gpu_is_a_copy_that_waits_for_its_making(
     assert isinstance(handed, DeviceCopy)
     with one.active():
         one.xp.copyto(value, 4.0)  # the next step's
-    inlet = other.input_buffer(TensorSpec(X.shape, X.dtype))
+    inlet = InputBuffer(other, TensorSpec(X.shape, X.dtype))
     inlet(handed)
     assert (other.to_host(inlet.array) == 3.0).all()
     assert world.crossings == ["in", "across", "out"]
@@ -463,13 +466,13 @@ def test_all_of_a_gpus_pools_in_the_process_let_go_where_one_session_lacks_memor
 ) -> None:
     world = fake_cupy.install(monkeypatch, devices=2, memory=10_000)
     backend, other, elsewhere = GpuBackend(0), GpuBackend(0), GpuBackend(1)
-    for pool in (other._op_pool, other._persistent_pool, world.pool, elsewhere._op_pool):
+    for pool in (other.pools.op, other.pools.persistent, world.pool, elsewhere.pools.op):
         pool.malloc(2_000)
     with backend.active():
-        there = backend._allocate(8_000)
+        there = backend.pools.allocate(8_000)
     assert there.mem.size == 8_000
-    assert [len(p.held) for p in (other._op_pool, other._persistent_pool, world.pool)] == [0, 0, 0]
-    assert len(elsewhere._op_pool.held) == 1, "that is another GPU's memory"
+    assert [len(p.held) for p in (other.pools.op, other.pools.persistent, world.pool)] == [0, 0, 0]
+    assert len(elsewhere.pools.op.held) == 1, "that is another GPU's memory"
 
 
 def test_a_closed_gpu_lets_go_of_what_cupy_keeps_for_the_process(world: fake_cupy.World) -> None:
@@ -479,14 +482,14 @@ def test_a_closed_gpu_lets_go_of_what_cupy_keeps_for_the_process(world: fake_cup
         world.plans.append(backend.xp.empty(1000))
     world.pinned.malloc(1000)
     backend.close()
-    assert (world.plans, world.pinned.held, backend._op_pool.held) == ([], [], [])
+    assert (world.plans, world.pinned.held, backend.pools.op.held) == ([], [], [])
     assert world.taken == 0
 
 
 def test_pinned_memory_is_counted_as_the_pool_takes_it(world: fake_cupy.World) -> None:
     backend = GpuBackend(0)
     for size in (0, 1, 1000, 1024):
-        backend.input_buffer(TensorSpec((size,), np.dtype("uint8")))(np.zeros(size, "uint8"))
+        InputBuffer(backend, TensorSpec((size,), np.dtype("uint8")))(np.zeros(size, "uint8"))
     assert backend.memory_usage().pinned == 2 * (0 + 1 + 1024 + 1024)
 
 
@@ -496,7 +499,7 @@ def test_a_tensor_that_was_handed_over_is_kept_until_it_has_been_read(
     """Its memory is the other GPU's again as soon as it is let go, whatever this one has read."""
     fake_cupy.install(monkeypatch, devices=2)
     one, other = GpuBackend(0), GpuBackend(1)
-    inlet, read = other.input_buffer(TensorSpec(X.shape, X.dtype)), []
+    inlet, read = InputBuffer(other, TensorSpec(X.shape, X.dtype)), []
     for value in range(6):
         there = one.to_device(np.full_like(X, value))
         inlet(one.hand_over(there, "gpu"))

@@ -237,7 +237,7 @@ def test_a_library_that_disagrees_is_left_with_one_word(
     (record,) = caplog.records
     shapes = "float16(6, 5), float16(6, 5)"
     assert record.message.startswith(f'gpu.fallback device=gpu:0 op=matmul shapes="{shapes}"')
-    assert "is off by" in record.message
+    assert "differs from ours by" in record.message
 
 
 def test_a_library_that_fails_is_left(

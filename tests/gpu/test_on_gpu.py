@@ -20,6 +20,7 @@ from graphflow.errors import GraphflowError
 from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
+from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.transforms.op_testing import draw
 from tests.gpu.regions import Single, drawn, singles
 from tests.gpu.test_cuda import FORMS, same
@@ -176,7 +177,7 @@ def test_a_tensor_goes_from_one_gpu_to_another() -> None:
     value = one.to_device(x)
     handed = one.hand_over(value, "gpu")
     assert isinstance(handed, DeviceCopy)
-    inlet = other.input_buffer(TensorSpec(x.shape, x.dtype))
+    inlet = InputBuffer(other, TensorSpec(x.shape, x.dtype))
     inlet(handed)
     assert other.to_host(inlet.array).tobytes() == x.tobytes()
     np.testing.assert_allclose(_trained(["gpu:0", "gpu:1"]), _trained(["gpu:0"]), rtol=1e-4)

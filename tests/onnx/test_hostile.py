@@ -67,7 +67,7 @@ def test_a_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path) ->
     refused(path, "3221225472 bytes, the limit is 2147483647")
     refused(GOOD, "the limit is 10", limit=10)
     refused(tmp_path / "none.onnx", "cannot be read: No such file")
-    refused(tmp_path, "is no file")
+    refused(tmp_path, "is not a file")
 
 
 def test_a_model_of_an_unknown_or_missing_opset_is_refused() -> None:

@@ -14,7 +14,7 @@ import pytest
 import graphflow as gf
 from graphflow.ir.graph import Graph
 from graphflow.ir.scopes import seed_scope
-from graphflow.optim.optimizers import Optimizer
+from graphflow.optim.optimizer_base import Optimizer
 from graphflow.passes import optimize
 
 STEPS: dict[str, Callable[[], tuple[Optimizer, Any]]] = {

@@ -31,6 +31,7 @@ from graphflow.errors import (
 from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery import recoverer as recovery_module
 from graphflow.recovery.checkpoint_policy import CheckpointInterval
+from graphflow.recovery.replay_log import ReplayLog
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.host.host_interface import LocalHosts
@@ -697,7 +698,7 @@ def test_beyond_its_budget_a_checkpoint_is_written_early(
         for number in range(40):
             losing.at = {35} if number == 30 else set()
             s.run(step, {x: np.ones(500, "float32")})
-            assert sum(each.nbytes for each in s._recovery._segments) < 40_000
+            assert s._recovery._replay_log.nbytes < 40_000
         assert s.get(total) == 40 * 500 and losing.opened <= 1
         assert len(kept(tmp_path)) > 5
 
@@ -723,7 +724,7 @@ def test_with_a_full_disk_training_goes_on_without_a_way_back(
         for _ in range(60):
             s.run(step, {x: np.ones(500, "float32")})
             landed(s)
-            assert sum(each.nbytes for each in s._recovery._segments) < 60_000
+            assert s._recovery._replay_log.nbytes < 60_000
         assert s.checkpoint_error is not None
         assert any("recovery.lost" in r.getMessage() for r in caplog.records)
         losing.at = set(range(1000))
@@ -829,16 +830,16 @@ def test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back(
     how: str, losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, add = counting()
-    note, raising = recovery_module.Recovery._note, [True]
+    note, raising = ReplayLog.add, [True]
 
-    def interrupted(self: Any, entry: Any, nbytes: int) -> None:
+    def interrupted(self: Any, entry: Any) -> None:
         if raising and raising.pop():
             raise KeyboardInterrupt
-        note(self, entry, nbytes)
+        note(self, entry)
 
     with gf.Session(checkpoint=tmp_path, every="1h") as s:
         raising.clear()
-        monkeypatch.setattr(recovery_module.Recovery, "_note", interrupted)
+        monkeypatch.setattr(ReplayLog, "add", interrupted)
         s.run(add)
         raising.append(True)
         with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import FeedError, FetchError, OpError, SessionError
-from graphflow.execution.compiled_fetches import MAX_CACHED_STEPS, CachedStep
+from graphflow.execution.cached_step import CachedStep
+from graphflow.execution.compiled_fetches import MAX_CACHED_STEPS
 from graphflow.ir.op import REGISTRY, Op, register
 from graphflow.planning import deployment
 

@@ -40,9 +40,9 @@ class ModelOutputs(Mapping[str, Tensor]):
         if isinstance(value, Tensor):
             return value
         stop = self._segment.stop
-        why = stop.why if stop is not None else "it is no tensor"
+        why = stop.why if stop is not None else "it is not a tensor"
         raise OnnxError(
-            f"output {name!r} of {self._file} is no tensor of one graph: {why}; "
+            f"output {name!r} of {self._file} is not a tensor of one graph: {why}; "
             f"{_remedy(self._segment)}"
         )
 

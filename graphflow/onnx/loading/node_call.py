@@ -118,7 +118,7 @@ class NodeCall:
         if isinstance(value, Known):
             return self._importer.as_tensor(value)
         if isinstance(value, OnHost | Fixed):
-            raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
+            raise RunOnHost(f"{self.op_type} reads a value that is not a tensor")
         return value
 
     def as_tensor(self, value: Known) -> Tensor:
@@ -141,6 +141,7 @@ class NodeCall:
         return self.tensor(i).spec
 
     def rank(self, i: int) -> int:
+        """Return the number of axes of input i."""
         return self.spec(i).rank
 
     def static_size(self, size: Size) -> int:
@@ -169,7 +170,7 @@ class NodeCall:
             if constant is not None:
                 return constant
         if isinstance(value, Fixed | OnHost):
-            raise RunOnHost(f"{self.op_type} reads a value that is no tensor")
+            raise RunOnHost(f"{self.op_type} reads a value that is not a tensor")
         raise NeedsValue(value, f"{self.label}: its input {i} decides the shape of its output")
 
     def sizes(self, i: int) -> list[Size]:
@@ -211,6 +212,7 @@ class NodeCall:
         return self.dtype_of(self.attr(name, default))
 
     def dtype_of(self, code: int) -> np.dtype[Any]:
+        """Return the dtype of a type code. Signals RunOnHost if tensors cannot have it."""
         found = dtype_of_code(code)
         if found is None or not is_native(found):
             raise RunOnHost(f"tensors of {dtype_name(code)} live on the host only")

@@ -104,7 +104,7 @@ class ModelBytes:
             value |= (byte & 127) << (7 * i)
             if byte < 128:
                 return value, at + i + 1
-        raise OnnxError("no number")
+        raise OnnxError("a varint is malformed")
 
     def _byte(self, at: int) -> int:
         if self._descriptor < 0:
@@ -139,7 +139,7 @@ def _fields(stored: ModelBytes, start: int, end: int) -> Iterator[_Field]:
         else:
             stop = content + _FIXED[wire] if wire in _FIXED else end + 1
         if stop > end or not number:
-            raise OnnxError("no field")
+            raise OnnxError("a field is malformed")
         yield _Field(number, wire, start, content, stop)
         start = stop
 

@@ -71,7 +71,7 @@ def read(source: Any, limit: int = LIMIT) -> ParsedModel:
     path = Path(source)
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
-            raise OnnxError(f"{path} is no file")
+            raise OnnxError(f"{path} is not a file")
         with path.open("rb") as file:
             return ParsedModel(
                 *_parse(ModelBytes(file.fileno()), str(path), limit), path.name, path.parent
@@ -223,7 +223,7 @@ def _resolve_inside(folder: Path, location: str, what: str) -> Path:
         if path.is_symlink():
             raise OnnxError(f"{what} lies at {location!r}, which is a symbolic link; refused")
     if not path.is_file():
-        raise OnnxError(f"{what} lies at {location!r}, which is no file in the model's folder")
+        raise OnnxError(f"{what} lies at {location!r}, which is not a file in the model's folder")
     return path
 
 

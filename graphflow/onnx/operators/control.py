@@ -28,7 +28,7 @@ MOST_ITERATIONS = 1 << 20
 def _tensors(values: Sequence[Value | None]) -> list[Tensor]:
     """Convert the results of a body to tensors. Signals RunOnHost if one is none."""
     if not all(isinstance(v, Tensor | Known) for v in values):
-        raise RunOnHost("a body gives what is no tensor")
+        raise RunOnHost("an output of its body is not a tensor")
     return [v.tensor() if isinstance(v, Known) else v for v in values]  # type: ignore[misc]
 
 
@@ -72,7 +72,7 @@ def _loop(call: NodeCall) -> Outputs:
 def _build_loop(call: NodeCall) -> Outputs:
     count = int(call.scalar(0)) if call.has(0) else MOST_ITERATIONS + 1
     if not 0 < count <= MOST_ITERATIONS:
-        raise RunOnHost("no number of iterations that is known")
+        raise RunOnHost("its number of iterations is not known, or out of range")
     if call.has(1) and not bool(call.scalar(1)):
         raise RunOnHost("it begins with a false condition")
     state = [call.tensor(i) for i in range(2, len(call.values))]

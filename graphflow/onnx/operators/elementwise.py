@@ -12,8 +12,7 @@ from graphflow.ir.op import Tensor
 from graphflow.ir.spec import broadcast_shapes
 from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import bitwise, select, transcendental
+from graphflow.ops.pointwise import arithmetic, bitwise, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.shape import broadcast_to, expand_dims
 
@@ -44,25 +43,25 @@ def _register_unary(name: str, function: Callable[[Any], Tensor]) -> None:
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """Divide a by b; quotients of ints are rounded towards zero."""
     if a.dtype.kind not in "iu":
-        return elementwise.divide(a, b)
-    quotient: Tensor = elementwise.floor_divide(a, b)
+        return arithmetic.divide(a, b)
+    quotient: Tensor = arithmetic.floor_divide(a, b)
     if a.dtype.kind == "u":
         return quotient
-    rest = elementwise.remainder(a, b)
+    rest = arithmetic.remainder(a, b)
     zero = np.zeros((), a.dtype)
-    inexact = elementwise.not_equal(rest, zero)
-    below = elementwise.less(quotient, zero)
-    more = elementwise.logical_and(inexact, below)
-    truncated: Tensor = elementwise.add(quotient, astype(more, a.dtype))
+    inexact = comparison.not_equal(rest, zero)
+    below = comparison.less(quotient, zero)
+    more = comparison.logical_and(inexact, below)
+    truncated: Tensor = arithmetic.add(quotient, astype(more, a.dtype))
     return truncated
 
 
 _BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
-    "Add": elementwise.add, "Sub": elementwise.subtract, "Mul": elementwise.multiply,
-    "Div": divide, "Equal": elementwise.equal, "Less": elementwise.less,
-    "LessOrEqual": elementwise.less_equal, "Greater": elementwise.greater,
-    "GreaterOrEqual": elementwise.greater_equal, "And": elementwise.logical_and,
-    "Or": elementwise.logical_or, "Xor": elementwise.logical_xor,
+    "Add": arithmetic.add, "Sub": arithmetic.subtract, "Mul": arithmetic.multiply,
+    "Div": divide, "Equal": comparison.equal, "Less": comparison.less,
+    "LessOrEqual": comparison.less_equal, "Greater": comparison.greater,
+    "GreaterOrEqual": comparison.greater_equal, "And": comparison.logical_and,
+    "Or": comparison.logical_or, "Xor": comparison.logical_xor,
     "BitwiseAnd": bitwise.bitwise_and, "BitwiseOr": bitwise.bitwise_or,
     "BitwiseXor": bitwise.bitwise_xor,
 }  # fmt: skip
@@ -70,10 +69,10 @@ for _name, _function in _BINARY.items():
     _register_binary(_name, _function)
 
 _UNARY: dict[str, Callable[[Any], Tensor]] = {
-    "Neg": elementwise.negative, "Abs": elementwise.abs, "Sign": elementwise.sign,
-    "Ceil": elementwise.ceil, "Floor": elementwise.floor, "Round": elementwise.round,
-    "Reciprocal": elementwise.reciprocal, "Not": elementwise.logical_not,
-    "IsNaN": elementwise.isnan,
+    "Neg": arithmetic.negative, "Abs": arithmetic.abs, "Sign": arithmetic.sign,
+    "Ceil": arithmetic.ceil, "Floor": arithmetic.floor, "Round": arithmetic.round,
+    "Reciprocal": arithmetic.reciprocal, "Not": comparison.logical_not,
+    "IsNaN": comparison.isnan,
     "BitwiseNot": bitwise.bitwise_invert, "Sqrt": transcendental.sqrt, "Exp": transcendental.exp,
     "Log": transcendental.log, "Sin": transcendental.sin, "Cos": transcendental.cos,
     "Tan": transcendental.tan, "Asin": transcendental.asin, "Acos": transcendental.acos,
@@ -96,16 +95,16 @@ def _pow(call: NodeCall) -> Outputs:
     base, exponent = call.tensor(0), call.tensor(1)
     exponent = _align_legacy(call, base, exponent)
     if base.dtype == exponent.dtype:
-        return elementwise.pow(base, exponent)
+        return arithmetic.pow(base, exponent)
     if "f" in (base.dtype.kind, exponent.dtype.kind):
         wide = "float64" if "8" in (base.dtype.str[-1], exponent.dtype.str[-1]) else "float32"
-        return astype(elementwise.pow(astype(base, wide), astype(exponent, wide)), base.dtype)
-    return astype(elementwise.pow(astype(base, "int64"), astype(exponent, "int64")), base.dtype)
+        return astype(arithmetic.pow(astype(base, wide), astype(exponent, wide)), base.dtype)
+    return astype(arithmetic.pow(astype(base, "int64"), astype(exponent, "int64")), base.dtype)
 
 
 @operator("Mod")
 def _mod(call: NodeCall) -> Outputs:
-    function = bitwise.fmod if call.attr("fmod", 0) else elementwise.remainder
+    function = bitwise.fmod if call.attr("fmod", 0) else arithmetic.remainder
     return function(call.tensor(0), call.tensor(1))
 
 
@@ -133,13 +132,13 @@ def _min(call: NodeCall) -> Outputs:
 
 @operator("Sum")
 def _sum(call: NodeCall) -> Outputs:
-    return reduce(elementwise.add, call.tensors())
+    return reduce(arithmetic.add, call.tensors())
 
 
 @operator("Mean")
 def _mean(call: NodeCall) -> Outputs:
     tensors = call.tensors()
-    return reduce(elementwise.add, tensors) / len(tensors)
+    return reduce(arithmetic.add, tensors) / len(tensors)
 
 
 @operator("Where")
@@ -151,11 +150,11 @@ def _where(call: NodeCall) -> Outputs:
 @operator("IsInf")
 def _isinf(call: NodeCall) -> Outputs:
     x = call.tensor(0)
-    result = elementwise.isinf(x)
+    result = comparison.isinf(x)
     if not call.attr("detect_positive", 1):
-        result = elementwise.logical_and(result, elementwise.less(x, 0))
+        result = comparison.logical_and(result, comparison.less(x, 0))
     if not call.attr("detect_negative", 1):
-        result = elementwise.logical_and(result, elementwise.greater(x, 0))
+        result = comparison.logical_and(result, comparison.greater(x, 0))
     return result
 
 

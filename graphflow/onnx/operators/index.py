@@ -7,8 +7,7 @@ from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.ordering.sort import top_k
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise import arithmetic, comparison, select
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors import scatter
 from graphflow.ops.tensors import take as index
@@ -61,8 +60,8 @@ def _one_hot(call: NodeCall) -> Outputs:
     (depth,) = call.sizes(1)
     off, on = (call.tensor(2)[i] for i in (0, 1))
     axis = call.attr("axis", -1)
-    counted = select.where(elementwise.less(indices, 0), indices + depth, indices)
-    hits = elementwise.equal(expand_dims(counted, -1), arange(depth))
+    counted = select.where(comparison.less(indices, 0), indices + depth, indices)
+    hits = comparison.equal(expand_dims(counted, -1), arange(depth))
     axis += indices.ndim + 1 if axis < 0 else 0
     hits = moveaxis(hits, -1, axis)
     return select.where(hits, on, off)
@@ -93,7 +92,7 @@ def _reverse_sequence(call: NodeCall) -> Outputs:
     time, batch = call.attr("time_axis", 0), call.attr("batch_axis", 1)
     steps = reshape(arange(x.shape[time]), _axis_shape(x, time))
     ends = reshape(lengths, _axis_shape(x, batch))
-    places = select.where(elementwise.less(steps, ends), ends - 1 - steps, steps)
+    places = select.where(comparison.less(steps, ends), ends - 1 - steps, steps)
 
     return take_along_axis(x, broadcast_to(places, x.shape), time)
 
@@ -114,6 +113,6 @@ def _tensor_scatter(call: NodeCall) -> Outputs:
         starts = astype(arange(cache.shape[0]) * 0, "int64")
     places = reshape(astype(starts, "int64"), _axis_shape(update, 0)) + steps
     if call.attr("mode", "linear") == "circular":
-        places = elementwise.remainder(places, size)
+        places = arithmetic.remainder(places, size)
 
     return scatter.put_along_axis(cache, broadcast_to(places, update.shape), update, axis)

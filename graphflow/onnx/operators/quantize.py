@@ -19,8 +19,7 @@ from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.matrices import matmul as linalg
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise import arithmetic, select
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.shape import expand_dims, repeat, reshape
 from graphflow.ops.tensors.slicing import window
@@ -51,7 +50,7 @@ def _broadcast_scale(call: NodeCall, t: Tensor, x: Tensor) -> Tensor:
 
 def saturate(y: Tensor, zero: Tensor | None, dtype: np.dtype[Any]) -> Tensor:
     """Round floats (half to even), add a zero point, and clip to the range of an int dtype."""
-    y = elementwise.round(y)
+    y = arithmetic.round(y)
     if zero is not None:
         y = y + astype(zero, y.dtype)
     limits = np.iinfo(dtype)

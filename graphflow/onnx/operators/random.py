@@ -15,7 +15,7 @@ from graphflow.ir.spec import Shape
 from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.ordering.search import searchsorted
-from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import arithmetic
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.randomness import random
 from graphflow.ops.randomness.probabilities import categorical_logits
@@ -85,5 +85,5 @@ def _multinomial(call: NodeCall) -> Outputs:
     with _seed_scope(call):
         drawn = astype(random.uniform((rows, count)), "float64")
     found = searchsorted(reshape(sums + unit, (-1,)), drawn + unit, side="right")
-    chosen = elementwise.subtract(found, expand_dims(arange(rows) * classes, 1))
+    chosen = arithmetic.subtract(found, expand_dims(arange(rows) * classes, 1))
     return astype(chosen, call.dtype("dtype", 6))

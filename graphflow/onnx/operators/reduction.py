@@ -14,8 +14,7 @@ from graphflow.ir.spec import Dim, kind
 from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axes_of, axis_of
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import transcendental
+from graphflow.ops.pointwise import arithmetic, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import cumulative as product
 from graphflow.ops.reductions import extrema, reduce
@@ -69,11 +68,11 @@ def _compute_in_float(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor
 
 
 def _l1(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    return _total(elementwise.abs(x), axis, keepdims)
+    return _total(arithmetic.abs(x), axis, keepdims)
 
 
 def _sum_square(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
-    return _total(elementwise.square(x), axis, keepdims)
+    return _total(arithmetic.square(x), axis, keepdims)
 
 
 def _l2(x: Tensor, axis: Any, keepdims: bool) -> Tensor:
@@ -140,7 +139,7 @@ def _register_arg(name: str, function: Callable[..., Tensor]) -> None:
         keep = bool(call.attr("keepdims", 1))
         if call.attr("select_last_index", 0):
             last = function(window.flip(x, axis), axis=axis, keepdims=keep)
-            return elementwise.subtract(x.shape[axis] - 1, last)
+            return arithmetic.subtract(x.shape[axis] - 1, last)
         return function(x, axis=axis, keepdims=keep)
 
 

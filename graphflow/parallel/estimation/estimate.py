@@ -1,13 +1,14 @@
-"""A step of training a large GPT with one layout of it, estimated.
+"""Estimate one training step of a large GPT with one way to parallelise it.
 
-    GPT + Layout + Site ─costs of a block, schedule task by task, rings over links→ Estimate
+    GPT + ParallelConfig + HardwareSite ─costs of a block, schedule, rings over links→ Estimate
 
-The layout is Megatron-LM's: tensor parallel devices lie next to each other, then replicas, then the
+Devices lie as in Megatron-LM: tensor-parallel devices next to each other, then replicas, then the
 stages of a pipeline.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, for state in shares; Korthikanti et al.,
-"Reducing Activation Recomputation in Large Transformer Models", MLSys 2023, for cut sequences.
+    Megatron-LM", SC 2021; Rajbhandari et al., "ZeRO", SC 2020, for sharded state; Korthikanti et
+    al., "Reducing Activation Recomputation in Large Transformer Models", MLSys 2023, for split
+    sequences.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ from graphflow.parallel.pipelining.timeline import run
 from graphflow.placement.clusters.hardware_catalog import Wire, product, wire
 
 SLOT_BYTES = 12
-"""Bytes of a weight's float32 copy and Adam's two slots."""
+"""The bytes of a weight's float32 copy and Adam's two slots."""
 BYTES_PER_WEIGHT = 6 + SLOT_BYTES
-"""Bytes that a weight takes while it is trained in mixed precision: 2 for itself, 4 for its
-gradient, which micro-batches add up, and its slots."""
+"""The bytes of a weight in mixed-precision training: 2 for itself, 4 for its gradient, which
+micro-batches add up, and its slots."""
 STEADY_ROUNDS = 4
-"""Micro-batches a stage after which a pipeline repeats itself: as many more as there are stages
-take as long as those before, so that long ones need not be run to their end."""
+"""Micro-batches for each stage after which a pipeline is periodic. Longer pipelines are
+extrapolated."""
 RESERVED_MEMORY = 0.08
-"""Of a device's memory: the context, libraries' workspaces, fragments."""
+"""The share of a device's memory for the context, workspaces of libraries, and fragmentation."""
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How a GPT lies on devices, and how its batch goes through them.
+    """How a GPT is parallelised over devices, and how its batch goes through them.
 
     Attributes:
-        data, model, stages: devices along each axis of the mesh.
-        chunks: stages that each device of a pipeline has.
+        data, model, stages: devices along each mesh axis.
+        chunks: stages on each device of a pipeline.
         micro: samples of a micro-batch.
         recompute: whether a block's forward pass is computed again.
-        sequence: whether what tensor parallelism leaves whole, norms and sums, is cut along tokens.
-        shard_state: whether each replica has a share of the slots and updates its weights only.
+        sequence: whether norms and sums, which tensor parallelism leaves whole, are split along
+            tokens.
+        shard_state: whether each replica has a part of the slots and updates only its weights.
     """
 
     data: int
@@ -57,20 +59,20 @@ class ParallelConfig:
 
     @property
     def bytes_of_a_weight(self) -> float:
-        """That a device keeps of it while it is trained."""
+        """The bytes that a device keeps for a weight during training."""
         return BYTES_PER_WEIGHT - SLOT_BYTES + SLOT_BYTES / (self.data if self.shard_state else 1)
 
 
 @dataclass(frozen=True)
 class Estimate(ParallelConfig):
-    """A step of training with one layout.
+    """A training step with one configuration.
 
     Attributes:
-        seconds: of a step.
-        bubble: share of the pipeline's time that is idle.
-        memory: bytes of the device that needs most.
-        sent: bytes that a device sends in a step, by what for: "model", "stages", "data".
-        flops: that a device reaches, flop/s, what is recomputed counted (as the literature does).
+        seconds: the time of a step.
+        bubble: the share of the pipeline's time that is idle.
+        memory: the bytes of the fullest device.
+        sent: the bytes that a device sends in a step for "model", "stages" and "data".
+        flops: the flop/s that a device reaches. Recomputation counts, as in the literature.
     """
 
     seconds: float
@@ -92,7 +94,13 @@ class Estimate(ParallelConfig):
 
 @dataclass(frozen=True)
 class HardwareSite:
-    """What devices and links there are."""
+    """The devices and links of a cluster.
+
+    Attributes:
+        hardware: a product's name.
+        hosts_of: devices in a host.
+        network: the link of each device to other hosts.
+    """
 
     hardware: str
     hosts_of: int
@@ -100,21 +108,26 @@ class HardwareSite:
 
     @property
     def memory(self) -> float:
+        """The usable bytes of a device."""
         return product(self.hardware).memory * (1 - RESERVED_MEMORY)
 
     @property
     def bandwidth(self) -> float:
+        """The memory bandwidth of a device in bytes/s."""
         return product(self.hardware).bandwidth
 
     def link(self, span: int) -> Wire:
-        """Between neighbours of a group that spans so many devices."""
+        """Return the link between neighbours of a group that spans so many devices."""
         return wire(product(self.hardware).peer if span <= self.hosts_of else self.network)
 
     def all_reduce(self, ranks: int, size: float, apart: int) -> float:
-        """Seconds of a sum over ranks, of which each host has as many as fit: rings go through the
-        network's links of all of them.
+        """Return the seconds of an all-reduce.
+
+        Each host has as many ranks as fit. Rings use the network links of all of them.
 
         Args:
+            ranks: their number.
+            size: bytes of the tensor.
             apart: devices from one rank to the next.
         """
         if ranks == 1:
@@ -127,8 +140,16 @@ class HardwareSite:
 
 @dataclass(frozen=True)
 class _DeviceShare:
-    """What a device has of a model: bytes of weights and slots, weights, blocks of a stage,
-    micro-batches, bytes between stages, and costs."""
+    """What a device has of a model.
+
+    Attributes:
+        weights: its weights.
+        layers: the blocks of a stage.
+        count: the number of micro-batches.
+        boundary: the bytes between stages for a micro-batch.
+        block: the cost of a block.
+        head: the cost of the last product and the loss.
+    """
 
     weights: float
     layers: int
@@ -141,6 +162,7 @@ class _DeviceShare:
 def _device_share(
     model: GPT, site: HardwareSite, batch: int, layout: ParallelConfig
 ) -> _DeviceShare:
+    """Return what a device has of a model."""
     tensor, micro = layout.model, layout.micro
     return _DeviceShare(
         _weights(model, layout),
@@ -153,21 +175,25 @@ def _device_share(
 
 
 def _weights(model: GPT, layout: ParallelConfig) -> float:
-    """Of the first stage, which has the embeddings."""
+    """Return the number of weights of the first stage, which has the embeddings."""
     blocks = model.layers * model.weights_of_a_block / layout.stages
     return (blocks + model.weights_of_the_ends) / layout.model
 
 
 def fits(model: GPT, site: HardwareSite, batch: int, layout: ParallelConfig) -> bool:
-    """Whether it fits in memory; the graph of a block is made only where the weights do."""
+    """Return True if a configuration fits in memory. A block's graph is made only if its weights
+    fit."""
     if _weights(model, layout) * layout.bytes_of_a_weight > site.memory:
         return False
     return _memory(_device_share(model, site, batch, layout), layout) <= site.memory
 
 
 def _memory(parts: _DeviceShare, layout: ParallelConfig) -> float:
-    """Bytes of the device that needs most: of a pipeline's first one, which stores most
-    micro-batches, or of its last one, which has the scores of the vocabulary."""
+    """Return the bytes of the fullest device of a pipeline.
+
+    That is the first one, which stores most micro-batches, or the last one, which has the scores of
+    the vocabulary.
+    """
     stages, chunks = layout.stages, layout.chunks
     first = float(min(parts.count, stages))
     if chunks > 1:
@@ -175,6 +201,7 @@ def _memory(parts: _DeviceShare, layout: ParallelConfig) -> float:
     own = parts.layers * chunks
 
     def activation_bytes(stored: float) -> float:
+        """Return the bytes of so many stored micro-batches."""
         if layout.recompute:
             inputs = parts.boundary / (layout.model if layout.sequence else 1)
             return stored * own * inputs + parts.block.activations
@@ -187,11 +214,12 @@ def _memory(parts: _DeviceShare, layout: ParallelConfig) -> float:
 def pipeline_seconds(
     count: int, chunks: int, forwards: list[float], backwards: list[float], transfer: float
 ) -> float:
-    """Seconds of a pipeline of so many micro-batches."""
+    """Return the seconds of a pipeline of so many micro-batches."""
     total = len(forwards)
     stages = total // chunks
 
     def simulate(count: int) -> float:
+        """Return the makespan of so many micro-batches."""
         return run(_schedule(total, count, chunks), forwards, backwards, transfer=transfer).makespan
 
     least = STEADY_ROUNDS * stages + count % stages
@@ -203,7 +231,7 @@ def pipeline_seconds(
 
 @lru_cache(maxsize=32)
 def _schedule(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Many layouts of a model differ in other things."""
+    """Return a schedule, cached: many configurations of a model differ only in other numbers."""
     if chunks == 1:
         return one_f_one_b(stages, microbatches)
     return interleaved(stages, microbatches, chunks)
@@ -212,7 +240,8 @@ def _schedule(stages: int, microbatches: int, chunks: int) -> Schedule:
 def estimate(
     model: GPT, site: HardwareSite, batch: int, layout: ParallelConfig, exact: bool = True
 ) -> Estimate:
-    """One layout; its pipeline task by task, or by closed forms."""
+    """Estimate one configuration. If `exact`, its pipeline is simulated task by task, else closed
+    forms are used."""
     data, tensor, stages, chunks = layout.data, layout.model, layout.stages, layout.chunks
     parts = _device_share(model, site, batch, layout)
     block, head, count = parts.block, parts.head, parts.count
@@ -234,7 +263,7 @@ def estimate(
     updated = parts.weights / (data if layout.shard_state else 1)
     seconds = pipeline + reduced + updated * (BYTES_PER_WEIGHT + 8) / site.bandwidth
     busy = count * (chunks * (forward + backward) + last / stages)
-    sums = 4 + 2 * layout.recompute + layout.sequence  # what was gathered is so again
+    sums = 4 + 2 * layout.recompute + layout.sequence  # recomputing gathers again
     sent = {
         "model": sums * 2 * (tensor - 1) / tensor * parts.boundary * parts.layers * chunks * count,
         "stages": 2 * parts.boundary / tensor * count * chunks * (stages > 1),

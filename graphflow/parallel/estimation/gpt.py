@@ -1,8 +1,8 @@
-"""A GPT in sizes, and what its parts cost on a device: for questions of what if.
+"""A GPT in numbers, and the cost of its parts on a device.
 
-    GPT ─block, head→ graphs with abstract weights ─planned on one device of a product→ Cost
+    GPT ─block_cost, head_cost→ graphs of abstract weights ─planned on one device→ BlockCost
 
-Weights are declared and never made.
+Weights are declared and never allocated.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ class GPT:
     """The sizes of a GPT.
 
     Args:
-        layers: blocks. width: of a token. heads: of attention. sequence: tokens of a sample.
-        vocabulary: rows of the embedding, which is also the head.
-        fused: whether attention keeps its scores on the chip, as kernels do since 2022; else they
-            go to memory and back, as in the systems whose figures were published before.
+        layers: the number of blocks.
+        width: the elements of a token.
+        heads: the heads of attention.
+        sequence: the tokens of a sample.
+        vocabulary: the rows of the embedding, which is also the head.
+        fused: whether attention keeps its scores on the chip, as kernels have done since 2022.
+            Otherwise they go through memory, as in the systems whose figures were published before.
     """
 
     layers: int
@@ -53,7 +56,7 @@ class GPT:
                 self, **{each.name: check_count(where, each.name, getattr(self, each.name))}
             )
         if not isinstance(self.fused, bool):
-            raise ScheduleError(f"{where}: fused is True or False, not {self.fused!r}")
+            raise ScheduleError(f"{where}: fused must be True or False, not {self.fused!r}")
         if self.width % self.heads:
             raise ScheduleError(
                 f"{where}: a width of {self.width} does not divide into {self.heads} heads"
@@ -61,22 +64,22 @@ class GPT:
 
     @property
     def weights(self) -> int:
-        """How many there are."""
+        """The number of weights."""
         return self.layers * self.weights_of_a_block + self.weights_of_the_ends
 
     @property
     def weights_of_a_block(self) -> int:
-        """Of attention, the two products after it, biases and norms."""
+        """The weights of attention, the two products after it, biases and norms."""
         return 12 * self.width**2 + 13 * self.width
 
     @property
     def weights_of_the_ends(self) -> int:
-        """Of the embeddings of tokens and places; the last stage of a pipeline has those of tokens
-        once more."""
+        """The weights of the token and position embeddings. The last stage of a pipeline has those
+        of tokens once more."""
         return (self.vocabulary + self.sequence) * self.width
 
     def flops(self, batch: int, recompute: bool = False) -> float:
-        """Of the matrix products of a training step."""
+        """Return the floating point operations of the matrix products in a training step."""
         h, s, layers = self.width, self.sequence, self.layers
         forward = layers * (24 * batch * s * h * h + 4 * batch * s * s * h)
         head = 2 * batch * s * h * self.vocabulary
@@ -84,14 +87,14 @@ class GPT:
 
 
 def check_count(where: str, what: str, number: object) -> int:
-    """A number from 1 up; refuse what is none.
+    """Return a count as an int.
 
     Raises:
-        ScheduleError: see above.
+        ScheduleError: it is no int of at least 1.
     """
     count = as_count(number)
     if count is None:
-        raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
+        raise ScheduleError(f"{where}: {what} must be an int of at least 1, not {number!r}")
     return count
 
 
@@ -100,8 +103,12 @@ def check_count(where: str, what: str, number: object) -> int:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Of a part of a network for one micro-batch: seconds forwards and backwards, and bytes that
-    the backward pass reads."""
+    """The cost of a part of a network for one micro-batch.
+
+    Attributes:
+        forward, backward: the seconds of each pass.
+        activations: the bytes that the backward pass reads.
+    """
 
     forward: float
     backward: float
@@ -112,18 +119,22 @@ class BlockCost:
 def block_cost(
     model: GPT, hardware: str, tensor: int, micro: int, sequence: bool = False
 ) -> BlockCost:
-    """What one block takes, or what one of `tensor` devices has of it.
+    """Return the cost of one block, or of the part that one of `tensor` devices has.
 
     Args:
-        sequence: whether norms and what is added to their results have a share of the tokens on
-            each device; products get the tokens of all devices, which are not kept.
+        model: the GPT.
+        hardware: the product's name.
+        tensor: the tensor-parallel devices.
+        micro: samples of a micro-batch.
+        sequence: whether norms and residual sums are split along tokens. Products then read the
+            gathered tokens of all devices, which are not kept.
     """
     h, own = model.width, model.width // tensor
     heads, s = model.heads // tensor, model.sequence
     x = placeholder("float16", (micro, ceil(s / tensor) if sequence else s, h), name="x")
     weights: list[Tensor] = []
-    made: list[Tensor] = []  # what goes to other devices
-    got: list[Tensor] = []  # what comes from them
+    made: list[Tensor] = []  # sent to other devices
+    got: list[Tensor] = []  # received from them
 
     def weight(*shape: int) -> Tensor:
         weights.append(variable(init.zeros(shape, "float16")))
@@ -156,7 +167,7 @@ def block_cost(
 
 @cache
 def head_cost(model: GPT, hardware: str, tensor: int, micro: int) -> BlockCost:
-    """What the last product and the loss take: a share of the vocabulary."""
+    """Return the cost of the last product and the loss, for a part of the vocabulary."""
     x = placeholder("float16", (micro * model.sequence, model.width), name="x")
     table = variable(init.zeros((model.width, ceil(model.vocabulary / tensor)), "float16"))
     scores = x @ table
@@ -165,17 +176,18 @@ def head_cost(model: GPT, hardware: str, tensor: int, micro: int) -> BlockCost:
 
 
 def _attention(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention as one kernel; or by way of its scores."""
+    """Return attention as one kernel, or by way of its scores."""
     if model.fused:
         fused: Tensor = FUNCTIONS["attention"](q, k, v, causal=True)
         return fused
     scaled = q * int(q.shape[-1]) ** -0.5
-    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # a mask is the softmax kernel's
+    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # the softmax kernel masks
     seen: Tensor = FUNCTIONS["softmax"](scores) @ v
     return seen
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """Move the heads of (batch, tokens, width) in front of the tokens."""
     b, s, width = x.shape
     cut = FUNCTIONS["reshape"](x, (b, s, heads, width // heads))
     turned: Tensor = FUNCTIONS["permute_dims"](cut, (0, 2, 1, 3))
@@ -185,10 +197,13 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
 def _graph_cost(
     ys: list[Tensor], xs: list[Tensor], hardware: str, shares: Mapping[Tensor, int] | None = None
 ) -> BlockCost:
-    """Of a graph of one device.
+    """Return the cost of a graph on one device.
 
     Args:
-        shares: of what is kept, into how many parts that are kept elsewhere; default: whole.
+        ys: the results.
+        xs: the inputs and weights.
+        hardware: the product's name.
+        shares: for activations that are split over devices, into how many parts; default: whole.
     """
     seeds = [placeholder(y.dtype, y.shape, name=f"seed{i}") for i, y in enumerate(ys) if y.ndim]
     one = Cluster.hypothetical(1, hardware)
@@ -216,7 +231,7 @@ def _graph_cost(
 
 
 def _view_source(tensor: Tensor) -> Tensor:
-    """What another shape of it is a view of."""
+    """Return the tensor that reshapes are views of."""
     while tensor.node.op.name == "reshape":
         tensor = tensor.node.inputs[0]
     return tensor

@@ -4,17 +4,18 @@
                                 devices=1024, batch=1536)
     print(found)
 
-The costs of a block come from its graph (weights are declared, never made), planned on one device
-of the product; those of a pipeline from its schedule, task by task; those of collectives from the
-links. A network of a hundred billion weights on a thousand devices takes seconds to search.
+The costs of a block come from its graph, planned on one device of the product; its weights are
+declared, never allocated. The costs of a pipeline come from its schedule, task by task, and those
+of collectives from the links. Searching a network of a hundred billion weights on a thousand
+devices takes seconds.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines across hosts).
+    Megatron-LM", SC 2021, for the layout (tensor parallel within a host, pipelines across hosts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import isqrt
 
 from graphflow.base.argument_checks import checks_arguments
@@ -33,25 +34,25 @@ from graphflow.parallel.estimation.gpt import GPT, check_count
 from graphflow.placement.clusters.hardware_catalog import wire
 
 MAX_SIMULATED = 16
-"""Strategies whose pipelines are simulated task by task: those that are best by closed forms."""
+"""How many configurations are simulated task by task: those that are best by closed forms."""
 
 MAX_SHOWN = 10
-"""Of these, how many are printed."""
+"""How many of these are printed."""
 
 MAX_DEVICES = 10_000_000
-"""Devices that a cluster may have: all meshes of them are gone through."""
+"""The most devices of a cluster. All its meshes are gone through."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What was estimated, best first. Print it."""
+    """The estimates, the fastest first. Print it."""
 
     model: GPT
     tried: tuple[Estimate, ...]
 
     @property
     def best(self) -> Estimate:
-        """The strategy whose step takes the least time."""
+        """The configuration with the fastest step."""
         return self.tried[0]
 
     def __str__(self) -> str:
@@ -81,36 +82,38 @@ def what_if(
     """Estimate every mesh of data, tensor and pipeline parallelism on a cluster.
 
     Args:
+        model: the GPT.
         hardware: a product, see docs/clusters.md; "+half" computes 16 bits on tensor cores.
-        devices: how many.
+        devices: their number.
         batch: samples of a step.
-        hosts_of: devices of a host, between which tensor parallelism stays.
-        network: link of each device to other hosts.
-        tensor, stages, recompute: only strategies with this; default: all.
-        sequence: whether norms and sums are cut along tokens where products are along the model.
-        shard_state: whether replicas have shares of the optimiser's state. Both cost nothing here,
-            so that there is nothing to search: systems before them had neither.
+        hosts_of: devices of a host. Tensor parallelism stays within it.
+        network: the link of each device to other hosts.
+        tensor, stages, recompute: only configurations with these; default: all.
+        sequence: whether norms and sums are split along tokens where products are split along the
+            model.
+        shard_state: whether replicas have parts of the optimiser's state. Both options cost nothing
+            here, so they are not searched; older systems had neither.
 
     Raises:
         MemoryLimitError: nothing fits.
-        ScheduleError: a number without sense, or a mesh that there is not.
+        ScheduleError: a number is invalid, or there is no such mesh.
         ClusterError: unknown hardware.
     """
     where = f"what_if at {user_location()}"
-    if not isinstance(model, GPT):
-        raise ScheduleError(f"{where}: the model is a gf.parallel.GPT, not {model!r}")
-    counts = {"devices": devices, "batch": batch, "hosts_of": hosts_of}
-    asked_for = {"tensor": tensor, "stages": stages}
-    for what, number in (counts | {k: n for k, n in asked_for.items() if n is not None}).items():
-        check_count(where, what, number)
-    devices, batch, hosts_of = map(int, counts.values())  # numpy's would overflow
-    flags = {"recompute": recompute, "sequence": sequence, "shard_state": shard_state}
-    for what, flag in flags.items():
-        if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
-            raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
-    if devices > MAX_DEVICES:
-        raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
-    wire(network)  # of one host, too: who names none that there is meant another
+    _check(
+        where,
+        model,
+        {
+            "devices": devices,
+            "batch": batch,
+            "hosts_of": hosts_of,
+            "tensor": tensor,
+            "stages": stages,
+        },
+        {"recompute": recompute, "sequence": sequence, "shard_state": shard_state},
+    )
+    devices, batch, hosts_of = int(devices), int(batch), int(hosts_of)  # numpy ints would overflow
+    wire(network)  # refuses an unknown link, also if one host has all devices
     site = HardwareSite(hardware, hosts_of, network)
     asked = [
         layout
@@ -126,10 +129,7 @@ def what_if(
             f"{model.layers} layers, replicas the batch of {batch}, and all of them together the "
             "devices; leave one of them open"
         )
-    layouts = [layout for layout in asked if fits(model, site, batch, layout)]
-    rough = {layout: estimate(model, site, batch, layout, exact=False) for layout in layouts}
-    close = sorted(layouts, key=lambda layout: rough[layout].seconds)[:MAX_SIMULATED]
-    found = [estimate(model, site, batch, layout) for layout in close]
+    found = _fastest(model, site, batch, asked)
     if not found:
         needed = model.weights * BYTES_PER_WEIGHT / devices
         remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
@@ -141,13 +141,45 @@ def what_if(
     return WhatIf(model, tuple(sorted(found, key=lambda e: e.seconds)))
 
 
-# Layouts --------------------------------------------------------------------------------------
+def _check(
+    where: str, model: object, counts: Mapping[str, int | None], flags: Mapping[str, bool | None]
+) -> None:
+    """Check the arguments of `what_if`. Of the counts, `tensor` and `stages` may be None; of the
+    flags, `recompute`.
+
+    Raises:
+        ScheduleError: one of them is invalid.
+    """
+    if not isinstance(model, GPT):
+        raise ScheduleError(f"{where}: the model must be a gf.parallel.GPT, not {model!r}")
+    for what, number in counts.items():
+        if number is not None or what not in ("tensor", "stages"):
+            check_count(where, what, number)
+    for what, flag in flags.items():
+        if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
+            raise ScheduleError(f"{where}: {what} must be True or False, not {flag!r}")
+    devices = counts["devices"]
+    if devices is not None and devices > MAX_DEVICES:
+        raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
+
+
+def _fastest(
+    model: GPT, site: HardwareSite, batch: int, configs: Sequence[ParallelConfig]
+) -> list[Estimate]:
+    """Simulate those configurations that fit in memory and are best by closed forms."""
+    fitting = [each for each in configs if fits(model, site, batch, each)]
+    rough = {each: estimate(model, site, batch, each, exact=False) for each in fitting}
+    close = sorted(fitting, key=lambda each: rough[each].seconds)[:MAX_SIMULATED]
+    return [estimate(model, site, batch, each) for each in close]
+
+
+# Configurations -------------------------------------------------------------------------------
 
 
 def _parallel_configs(
     model: GPT, devices: int, batch: int, hosts_of: int, sequence: bool, shard_state: bool
 ) -> Iterator[ParallelConfig]:
-    """All that divide."""
+    """Yield all configurations whose sizes divide evenly."""
     for tensor in _divisors(min(hosts_of, devices)):
         if model.heads % tensor or model.width % tensor or devices % tensor:
             continue
@@ -170,5 +202,6 @@ def _parallel_configs(
 
 
 def _divisors(n: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
     small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})

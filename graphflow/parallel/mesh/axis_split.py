@@ -1,4 +1,4 @@
-"""How one size is split over axes of a mesh: splits, and the part that a shard has."""
+"""How one axis of a tensor is split over axes of a mesh, and the extent that a shard has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphflow.ir.spec import (
 
 
 class ShardExtent(NamedTuple):
-    """The part of a size that a shard has."""
+    """The part of a size that a shard has: `size` elements from `start` on, of `total`."""
 
     start: Size
     size: Size
@@ -22,16 +22,24 @@ class ShardExtent(NamedTuple):
 
     @property
     def stop(self) -> Size:
+        """The end of the extent, exclusive."""
         return self.start + self.size
 
 
 @dataclass(frozen=True)
 class AxisSplit:
-    """How a size is cut: along which axes of the mesh, the first one outermost, in multiples of a
-    unit. What was several axes and became one may be cut along an inner one of these: then it has
-    `outer` rows, of each of which a shard has a piece. These are of equal length; or of such
-    lengths, where queries stand beside fewer keys and values. Where the outer one of them is cut,
-    too, `over` says how: a shard has so many rows, and its piece of each; `axes` are those of both.
+    """How a size is split over mesh axes.
+
+    A reshape may merge several axes into one and leave an inner one split. The merged axis then
+    consists of rows, and a shard has a piece of each row.
+
+    Attributes:
+        axes: the mesh axes, the outermost first; with `over`, those of both levels.
+        unit: extents are multiples of this number of elements.
+        outer: the number of rows; or the relative lengths of rows that differ, as in a packed
+            projection with more queries than keys and values.
+        over: how the rows themselves are distributed, if they are. A shard then has some of the
+            rows, and its piece of each.
     """
 
     axes: tuple[str, ...] = ()
@@ -44,26 +52,28 @@ class AxisSplit:
 
     @property
     def rows(self) -> Size:
-        """How many rows of length 1 there are."""
+        """The number of rows of length 1."""
         return segment_count(self.outer)
 
     def drop_last(self) -> AxisSplit:
+        """Return the split without its innermost mesh axis."""
         return self.keep_first(len(self.axes) - 1)
 
     def keep_first(self, count: int) -> AxisSplit:
-        """Along the first few axes only."""
+        """Return the split along the outermost `count` mesh axes only."""
         if self.over is not None and count <= len(self.over.axes):
             return self.over.keep_first(count)
         return replace(self, axes=self.axes[:count]) if count else WHOLE
 
     @property
     def inner(self) -> AxisSplit:
-        """How each row is cut."""
+        """The split of each row."""
         done = 0 if self.over is None else len(self.over.axes)
         return AxisSplit(self.axes[done:], self.unit)
 
     def combine_with(self, other: AxisSplit, size: Size) -> AxisSplit | None:
-        """Both, of a size whose rows the one cuts, and other axes of the mesh each row."""
+        """Return the split of a size whose rows one split distributes, and whose rows the other
+        split divides. None if the two do not combine so."""
         over, rows = (self, other) if self.outer == 1 else (other, self)
         plain = over.outer == 1 and over.over is rows.over is None
         if not plain or rows.outer == 1 or isinstance(rows.outer, tuple) or not over or not rows:
@@ -73,8 +83,8 @@ class AxisSplit:
         return replace(rows, axes=over.axes + rows.axes, over=over)
 
     def scale_by(self, factor: Size, outer: Outer = 1) -> AxisSplit:
-        """The same, each element being `factor` many, in `outer` times as many rows; whole where
-        that cannot be said, rows being of unlike lengths."""
+        """Return the split of an axis with `factor` elements for each element of this one, repeated
+        in `outer` rows. WHOLE if rows of unlike lengths would have to be combined."""
         if not self.axes:
             return self
         if self.over is not None:
@@ -90,3 +100,4 @@ class AxisSplit:
 
 
 WHOLE = AxisSplit()
+"""The split of an axis that every place has in full."""

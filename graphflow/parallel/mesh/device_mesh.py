@@ -1,8 +1,8 @@
-"""A mesh of devices, and how sizes are cut along it.
+"""A mesh of devices: named axes, and a device for each place.
 
-A mesh has named axes, {"data": 2, "model": 2}; each of its places is a device. A size that is cut
-along some of these axes has a piece at each place: the first pieces are larger by one where it does
-not divide, as numpy's array_split has it.
+A mesh such as {"data": 2, "model": 2} has four places. A place is a tuple of coordinates, one for
+each axis. A size that is split along an axis has one extent for each coordinate
+(`size_partitioner.py`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ the devices. Each path has weights of its own."""
 
 
 Place = tuple[int, ...]
-"""The place of a shard: its number along each axis of the mesh."""
+"""The coordinates of a shard: its number along each axis of the mesh."""
 
 
 @dataclass(frozen=True)
 class DeviceAssignment:
-    """Where what stands for a node at a place is, if not where the place is.
+    """The devices of nodes, for meshes in which a place alone does not fix them (pipelines).
 
-    What is built is told by homes, not by the devices that they are on: it is the same graph, of
-    the same bits, on any cluster, one of a single device too.
+    Graphs are built from device indices, not from the devices. So a graph is the same, with the
+    same bits, on every cluster, and on a single device.
 
     Attributes:
-        of: the number of the home.
-        devices: of the homes.
+        device_index: maps a node of the whole graph and a place to the index of a device.
+        devices: the devices, by index.
     """
 
     device_index: Callable[[Node, Place], int]
@@ -49,9 +49,9 @@ class Mesh:
     """Named axes, and a device for each place.
 
     Args:
-        sizes: of the axes, in order.
-        devices: of the places, the last axis running fastest.
-        local: axes along which the places share a device: they take turns.
+        sizes: the sizes of the axes, in order.
+        devices: the devices of the places; the last axis runs fastest.
+        sequential: the axes along which places share a device and run one after the other.
     """
 
     sizes: Mapping[str, int]
@@ -60,30 +60,32 @@ class Mesh:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The names of the axes."""
         return tuple(self.sizes)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
+        """All places, in row-major order."""
         return tuple(itertools.product(*map(range, self.sizes.values())))
 
     def index_of(self, place: Place) -> int:
-        """The place's number, by which what has a value at each place is ordered."""
+        """Return the row-major index of a place. Values of all places are stored in this order."""
         number = 0
         for at, size in zip(place, self.sizes.values(), strict=True):
             number = number * size + at
         return number
 
     def coordinate(self, place: Place, axis: str) -> int:
-        """The place's number along an axis."""
+        """Return a place's coordinate along an axis."""
         return place[self.names.index(axis)]
 
     def device_index(self, place: Place) -> int:
-        """A number that places have in common if they share a device to take turns."""
+        """Return the index that places share if they share a device along sequential axes."""
         pairs = zip(self.names, place, strict=True)
         return self.index_of(tuple(0 if name in self.sequential else at for name, at in pairs))
 
     def group(self, place: Place, *axes: str) -> list[Place]:
-        """The places along some axes that differ in nothing else, in order."""
+        """Return the places that differ from a place only along some axes, in order."""
         own = [
             range(size) if name in axes else (at,)
             for (name, size), at in zip(self.sizes.items(), place, strict=True)
@@ -91,22 +93,24 @@ class Mesh:
         return [*itertools.product(*own)]
 
     def groups(self, *axes: str) -> Iterator[list[Place]]:
-        """All groups along some axes."""
+        """Yield all groups of places along some axes."""
         for place in self.places:
             if not any(self.coordinate(place, axis) for axis in axes):
                 yield self.group(place, *axes)
 
     def part_count(self, axes: Sequence[str]) -> int:
+        """Return into how many parts a size is split along some axes."""
         return prod(self.sizes[a] for a in axes)
 
     def describe_parts(self, axes: Sequence[str]) -> str:
-        """Into what a size is cut along some axes, for people: `2 (data) × 4 micro-batches`."""
+        """Describe, for messages, into how many parts a size is split: `2 (data) × 4
+        micro-batches`."""
         named = [f"{self.sizes[a]} ({a})" for a in axes if a not in (MICRO, PATH)]
         turns = self.part_count([a for a in axes if a in (MICRO, PATH)])
         return " × ".join(named + [f"{turns} micro-batches"] * (turns > 1))
 
     def tag(self, place: Place) -> str:
-        """How what is at a place is named: `@data=0,model=1`."""
+        """Return the suffix of names at a place: `@data=0,model=1`."""
         return self._tags[place]
 
     @cached_property

@@ -1,5 +1,7 @@
-"""How tensors lie on a mesh: a piece at each place along the axes that are split, the whole along
-the others; or a partial result, which all parts together (their sum, largest, …) make whole.
+"""Layouts: how a tensor lies on a mesh, and the record of what travels between places.
+
+Along the axes that split it, each place has a shard; along the others, each has everything. A
+layout may also be partial: then the tensor is the sum (maximum, …) of what all places have.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 
 Partial = tuple[tuple[str, str], ...]
-"""Along which axes of the mesh a value is partial, and how parts are combined."""
+"""Pairs of a mesh axis along which a value is partial, and how its parts are combined ("sum",
+…)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies on a mesh."""
+    """How a tensor lies on a mesh: a split for each axis, and what is left to be combined."""
 
     dims: tuple[AxisSplit, ...]
     partial: Partial = ()
@@ -33,31 +36,38 @@ class Layout:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every place has everything, and nothing is left to be combined."""
+        """True if every place has everything, and nothing is left to be combined."""
         return not self.partial and not any(self.dims)
 
     def axes(self) -> set[str]:
-        """The axes of the mesh in use."""
+        """Return the mesh axes that the layout uses."""
         return {a for split in self.dims for a in split.axes} | {a for a, _ in self.partial}
 
     def with_dim(self, d: int, split: AxisSplit) -> Layout:
+        """Return the layout with another split of axis `d`."""
         return replace(self, dims=(*self.dims[:d], split, *self.dims[d + 1 :]))
 
     def __str__(self) -> str:
-        told = ", ".join("×".join(split.axes) or "·" for split in self.dims)
+        axes = ", ".join("×".join(split.axes) or "·" for split in self.dims)
         rest = "".join(f" {kind} over {axis}" for axis, kind in self.partial)
-        return f"({told}){rest}"
+        return f"({axes}){rest}"
 
 
-@cache  # of as many entries as there are ranks
+@cache  # one entry for each rank
 def whole(rank: int) -> Layout:
-    """Every place has everything."""
+    """Return the layout in which every place has everything."""
     return Layout((WHOLE,) * rank)
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedTensor:
-    """What stands for a tensor: a part at each place."""
+    """The tensors that stand for one tensor of the whole graph: a shard at each place.
+
+    Attributes:
+        spec: the spec of the whole tensor.
+        layout: how it lies on the mesh.
+        shards: the shards, in the order of `Mesh.places`.
+    """
 
     spec: TensorSpec
     layout: Layout
@@ -65,22 +75,24 @@ class ShardedTensor:
 
 
 SentTensor = tuple[Tensor, Hashable]
-"""A tensor that goes to a place, or a device; or a result of a collective, and None."""
+"""A tensor and the place or device that it goes to; for the result of a collective, (tensor,
+None)."""
 
 
 @dataclass(frozen=True)
 class CommunicationRecord:
-    """A collective that was inserted.
+    """A collective, or another exchange between places, that the partitioner inserted.
 
     Attributes:
-        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "halo", or "meeting" where
-            shards finish an op together; "fetch" is what goes to the first place, to be fetched.
-        axis: of the mesh.
-        tensor: the name of what moves.
-        bytes: that travel between places, in all.
-        cause: the node that asked for it.
+        kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "halo", or "meeting"
+            (shards that finish an op together); "fetch" for what goes to the first place, to be
+            fetched.
+        axis: the mesh axis.
+        tensor: the name of the tensor.
+        bytes: the total of bytes that travel between places.
+        cause: the name of the node that needed the exchange.
         location: the user's line.
-        sent: the bytes of each of its parts: passes find some that were sent before (`report.py`).
+        sent: the bytes of each part. Passes may find that a part was sent before (`report.py`).
     """
 
     kind: str
@@ -92,5 +104,5 @@ class CommunicationRecord:
     sent: Mapping[SentTensor, float] = field(default_factory=dict, repr=False, compare=False)
 
     def restrict_to(self, sent: Mapping[SentTensor, float]) -> CommunicationRecord:
-        """What is left if only so much is sent."""
+        """Return the record of those parts only that are in `sent`."""
         return replace(self, bytes=round(sum(sent.values())), sent=sent)

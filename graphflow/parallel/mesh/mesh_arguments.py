@@ -1,4 +1,4 @@
-"""Checks of a mesh that a user gives, and the devices for it."""
+"""Checks of the mesh that a user gives, and the choice of its devices."""
 
 from __future__ import annotations
 
@@ -14,41 +14,46 @@ from graphflow.parallel.mesh.count_arguments import as_count
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_NODES = 4_000_000
-"""The nodes that a graph of shards may have, about."""
+"""The most nodes, about, that a graph of shards may have."""
 
 
 def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
-    """The sizes of a mesh; refuse what is none.
+    """Return the sizes of a mesh as ints.
 
     Raises:
-        ShardingError: no axes, names that are no names, sizes that are no counts.
+        ShardingError: the mesh is no dict, is empty, has an axis without a name, or a size below 1.
     """
     where = f"{what} at {user_location()}"
     if not isinstance(mesh, Mapping) or not mesh:
-        raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
+        raise ShardingError(f'{where}: a mesh must be a dict of sizes, {{"data": 2}}, not {mesh!r}')
     sizes = {}
     for name, given in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
+            raise ShardingError(
+                f"{where}: the name of a mesh axis must be an identifier, not {name!r}"
+            )
         size = as_count(given)
         if size is None:
-            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
+            raise ShardingError(
+                f"{where}: axis {name!r} must have a size of at least 1, not {given!r}"
+            )
         sizes[name] = size
     return sizes
 
 
 def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
-    """Refuse a mesh that is larger than a graph can be written for.
+    """Refuse a mesh whose graph of shards would have too many nodes.
 
     Raises:
-        ShardingError: see above.
+        ShardingError: the graph would have more than `MAX_NODES` nodes.
     """
     count, nodes = prod(mesh.values()), len(graph.nodes)
     if count * nodes > MAX_NODES:
-        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
+        shape = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
         raise ShardingError(
-            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
-            f"step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
+            f"the mesh ({shape}) has {count:,} places, for each of which the {nodes:,} nodes of "
+            f"the step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at "
+            "most"
         )
 
 
@@ -57,13 +62,16 @@ def mesh_devices(
     cluster: Cluster,
     wanted: Any = None,
 ) -> list[DeviceName]:
-    """A device for each place of a mesh.
+    """Return a device for each place of a mesh.
+
+    Without `wanted`, the first devices of one kind are taken, GPUs first. A cluster of one device
+    has all places.
 
     Raises:
-        ShardingError: there are too few.
+        ShardingError: there are too few devices, or `wanted` does not name one for each place.
     """
     count = prod(mesh.values())
-    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
+    shape = " × ".join(f"{name} {size}" for name, size in mesh.items())
     if wanted is not None:
         if (
             isinstance(wanted, str)
@@ -71,12 +79,12 @@ def mesh_devices(
             or not all(isinstance(name, str) for name in wanted)
         ):
             raise ShardingError(
-                f"devices is a list with a name for each of the {count} places of the mesh "
-                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
+                f"devices must be a list with a name for each of the {count} places of the mesh "
+                f"({shape}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
             )
         if len(wanted) != count:
             raise ShardingError(
-                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
+                f"the mesh ({shape}) has {count} places, but devices names {len(wanted)}: "
                 f"{', '.join(wanted)}; name one for each"
             )
         return [DeviceName.parse(cluster.device(name).name) for name in wanted]
@@ -91,7 +99,7 @@ def mesh_devices(
     if len(names) >= count:
         return [DeviceName.parse(name) for name in names[:count]]
     raise ShardingError(
-        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
+        f"the mesh ({shape}) takes {count} devices, and the cluster has {len(names)}: "
         f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
         f"gf.Cluster.local({count})"
     )

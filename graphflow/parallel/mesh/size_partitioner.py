@@ -1,4 +1,7 @@
-"""The parts of sizes over a mesh, of symbolic sizes too."""
+"""The extents of shards: how sizes, symbolic ones too, are divided over a mesh.
+
+If a size does not divide evenly, the first extents are larger by one, as in numpy's array_split.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,27 @@ from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
 from graphflow.parallel.mesh.device_mesh import Mesh, Place
 
 MAX_SYMBOLS = 1024
-"""Pieces of a size that only a feed fixes: each has a symbol, and begins at a sum of them."""
+"""The most extents of a symbolic size. Each has a symbol of its own and begins at a sum of those
+before it."""
 
 
 _NOMINAL = 64
-"""Every symbol's size for choices that are made before one is fed, unless a mesh needs more."""
+"""The size that stands for every symbol before one is fed, unless a mesh needs more."""
 
 
 class SizePartitioner:
-    """The pieces of sizes along one mesh, symbolic ones too.
+    """The extents of sizes over one mesh.
 
-    A symbol that is cut has a symbol of its own for the piece at each place, `n@data=0`; what sizes
-    these are is known when a step is fed (`bindings`). Each symbol is cut in one way only.
+    A symbol that is split gets a symbol for each extent, `n@data=0`. Their values are known when a
+    step is fed (`bindings`). Each symbol is split in one way only.
 
     Args:
-        fed: sizes of symbols, as far as they are known: one that is too small is not cut.
-        same: what ops need symbols to be equal to, see `equal_sizes`: these are cut as one.
+        mesh: the mesh.
+        fed: the sizes of symbols, as far as they are known. A size that is too small is not split.
+        same: the symbols that ops require to be equal (see `equal_sizes`). They are split as one.
+
+    Attributes:
+        symbols: the mesh axes that split each symbol.
     """
 
     def __init__(
@@ -59,14 +67,14 @@ class SizePartitioner:
         self._usual = _Nominal(self)
         self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
         self._pieces: dict[tuple[Size, AxisSplit, Place], ShardExtent] = {}
-        self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
+        self._least: dict[str, int] = {}  # symbols that are whole below this size
 
     def _canonical(self, size: Size) -> Size:
-        """A size, by the first of the symbols that are equal."""
+        """Replace each symbol by the first of those that it equals."""
         return substitute(size, self._same) if self._same else size
 
     def can_split(self, size: Size, split: AxisSplit) -> bool:
-        """Whether a size has a piece that is not empty for every place."""
+        """Return True if every place would get an extent that is not empty."""
         if not split:
             return True
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
@@ -89,17 +97,20 @@ class SizePartitioner:
         return known[: len(split.axes)] == split.axes
 
     def conflicting_axes(self, size: Size, split: AxisSplit) -> tuple[str, ...]:
-        """The axes along which a size's symbol is cut already, if they are others than these."""
+        """Return the axes that split a size's symbol already, if they are not those of `split`."""
         known = self.symbols.get(_single_symbol(self._canonical(size)) or "", split.axes)
         return () if known[: len(split.axes)] == split.axes else known
 
     def pieces(self, size: Size, split: AxisSplit) -> list[ShardExtent]:
-        """The piece of a size at each place."""
+        """Return the extent of each place."""
         return [self.piece(size, split, place) for place in self.mesh.places]
 
     def piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
-        """The piece of a size at a place. Where many places cut a symbol, the start of one is a sum
-        over those before it: each is worked out once."""
+        """Return the extent of a place.
+
+        With many places, the start of a symbolic extent is a long sum. Extents are therefore
+        cached.
+        """
         if not split:
             return ShardExtent(0, size, size)
         key = (size, split, tuple([self.mesh.coordinate(place, axis) for axis in split.axes]))
@@ -110,7 +121,7 @@ class SizePartitioner:
 
     def _piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
-        if split.outer != 1:  # the start is that in each row
+        if split.outer != 1:  # the start is relative to each row
             row = self.piece(size // self._canonical(split.rows), split.inner, place)
             return ShardExtent(
                 row.start, row.size * segment_count(self.rows(size, split, place)), size
@@ -121,7 +132,7 @@ class SizePartitioner:
             start, stop = _nested_range(size // unit, at)
             return ShardExtent(start * unit, (stop - start) * unit, size)
         base = size // split.unit
-        if isinstance(base, int):  # of so many units of symbolic size
+        if isinstance(base, int):  # a number of units of symbolic size
             start, stop = _nested_range(base, at)
             return ShardExtent(start * split.unit, (stop - start) * split.unit, size)
         symbol = _single_symbol(base)
@@ -142,7 +153,7 @@ class SizePartitioner:
         return ShardExtent(begin * factor * split.unit, own * factor * split.unit, size)
 
     def rows(self, size: Size, split: AxisSplit, place: Place) -> Outer:
-        """In how many rows (or of which lengths) what a place has of a size is."""
+        """Return how many rows of a size a place has, or their relative lengths."""
         if split.over is None:
             return split.outer
         return self.piece(size, split.over, place).size // (
@@ -152,8 +163,8 @@ class SizePartitioner:
     def _parts(
         self, symbol: str, axes: Sequence[str], depth: int
     ) -> Mapping[Place, tuple[Size, Size]]:
-        """The pieces of a symbol along the first few axes, as sums of the smallest pieces: all that
-        is before each one, and what it is."""
+        """Return (start, size) for each coordinate along the first `depth` axes, as sums of the
+        smallest extents."""
         key = (symbol, tuple(axes), depth)
         if key not in self._known:
             if (count := self.mesh.part_count(axes)) > MAX_SYMBOLS:
@@ -174,23 +185,24 @@ class SizePartitioner:
         return self._known[key]
 
     def longest_split(self, size: Size, split: AxisSplit) -> AxisSplit:
-        """As many of a split's axes, from the outermost, as leave no piece empty."""
+        """Return the split along as many of its mesh axes, from the outermost, as leave no extent
+        empty."""
         while split and not self.can_split(size, split):
             split = split.drop_last()
         return split
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether symbols of these sizes would be cut as they are."""
+        """Return True if symbols of these sizes would be split as they are."""
         return all(
             sizes.get(symbol, inf) >= self.mesh.part_count(axes)
             for symbol, axes in self.symbols.items()
         ) and all(sizes.get(symbol, 0) < least for symbol, least in self._least.items())
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of the symbols of pieces.
+        """Return the values of the symbols of extents, given those of the whole sizes.
 
         Raises:
-            ShardingError: a piece would be empty.
+            ShardingError: an extent would be empty.
         """
         found = {}
         for symbol, axes in self.symbols.items():
@@ -207,29 +219,30 @@ class SizePartitioner:
         return found
 
     def describe_size(self, size: Size) -> str:
-        """A size for people: that which is fed, where it is known."""
+        """Describe a size for messages: by the number that is fed, if it is known."""
         symbol = _single_symbol(size)
         known = None if symbol is None else self._fed.get(symbol)
         return str(size) if symbol is None or known is None else _describe_symbol(symbol, known)
 
     def guess(self, size: Size) -> int:
-        """A size, or what stands for one that is not known yet: pieces have their share of that."""
+        """Return a size, or a nominal number for a symbolic one. Extents have their share of that
+        number."""
         if not isinstance(size, Dim):
             return int(size)
         return evaluate(size, self._usual)
 
 
-def batch_too_small_error(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
-    """Some shards would be empty."""
+def batch_too_small_error(size: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
+    """Return the error of a batch that would leave shards empty."""
     count = mesh.part_count(axes)
     return ShardingError(
-        f"a batch of {told} is smaller than its {count} shards, {mesh.describe_parts(axes)}; feed "
+        f"a batch of {size} is smaller than its {count} shards, {mesh.describe_parts(axes)}; feed "
         f"at least {count}, or use fewer"
     )
 
 
 class _Nominal(dict[str, int]):
-    """Every symbol has one size, which its pieces share."""
+    """Sizes of symbols before they are fed: one nominal size, which extents share."""
 
     def __init__(self, partitioner: SizePartitioner) -> None:
         super().__init__()
@@ -246,11 +259,12 @@ class _Nominal(dict[str, int]):
 
 
 def _piece_symbol(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
+    """Return the name of the symbol of an extent: `n@data=0,model=1`."""
     return f"{symbol}@" + ",".join(f"{a}={i}" for a, i in zip(axes, numbers, strict=True))
 
 
 def _nested_range(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Start and stop of a piece of a piece of …"""
+    """Return (start, stop) of an extent, given (coordinate, count) for each level of nesting."""
     start, stop = 0, size
     for i, parts in at:
         whole, rest = divmod(stop - start, parts)
@@ -260,12 +274,12 @@ def _nested_range(size: int, at: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _describe_symbol(symbol: str, size: int) -> str:
-    """A size that was fed, with the name that the user gave it, if there is one."""
+    """Describe a fed size, with the user's name for it if there is one."""
     return f"{size}" if is_fresh(symbol) else f"{size} (size {symbol!r})"
 
 
 def _single_symbol(size: Any) -> str | None:
-    """The one symbol of which a size is a multiple."""
+    """Return the one symbol of which a size is a multiple, or None."""
     if not isinstance(size, Dim) or len(size.terms) != 1:
         return None
     ((monomial, _),) = size.terms.items()

@@ -1,10 +1,10 @@
 """Pipelines that do not flush: each micro-batch is a batch of its own, and its gradient updates the
-weights while others are on their way.
+weights at once.
 
-A training step is written once for each micro-batch. Its forward and its backward pass read the
-version of the weights that the schedule gives them (PipeDream's stash costs nothing here: a version
-is a tensor, and lives as long as something reads it), updates read the newest one. One `run` is a
-window of micro-batches: between two runs the pipeline drains.
+A training step is written once for each micro-batch. Its passes read the version of the weights
+that the schedule gives them; updates read the newest one. PipeDream's stash costs nothing here: a
+version is a tensor, and lives as long as a node reads it. One `run` is a window of micro-batches;
+the pipeline drains between two runs.
 
 Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
 """
@@ -56,18 +56,19 @@ def unroll_pipeline(
     batch: Sequence[Tensor],
     known: Mapping[Node, ShardedVariable] | None = None,
 ) -> ShardedGraph:
-    """A training graph as a pipeline that does not flush.
+    """Return a training graph as a pipeline that does not flush.
 
-    What is fetched is, for scalars, the mean over the micro-batches (of what updates make, over
-    these); for what has the batch as its first axis, all of them in their order; for variables what
-    they were as the window began, and for updates what they are.
+    A fetched scalar is the mean over the micro-batches (or over the updates, for what updates
+    compute). A fetch with the batch as its first axis has all micro-batches in order. Fetched
+    variables have the values from before the window, fetched updates the values after it.
 
     Args:
-        graph: as the user built it for one micro-batch, with gradients and updates.
-        stages: of the nodes of its forward pass, see `stages_of`.
-        devices: of the schedule.
-        batch: placeholders whose first axis is the batch: a symbol, that all of them share.
-        known: variables that are there already.
+        graph: the graph as the user built it for one micro-batch, with gradients and updates.
+        stages: the stage of each node of its forward pass, see `stages_of`.
+        schedule: the schedule.
+        devices: the devices of the schedule.
+        batch: the placeholders whose first axis is the batch: a symbol that all of them share.
+        known: the shards of variables that exist already.
 
     Raises:
         ScheduleError: the batch has no symbol, or a fetch is neither scalar nor led by the batch.
@@ -76,7 +77,13 @@ def unroll_pipeline(
 
 
 class _PipelineUnroller:
-    """One graph on its way through the micro-batches."""
+    """Writes one graph once for each micro-batch.
+
+    Attributes:
+        history: for each variable, its versions so far.
+        copies: for each micro-batch, what stands for the tensors of its passes.
+        made: for each update, what stands for its tensors.
+    """
 
     def __init__(
         self,
@@ -109,10 +116,11 @@ class _PipelineUnroller:
         later = self._find_running_state(phases)
         self.phases = {n: phase for n, phase in phases.items() if n not in later}
         self.phases |= dict.fromkeys(self._find_backward_inputs(later), "F")
-        self.copies: list[dict[Tensor, Tensor]] = []  # by micro-batch
-        self.made: list[dict[Tensor, Tensor]] = []  # by update
+        self.copies: list[dict[Tensor, Tensor]] = []
+        self.made: list[dict[Tensor, Tensor]] = []
 
     def run(self) -> ShardedGraph:
+        """Write all passes and updates, and return the graph."""
         group, count = self.schedule.group, self.schedule.microbatches
         for start in range(0, count, group):
             members = range(start, min(start + group, count))
@@ -129,21 +137,21 @@ class _PipelineUnroller:
         )  # fmt: skip
 
     def _symbols(self) -> list[str]:
-        """The symbols of the batch: one, or several that ops need to be equal.
+        """Return the symbols of the batch: one, or several that ops require to be equal.
 
         Raises:
-            ScheduleError: its size is fixed, or is none of its own.
+            ScheduleError: the batch has a fixed size, or shares its symbol with another size.
         """
         same = equal_sizes(self.graph)
         firsts: list[Size] = [t.shape[0] if t.ndim else 0 for t in self.batch]
         plain = all(sole_symbol(d) for d in firsts)
         first = same.get(firsts[0], firsts[0]) if plain and firsts else None
         if not isinstance(first, Dim) or any(same.get(d, d) != first for d in firsts):
-            told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
+            shapes = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
             raise ScheduleError(
                 f"schedule {self.schedule.name!r} does not flush: each of its "
                 f"{self.schedule.microbatches} micro-batches goes through the network as a batch "
-                f"of its own, of another size than {told}; leave the batch open, one symbol that "
+                f"of its own, of another size than {shapes}; leave the batch open, one symbol that "
                 "its placeholders share: gf.placeholder('float32', ('B', 784))"
             )
         every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])
@@ -152,6 +160,7 @@ class _PipelineUnroller:
         return [name for size in every if (name := sole_symbol(size))]
 
     def _variable(self, node: Node) -> ShardedVariable:
+        """Return the variable that stands for one of the user's, for all micro-batches."""
         if node in self.known:
             return self.known[node].check(node, self.mesh)
         with origin_scope(node, "", self._device(node, 0)):
@@ -166,7 +175,7 @@ class _PipelineUnroller:
     # Passes -------------------------------------------------------------------------------------
 
     def _emit_passes(self, i: int) -> None:
-        """The forward and backward passes of a micro-batch."""
+        """Write the forward and backward passes of a micro-batch."""
         mapped: dict[Tensor, Tensor] = {}
         renaming = _SymbolSubstitution({name: self._piece(name, i).size for name in self.symbols})
         for node in self.graph.nodes:
@@ -186,14 +195,18 @@ class _PipelineUnroller:
         self.copies.append(mapped)
 
     def _read(self, tensor: Tensor, mapped: Mapping[Tensor, Tensor], i: int) -> Tensor:
-        """What a micro-batch reads: of a weight the version that the stage where it lives uses for
-        it, in other stages, too, which would wait for that stage's next update otherwise."""
+        """Return what a micro-batch reads for a tensor.
+
+        A weight has the version of the stage where it lives. Other stages that share it read the
+        same version: they would wait for that stage's next update otherwise.
+        """
         node = tensor.node
         if node not in self.history:
             return mapped[tensor]
         return self.history[node][self.used[self.where[node], i] if node in self.updated else 0]
 
     def _placeholder(self, node: Node, i: int) -> Tensor:
+        """Return the placeholder of a micro-batch; the user's own if it does not hold the batch."""
         (tensor,) = node.outputs
         names = [sole_symbol(size) for size in tensor.shape]
         if not any(name in self.symbols for name in names):
@@ -210,15 +223,17 @@ class _PipelineUnroller:
         return own
 
     def _piece(self, symbol: str, i: int) -> ShardExtent:
+        """Return the extent of the batch that a micro-batch has."""
         return self.partitioner.piece(Dim.symbol(symbol), _BATCH, (i,))
 
     def _device(self, node: Node, i: int) -> DeviceName:
+        """Return the device of a node's stage for a micro-batch."""
         return self.devices[self.schedule.homes[self.where[node], i]]
 
     # Updates ------------------------------------------------------------------------------------
 
     def _emit_update(self, members: range) -> None:
-        """The updates that the gradients of some micro-batches make together."""
+        """Write the update that the gradients of some micro-batches make together."""
         mapped: dict[Tensor, Tensor] = {}
         pieces = {name: [self._piece(name, i).size for i in members] for name in self.symbols}
         renaming = _SymbolSubstitution({name: reduce(add, sizes) for name, sizes in pieces.items()})
@@ -237,8 +252,11 @@ class _PipelineUnroller:
         self.made.append(mapped)
 
     def _find_running_state(self, phases: Mapping[Node, Phase]) -> set[Node]:
-        """What is computed besides the network from variables that are updated, to update them (a
-        mean of weights over steps), and what reads that: it goes on from the newest version."""
+        """Return the nodes outside the network that compute new values of variables from old ones
+        (a mean of weights over steps), and their readers.
+
+        They go on from the newest version.
+        """
         besides = [n for n, phase in phases.items() if phase == "F" and n not in self.stages]
         needed: set[Node] = set()
         for node in reversed(besides):
@@ -252,8 +270,8 @@ class _PipelineUnroller:
         return found
 
     def _find_backward_inputs(self, later: Set[Node]) -> set[Node]:
-        """What is made of variables, and not in the forward pass, for a backward pass to read: the
-        scale of a loss as one of the loss's dtype."""
+        """Return the nodes outside the forward pass that backward passes read, such as a converted
+        loss scale."""
         found: set[Node] = set()
         for node in reversed(self.graph.nodes):
             is_read = any(r in self.phases or r in found for r in self.graph.consumers[node])
@@ -262,16 +280,20 @@ class _PipelineUnroller:
         return found
 
     def _is_update(self, node: Node) -> bool:
-        """Whether an update makes a node: what it reads, and zeros and such of its own size."""
+        """Return True if a node belongs to an update: it reads something, or creates a tensor such
+        as zeros."""
         made = node.inputs or (node.op.pure and node.op.name not in UNSTAGED_OPS)
         return bool(made) and node not in self.phases and node.op.name != "group"
 
     def _update_input(
         self, tensor: Tensor, mapped: dict[Tensor, Tensor], members: range, reader: Node
     ) -> Tensor:
-        """What an update reads: of what micro-batches have made, the mean; of rows of a table, all
-        with their part in that; of what is no float (a batch's size), the last; and what is one
-        thing for all of them (a rate that is fed) as it is."""
+        """Return what an update reads for a tensor that micro-batches computed.
+
+        It is the mean; for rows of a table, all rows, scaled by their share in the mean; for ints
+        (a batch size), the last one. A tensor that is the same for all micro-batches (a fed rate)
+        stays as it is.
+        """
         if tensor not in mapped:
             parts = list(dict.fromkeys(self.copies[i][tensor] for i in members))
             with origin_scope(tensor.node, "mean/", self._device(reader, 0)):
@@ -279,6 +301,7 @@ class _PipelineUnroller:
         return mapped[tensor]
 
     def _average(self, tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        """Return the mean of parts; rows are concatenated."""
         rows = [d for d, size in enumerate(tensor.shape) if set(self.symbols) & set(symbols(size))]
         counted = is_inexact(tensor.dtype)
         if not rows and not counted:
@@ -289,6 +312,12 @@ class _PipelineUnroller:
     # Fetches ------------------------------------------------------------------------------------
 
     def _fetch(self, tensor: Tensor) -> Tensor:
+        """Return what stands for a fetch.
+
+        Raises:
+            ScheduleError: the fetch has a value for each micro-batch, and is neither a float scalar
+                nor led by the batch.
+        """
         node = tensor.node
         if node.op.name == "group":
             members = [self._fetch_update(t) for t in node.inputs]
@@ -316,7 +345,7 @@ class _PipelineUnroller:
         )
 
     def _fetch_update(self, tensor: Tensor) -> Tensor:
-        """The last of the updates of a variable, as an assignment."""
+        """Return the last update of a variable, as an assignment."""
         node = tensor.node
         if node.op.name == "group":
             return self._fetch(tensor)
@@ -328,7 +357,7 @@ class _PipelineUnroller:
 
 
 class _SymbolSubstitution:
-    """Writes nodes once more, with other sizes in place of symbols, in the bodies they hold too."""
+    """Rebuilds nodes, and the bodies that they hold, with other sizes in place of symbols."""
 
     def __init__(self, sizes: Mapping[str, Size]) -> None:
         self._sizes = sizes

@@ -1,12 +1,12 @@
-"""Pipelines: the stages of a network on devices of their own, micro-batches going through them in
-the order of a schedule.
+"""Pipelines that flush: stages on devices of their own, and micro-batches in the order of a
+schedule.
 
-    whole graph ─stages_of→ stage of each node ─divided over micro-batches→ shards
-                ─schedule→ a device and a turn for each
+    whole graph ─stages_of→ stage of each node ─partition over micro-batches→ shards
+                ─schedule→ a device and a turn for each node
 
-The batch is cut into micro-batches as data parallelism cuts it, so that means, sums and gradients
-are those of the whole batch; the micro-batches of a stage share a device, and its schedule says
-which one has its turn. What stages exchange are ordinary edges.
+The batch is split into micro-batches as data parallelism splits it. So means, sums and gradients
+are those of the whole batch. The micro-batches of a stage share a device, and the schedule gives
+each task its turn. What stages exchange are ordinary edges.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ def partition_pipeline(
     fed: Mapping[str, int] | None = None,
     replication: ReplicationConfig = NOT_REPLICATED,
 ) -> ShardedGraph:
-    """A training graph as a pipeline that flushes.
+    """Return a training graph as a pipeline that flushes.
 
     Args:
-        graph: as the user built it, with gradients and updates.
-        stages: of the nodes of its forward pass, see `stages_of`.
-        devices: of the schedule's first device, one for each place of `outer`; then of its second.
-        batch: placeholders whose first axis is the batch.
-        outer: sizes of other axes of the mesh, along which each stage is cut as well.
-        annotations: layouts of some tensors along these.
-        known: variables that are there already.
-        fed: sizes of symbols, where a step is about to be fed; see `divided`.
-        terms: on which the devices of a stage go together, where it is on several.
+        graph: the graph as the user built it, with gradients and updates.
+        stages: the stage of each node of its forward pass, see `stages_of`.
+        schedule: the schedule.
+        devices: the devices of the schedule's first device, one for each place of `outer`; then
+            those of its second device, and so on.
+        batch: the placeholders whose first axis is the batch.
+        outer: the sizes of other mesh axes, along which each stage is split as well.
+        annotations: the layouts of some tensors along these.
+        known: the shards of variables that exist already.
+        fed: the sizes of symbols, if a step is about to be fed; see `partition_graph`.
+        replication: how the devices of a stage work together, if there are several.
     """
     outer = dict(outer or {})
     where = assign_stages(graph, stages)
@@ -69,9 +71,11 @@ def partition_pipeline(
     homes = schedule.homes
 
     def microbatch(place: Place) -> int:
+        """Return the micro-batch of a place."""
         return ways[place[first] if len(ways) > 1 else 0][place[-1]]
 
     def home_of(node: Node, place: Place) -> int:
+        """Return the device index of a node at a place."""
         number = 0
         for at, size in zip(place, outer.values(), strict=False):
             number = number * size + at
@@ -93,8 +97,11 @@ def partition_pipeline(
 
 
 def merge_bodies(graph: Graph, stages: Mapping[Node, int]) -> tuple[Graph, Mapping[Node, int]]:
-    """The graph in which a loop or branch and its extension by a gradient are one node, and stages
-    of its nodes too: what reads such a node is another one then, of the same name."""
+    """Return the graph in which a loop and its extension by a gradient are one node, with the
+    stages of its nodes.
+
+    Readers of a merged node are new nodes of the same name, so stages are looked up by name.
+    """
     merged = MergeBodies()(graph) if graph.holders else graph
     if merged is graph:
         return graph, stages
@@ -104,10 +111,10 @@ def merge_bodies(graph: Graph, stages: Mapping[Node, int]) -> tuple[Graph, Mappi
 
 
 def paths_of(schedule: Schedule) -> list[list[int]]:
-    """The micro-batches, by the devices that they go through.
+    """Return the micro-batches of each path through the devices.
 
     Raises:
-        ScheduleError: there are not as many of each.
+        ScheduleError: paths have different numbers of micro-batches.
     """
     homes = schedule.homes
     found: dict[tuple[int, ...], list[int]] = {}
@@ -126,10 +133,13 @@ def paths_of(schedule: Schedule) -> list[list[int]]:
 
 
 def assign_stages(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
-    """A stage for all nodes: gradients and updates are where what they are made for is; what is
-    made of gradients (clipped ones), where most is that it reads; and what else is fetched, where
-    the last thing is. Variables that the forward pass does not read (a norm's running moments) are
-    where they are assigned."""
+    """Return the stage of every node of a graph.
+
+    Gradients and updates are in the stage of the node that they belong to. A node made of gradients
+    (a clipped one) is where its largest input is. Other fetches are where their last input is.
+    Variables that the forward pass does not read (a norm's running moments) are where they are
+    assigned.
+    """
     found = _assign_stages(graph, stages, {})
     assigned = {node.inputs[0].node: found[node] for node in graph.of_op("assign")}
     kept = {v: stage for v, stage in assigned.items() if origin_of(v, stages) not in stages}
@@ -139,8 +149,9 @@ def assign_stages(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:
 def _assign_stages(
     graph: Graph, stages: Mapping[Node, int], variables: Mapping[Node, int]
 ) -> dict[Node, int]:
+    """Return the stage of every node, given those of some variables."""
     found: dict[Node, int] = {}
-    late: set[Node] = set()  # gradients, and what is made of them
+    late: set[Node] = set()  # gradients and nodes that depend on them
     for node in graph.nodes:
         origin = origin_of(node, stages)
         if node in stages:
@@ -159,12 +170,12 @@ def _assign_stages(
 
 
 def _element_count(tensor: Tensor) -> float:
-    """The elements of a tensor; what the batch is an axis of has more than any other."""
+    """Return the size of a tensor; infinity if it is symbolic, as only the batch is."""
     return tensor.size if isinstance(tensor.size, int) else inf
 
 
 def _stage_of(where: Mapping[Node, int], node: Node) -> int:
-    """The stage of a node of the graph, or of one that was made for it."""
+    """Return the stage of a node of the graph, or of a node that was made for it."""
     while node not in where and node.origin is not None:
         node = node.origin
     return where.get(node, 0)
@@ -173,7 +184,7 @@ def _stage_of(where: Mapping[Node, int], node: Node) -> int:
 def assign_phases(
     graph: Graph, stages: Mapping[Node, int], schedule: Schedule
 ) -> dict[Node, Phase]:
-    """What part of a micro-batch's way each node belongs to; updates to none."""
+    """Return the phase of each node. Updates have none."""
     late = weight_gradients(graph, stages) if schedule.splits_backward else set[Node]()
     found: dict[Node, Phase] = {}
     seen = {n for n in graph.nodes if n.op.name in ("placeholder", "constant") or n in stages}
@@ -186,7 +197,7 @@ def assign_phases(
         elif origin in stages:
             found[node] = "W" if node in late else "B"
         elif node.inputs and all(found.get(t.node) == "F" or t.node in seen for t in node.inputs):
-            found[node] = "F"  # fetched besides the loss
+            found[node] = "F"  # a fetch besides the loss
     return found
 
 
@@ -197,9 +208,13 @@ def _set_turns(
     schedule: Schedule,
     numbers: Sequence[int],
 ) -> ShardedGraph:
-    """The division with the turn of its task on each node.
+    """Return the partitioned graph with the turn of its task on each node.
 
     Args:
+        cut: the partitioned graph.
+        phases: the phase of each node of the whole graph.
+        where: the stage of each node.
+        schedule: the schedule.
         numbers: the micro-batch of each place.
     """
     ranks = {task: turn for turn, (_, task) in enumerate(execution_order(schedule))}
@@ -231,9 +246,12 @@ def _assign_partial_tasks(
     where: Mapping[Node, int],
     ranks: Mapping[Task, int],
 ) -> None:
-    """The tasks of what was made on the way to what stands for a node: of one micro-batch, as a
-    product that is still to be added up, or a micro-batch's part of a mean; and of sums over some,
-    which grow with each, so that not all parts are kept until the last."""
+    """Add the tasks of nodes that the partitioner inserted.
+
+    A node that belongs to one micro-batch (a partial product, a part of a mean) has that
+    micro-batch's task. A sum over micro-batches grows with each of them, so that not all parts are
+    kept until the last.
+    """
     for node in graph.nodes:
         read = [t.node for t in node.inputs if t.node.op.name not in (*UNSTAGED_OPS, "variable")]
         if node in tasks or not read:
@@ -247,16 +265,19 @@ def _assign_partial_tasks(
 
 
 def recompute_forward(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task, int]) -> Graph:
-    """The graph in which each backward pass computes again what its stage's forward pass had made,
-    from what came from other stages: nothing else is kept in between.
+    """Return the graph in which each backward pass computes its stage's forward pass again.
+
+    It starts from what other stages sent. Nothing else is kept in between.
 
     Args:
-        tasks: of the nodes, to which those of the new ones are added.
+        graph: the graph.
+        tasks: the task of each node; those of new nodes are added.
+        ranks: the turn of each task.
 
     Source: Huang et al., GPipe, NeurIPS 2019.
     """
     mapped: dict[Tensor, Tensor] = {}
-    again: dict[Task, dict[Tensor, Tensor]] = {}  # by backward pass, what it makes once more
+    again: dict[Task, dict[Tensor, Tensor]] = {}  # what each backward pass recomputes
     for node in graph.nodes:
         task = tasks.get(node)
         inputs = [mapped.get(t, t) for t in node.inputs]

@@ -1,5 +1,6 @@
-"""Micro-batches take turns: the graph in which a device finishes with one before the next begins,
-so that what one needs for its backward pass is gone by then.
+"""Order nodes by micro-batch, so that a device finishes one micro-batch before the next one begins.
+
+The activations that a micro-batch needs for its backward pass are freed by then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from graphflow.placement.placers.construction.execution_order import by_turns
 
 
 def order_by_microbatch(cut: ShardedGraph, axis: str) -> ShardedGraph:
-    """A division whose places along an axis of the mesh take turns."""
+    """Return the partitioned graph, ordered by the coordinate along a sequential mesh axis."""
     at = cut.mesh.names.index(axis)
     turns: dict[Node, int] = {}
     for value in cut.values.values():
@@ -21,7 +22,7 @@ def order_by_microbatch(cut: ShardedGraph, axis: str) -> ShardedGraph:
 
 
 def _reorder(graph: Graph, turns: dict[Node, int]) -> Graph:
-    """The graph built once more in the order of turns, as far as what nodes read allows."""
+    """Rebuild a graph in the order of turns, as far as its edges allow."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]
     mapped: dict[Tensor, Tensor] = {}

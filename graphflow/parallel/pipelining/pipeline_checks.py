@@ -1,4 +1,4 @@
-"""Checks of what a user gives a Pipeline."""
+"""Checks of the arguments of a Pipeline, against numbers and against a graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from graphflow.parallel.pipelining.schedule import Schedule
 from graphflow.parallel.pipelining.stages import origin_of
 
 MAX_NODES = 500_000
-"""The nodes that a pipeline may have, about."""
+"""The most nodes, about, that a pipeline's graph may have."""
 
 
 def is_stage_list(stages: Any) -> bool:
-    """Whether what is no number stands for stages."""
+    """Return True if an argument that is no number is "auto" or a list of stages."""
     if isinstance(stages, str | bytes):
         return stages == "auto"
     return isinstance(stages, Sequence) and bool(stages)
@@ -28,10 +28,10 @@ def is_stage_list(stages: Any) -> bool:
 def call_schedule(
     make: Callable[[int, int], Any], stages: int, microbatches: int, where: str
 ) -> Schedule:
-    """What a function makes of sizes.
+    """Call a schedule function and check what it returns.
 
     Raises:
-        ScheduleError: it raised something else, or makes something else.
+        ScheduleError: it raises an error of its own, or returns no Schedule.
     """
     try:
         made = make(stages, microbatches)
@@ -51,11 +51,12 @@ def call_schedule(
 
 
 def _describe_function(function: Any) -> str:
+    """Describe a schedule function for messages."""
     return f"schedule={getattr(function, '__qualname__', repr(function))}"
 
 
 def check_function(function: Any, where: str) -> None:
-    """Refuse what cannot be called with a number of stages and one of micro-batches.
+    """Refuse a function that cannot be called with the numbers of stages and micro-batches.
 
     Raises:
         ScheduleError: see above.
@@ -69,7 +70,7 @@ def check_function(function: Any, where: str) -> None:
             "microbatches: …"
         ) from None
     except ValueError:
-        return  # a function of C, that does not say what it takes
+        return  # a C function without a signature
 
 
 def check_batch(
@@ -78,7 +79,10 @@ def check_batch(
     """Refuse a batch smaller than its micro-batches, before any of them is written.
 
     Args:
-        times: so many times as many as the Pipeline was given.
+        batch: the placeholders that hold the batch.
+        microbatches: the number of micro-batches.
+        fed: the sizes of symbols that are fed.
+        times: the factor by which a product multiplies the Pipeline's own number.
 
     Raises:
         ShardingError: see above.
@@ -99,7 +103,7 @@ def check_batch(
 
 
 def check_microbatch_count(graph: Graph, batch: Sequence[Tensor], microbatches: int) -> None:
-    """Refuse more micro-batches than can be written, each with nodes of its own.
+    """Refuse more micro-batches than can be written. Each has nodes of its own.
 
     Raises:
         ScheduleError: see above.
@@ -117,13 +121,14 @@ def check_microbatch_count(graph: Graph, batch: Sequence[Tensor], microbatches: 
 
 
 def losses_of(graph: Graph) -> list[Tensor]:
-    """What the steps of training in a graph make smaller. It need not be part of the graph.
+    """Return the losses that the training steps of a graph minimise. They need not be part of the
+    graph.
 
-    A step that was built for one device does not say: then it is what gradients were made for, of
-    that the last.
+    A step that was built for one device does not record its loss. Then the loss is taken to be the
+    last node for which gradients were made.
     """
-    told = [node.attrs.get("loss") for node in graph.of_op("group")]
-    losses = list(dict.fromkeys(loss for loss in told if loss is not None))
+    recorded = [node.attrs.get("loss") for node in graph.of_op("group")]
+    losses = list(dict.fromkeys(loss for loss in recorded if loss is not None))
     if losses:
         return losses
     origins = {origin_of(node) for node in graph.nodes if node.origin is not None}
@@ -132,4 +137,5 @@ def losses_of(graph: Graph) -> list[Tensor]:
 
 
 def is_training(graph: Graph) -> bool:
+    """Return True if a graph assigns variables."""
     return bool(graph.of_op("assign"))

@@ -1,13 +1,11 @@
-"""A pipeline schedule as pure data: what each device does, one task after the other, and how long
-that takes.
+"""A pipeline schedule as pure data: for each device, its tasks in order.
 
-    timeline = run(one_f_one_b(4, 8), forward=1.0, backward=2.0)
-    timeline.idle, timeline.stored
-    print(draw(one_f_one_b(stages=2, microbatches=4)))
+A task is the forward pass (F), the backward pass (B) or, in schedules that divide that, the
+gradient of the weights (W) of one stage for one micro-batch. A device takes its tasks in order and
+waits for what each one needs. Nothing else is decided while they run.
 
-A task is the forward pass (F), the backward pass (B) or, where a schedule divides that, the
-gradient of the weights (W) of one stage for one micro-batch. A device takes the tasks in its order
-and waits for what each one needs; nothing else is decided while they run.
+`schedules.py` has the schedules of the literature, `timeline.py` simulates and draws them. A new
+schedule is a function with `@register_schedule` in a file of its own.
 """
 
 from __future__ import annotations
@@ -28,9 +26,10 @@ Phase = Literal["F", "B", "W"]
 _PHASES = get_args(Phase)
 
 Updates = Literal["flush", "stash", "vertical", "double-buffered"]
-"""Weights change once, when all micro-batches are done (flush); or at each backward pass of a
-stage, which uses the weights that its forward pass used (stash), or those that the first stage had
-when the micro-batch entered (vertical sync); or every `group` micro-batches, with two versions."""
+"""When weights change. "flush": once, after all micro-batches. "stash": at each backward pass of a
+stage, which uses the weights of its forward pass. "vertical": likewise, with the weights that the
+first stage had when the micro-batch entered. "double-buffered": every `group` micro-batches, with
+two versions."""
 
 
 class Task(NamedTuple):
@@ -45,7 +44,7 @@ class Task(NamedTuple):
 
 
 def schedule_error(what: str, why: str) -> ScheduleError:
-    """Why something is no schedule, with the line that asked for it."""
+    """Return an error that names a function or schedule, and the user's line."""
     return ScheduleError(f"{what} at {user_location()}: {why}")
 
 
@@ -55,18 +54,18 @@ class Schedule:
     """An order of tasks for each device.
 
     Args:
-        name: as the literature calls it.
-        stages: of the network; with several on a device, more than there are devices.
-        microbatches: parts of one batch.
-        orders: by device, its tasks.
+        name: the name in the literature.
+        stages: the stages of the network; more than there are devices, if a device has several.
+        microbatches: the parts of one batch.
+        orders: for each device, its tasks.
         updates: when weights change; see `Updates`.
-        group: micro-batches an update, where it is double-buffered.
-        recompute: whether the backward pass does the forward pass again instead of storing it.
+        group: micro-batches for each update, if it is double-buffered.
+        recompute: whether a backward pass computes the forward pass again instead of storing it.
 
     Raises:
-        ScheduleError: a task is missing, comes twice, is divided at some places only, or all
-            devices would end up waiting for each other; or weights that do not wait for a flush
-            would change in another order than that of micro-batches, or be read before there are.
+        ScheduleError: a task is missing, occurs twice, or is divided at some stages only; the
+            devices would deadlock; or, without a flush, weights would change in another order than
+            that of micro-batches, or be read before they exist.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Schedule:
     group: int = 1
     recompute: bool = False
     _turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The device of each task, in an order in which all can run."""
+    """The device of each task, in an order in which all tasks can run."""
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -88,22 +87,23 @@ class Schedule:
 
     @property
     def devices(self) -> int:
-        """How many devices it is for."""
+        """The number of devices."""
         return len(self.orders)
 
     @property
     def several(self) -> bool:
-        """Whether a device has tasks of several stages, so that these are told, too."""
+        """True if a device has tasks of several stages. Labels of tasks then name the stage,
+        too."""
         return any(len({task.stage for task in order}) > 1 for order in self.orders)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradient of the weights is a task of its own."""
+        """True if the gradient of the weights is a task of its own."""
         return any(task.phase == "W" for task in self.orders[0])
 
     @property
     def last(self) -> Phase:
-        """The phase with which a stage is done with a micro-batch."""
+        """The phase with which a stage finishes a micro-batch."""
         return "W" if self.splits_backward else "B"
 
     @property
@@ -117,7 +117,8 @@ class Schedule:
 
     @property
     def done_ahead(self) -> dict[tuple[int, int], int]:
-        """With how many micro-batches a stage is done before each (stage, micro-batch)'s F."""
+        """For each (stage, micro-batch), how many micro-batches the stage finished before this
+        one's F."""
         last, done = self.last, Counter[int]()
         found: dict[tuple[int, int], int] = {}
         for phase, stage, microbatch in chain.from_iterable(self.orders):
@@ -128,7 +129,8 @@ class Schedule:
 
     @property
     def versions(self) -> dict[tuple[int, int], int]:
-        """How many updates the weights had that each (stage, micro-batch)'s passes use."""
+        """For each (stage, micro-batch), how many updates its weights had seen when its passes used
+        them."""
         if self.updates == "flush":
             return dict.fromkeys(self.homes, 0)
         if self.updates == "double-buffered":
@@ -137,7 +139,7 @@ class Schedule:
         return {(s, i): ahead[0 if self.updates == "vertical" else s, i] for s, i in ahead}
 
     def needs(self, task: Task) -> list[Task]:
-        """The tasks whose results a task reads."""
+        """Return the tasks whose results a task reads."""
         phase, stage, microbatch = task
         if phase == "W":
             return [Task("B", stage, microbatch)]
@@ -150,7 +152,7 @@ class Schedule:
 
 
 class ScheduleFunction(Protocol):
-    """What a schedule's file defines: a function from sizes to a `Schedule`."""
+    """The interface of a schedule: a function from sizes to a `Schedule`."""
 
     def __call__(self, stages: int, microbatches: int) -> Schedule:
         """Return the schedule of a network of so many stages and a batch of so many micro-batches.
@@ -186,17 +188,17 @@ def register_schedule(name: str, stages_per_device: int = 1) -> Callable[[Functi
 
 
 def execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
-    """All tasks and their devices in an order in which they can run."""
+    """Yield all tasks and their devices in an order in which they can run."""
     orders = [iter(order) for order in schedule.orders]
     for device in schedule._turns:
         yield device, next(orders[device])
 
 
 def _find_execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
-    """As `sequence`, of a schedule that is being made.
+    """Yield tasks as `execution_order` does, for a schedule that is being made.
 
     Raises:
-        ScheduleError: there is no such order; the message shows what each device waits for.
+        ScheduleError: there is no such order. The message says what each device waits for.
     """
     done: set[Task] = set()
     at = [0] * schedule.devices
@@ -216,6 +218,7 @@ def _find_execution_order(schedule: Schedule) -> Iterator[tuple[int, Task]]:
 
 
 def _deadlock_error(schedule: Schedule, at: Sequence[int], done: set[Task]) -> ScheduleError:
+    """Return the error of a schedule whose devices wait for each other."""
     waits = []
     for device, order in enumerate(schedule.orders):
         if at[device] < len(order):
@@ -230,11 +233,12 @@ def _deadlock_error(schedule: Schedule, at: Sequence[int], done: set[Task]) -> S
 
 
 def _describe(schedule: Schedule) -> str:
+    """Name a schedule for messages."""
     return f"schedule {schedule.name!r}"
 
 
 def _check_parts(schedule: Schedule) -> None:
-    """Refuse what is no data of a schedule.
+    """Check the types and ranges of a schedule's fields.
 
     Raises:
         ScheduleError: see above.
@@ -244,11 +248,11 @@ def _check_parts(schedule: Schedule) -> None:
         given = getattr(schedule, name)
         count = as_count(given)
         if count is None:
-            raise schedule_error(what, f"{name} is a number from 1 up, not {given!r}")
+            raise schedule_error(what, f"{name} must be an int of at least 1, not {given!r}")
         set_frozen_fields(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
-        told = ", ".join(map(repr, get_args(Updates)))
-        raise schedule_error(what, f"updates is one of {told}, not {schedule.updates!r}")
+        choices = ", ".join(map(repr, get_args(Updates)))
+        raise schedule_error(what, f"updates must be one of {choices}, not {schedule.updates!r}")
     if schedule.group != 1 and schedule.updates != "double-buffered":
         raise schedule_error(
             what,
@@ -257,10 +261,12 @@ def _check_parts(schedule: Schedule) -> None:
         )
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
-        raise schedule_error(what, f"orders is a tuple of tasks for each device, not {orders!r}")
+        raise schedule_error(
+            what, f"orders must be a tuple of tasks for each device, not {orders!r}"
+        )
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
-            raise schedule_error(what, f"device {device} has a tuple of tasks, not {order!r}")
+            raise schedule_error(what, f"device {device} must have a tuple of tasks, not {order!r}")
         wrong = next((task for task in order if not _is_task(task)), None)
         if wrong is not None:
             raise schedule_error(
@@ -271,7 +277,7 @@ def _check_parts(schedule: Schedule) -> None:
 
 
 def _is_task(task: Any) -> bool:
-    """Whether it is one, of whatever network."""
+    """Return True if a value is a Task with a known phase and numbers from 0 on."""
     return (
         isinstance(task, Task)
         and task.phase in _PHASES
@@ -281,10 +287,10 @@ def _is_task(task: Any) -> bool:
 
 
 def require_schedule(schedule: Any, what: str) -> None:
-    """Refuse what is no schedule.
+    """Check that an argument is a Schedule.
 
     Raises:
-        ScheduleError: see above.
+        ScheduleError: it is not.
     """
     if not isinstance(schedule, Schedule):
         raise schedule_error(
@@ -293,6 +299,12 @@ def require_schedule(schedule: Any, what: str) -> None:
 
 
 def _check_complete(schedule: Schedule) -> None:
+    """Check that each task of each stage and micro-batch occurs once, and that a stage has all
+    tasks of a micro-batch on one device.
+
+    Raises:
+        ScheduleError: see above.
+    """
     counts = Counter(chain.from_iterable(schedule.orders))
     stages, microbatches = schedule.stages, schedule.microbatches
     phases: tuple[Phase, ...] = (
@@ -300,7 +312,7 @@ def _check_complete(schedule: Schedule) -> None:
     )
     fitting = {t for t in counts if t.stage < stages and t.microbatch < microbatches}
     strange = counts.keys() - fitting
-    missing = (  # one after the other: there may be too many to list
+    missing = (  # a generator: there may be too many to list
         task
         for phase in phases
         for stage in range(stages)
@@ -335,8 +347,7 @@ def _check_complete(schedule: Schedule) -> None:
 
 
 def _check_updates(schedule: Schedule) -> None:
-    """Refuse weights that would change in another order than that of micro-batches, or that would
-    be read before they are made.
+    """Check that weights change in the order of micro-batches, and exist before they are read.
 
     Raises:
         ScheduleError: see above.
@@ -371,9 +382,3 @@ def _check_updates(schedule: Schedule) -> None:
                 f"it would deadlock: {Task('F', stage, microbatch)} uses weights that {maker} "
                 f"updates, which comes behind it; put that before it{larger}",
             )
-
-
-# Time ----------------------------------------------------------------------------------------
-
-
-# Drawing --------------------------------------------------------------------------------------

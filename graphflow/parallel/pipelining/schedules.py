@@ -1,7 +1,7 @@
 """The pipeline schedules of the literature, each a function from sizes to a `Schedule`.
 
-Below, p is the number of devices, m that of micro-batches, f, b and w the seconds of a stage's
-forward pass, of its input's gradient and of its weights' gradient.
+Below, p is the number of devices and m that of micro-batches; f, b and w are the seconds of a
+stage's forward pass, of its input's gradient and of its weights' gradient.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _PHASES: tuple[Phase, ...] = ("F", "B", "W")
 @register_schedule("gpipe")
 @checks_arguments(ScheduleError)
 def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
-    """All forward passes, then all backward passes. Idle (p-1)(f+b); m micro-batches are stored, or
-    only the stages' inputs with `recompute`.
+    """All forward passes, then all backward passes.
+
+    Idle (p-1)(f+b). Each device stores m micro-batches, or only the stages' inputs with
+    `recompute`.
 
     Source: Huang et al., GPipe, NeurIPS 2019.
     """
@@ -41,8 +43,9 @@ def gpipe(stages: int, microbatches: int, recompute: bool = True) -> Schedule:
 @register_schedule("1f1b")
 @checks_arguments(ScheduleError)
 def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Schedule:
-    """A backward pass as early as there can be one, then by turns. Idle (p-1)(f+b) as for GPipe,
-    but stage s stores only min(m, p-s) micro-batches.
+    """Each backward pass as early as possible, then forward and backward passes in turn.
+
+    Idle (p-1)(f+b) as in GPipe, but stage s stores only min(m, p-s) micro-batches.
 
     Source: Narayanan et al., PipeDream-Flush, ICML 2021; DAPPLE, PPoPP 2021.
     """
@@ -56,17 +59,20 @@ def one_f_one_b(stages: int, microbatches: int, recompute: bool = False) -> Sche
 def pipedream(
     stages: int, microbatches: int, updates: Updates = "stash", group: int | None = None
 ) -> Schedule:
-    """1F1B that never drains. With "stash" (PipeDream), stage s holds p-s versions of its weights
-    and its gradients are p-1-s updates late; with "vertical", all stages use the version that the
-    first one had, so all are p-1 late; "double-buffered" (2BW) updates every `group` micro-batches,
-    at least p, holds two versions, and is one update late.
+    """1F1B that never drains.
+
+    With "stash" (PipeDream), stage s holds p-s versions of its weights, and its gradients are p-1-s
+    updates late. With "vertical", all stages use the version that the first one had, so all are p-1
+    late. "double-buffered" (2BW) updates every `group` micro-batches, at least p, holds two
+    versions, and is one update late.
 
     Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
     """
     p, m = _check_sizes("pipedream", stages, microbatches)
     if updates not in ("stash", "vertical", "double-buffered"):
         raise schedule_error(
-            "pipedream", f"updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
+            "pipedream",
+            f"updates must be 'stash', 'vertical' or 'double-buffered', not {updates!r}",
         )
     if group is None:
         group = p if updates == "double-buffered" else 1
@@ -86,14 +92,15 @@ def pipedream(
 @register_schedule("interleaved", stages_per_device=2)
 @checks_arguments(ScheduleError)
 def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """1F1B in which each device holds several stages, every p-th one. Idle (p-1)(f+b)/v for v of
-    them, f and b being those of all stages of a device together; device s stores at most
-    min(mv, pv+p-1-2s) micro-batches of one stage (v > 1).
+    """1F1B in which each device holds several stages, every p-th one.
+
+    Idle (p-1)(f+b)/v for v stages on a device, where f and b are those of all its stages together.
+    Device s stores at most min(mv, pv+p-1-2s) micro-batches of one stage (v > 1).
 
     Args:
-        stages: of the network: p·v.
+        stages: the stages of the network: p·v.
         microbatches: a multiple of p.
-        chunks: v, stages on a device.
+        chunks: v, the stages on a device.
 
     Source: Narayanan et al., Megatron-LM, SC 2021.
     """
@@ -116,9 +123,9 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     for device in range(p):
         forward = [_chunk_task("F", k, device, p, chunks) for k in range(m * chunks)]
         backward = [_chunk_task("B", k, device, p, chunks) for k in range(m * chunks)]
-        # The first backward pass comes when one micro-batch of each of the first p has gone all the
-        # way, and then a task of each sort by turns.
-        after = (p - device - 1) * (1 if chunks == 1 else 2)  # of one stage a device: 1F1B
+        # The first backward pass of a device comes when a micro-batch has passed all stages; then
+        # forward and backward passes alternate.
+        after = (p - device - 1) * (1 if chunks == 1 else 2)  # with one chunk this is 1F1B
         ahead = min(after + (chunks - 1) * p, m * chunks)
         orders.append(_merge(forward, backward, ahead + 1 if ahead < m * chunks else ahead))
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _to_tuples(orders))
@@ -127,9 +134,10 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
 @register_schedule("zb-h1")
 @checks_arguments(ScheduleError)
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """1F1B with the gradients of weights put off into what would be idle. Idle (p-1)(f+b-w) for m
-    from p up and w no longer than f and b; no device stores more than p micro-batches, as much as
-    the first one does in 1F1B.
+    """1F1B with the gradients of weights delayed into time that would be idle.
+
+    Idle (p-1)(f+b-w) for m of at least p and w no longer than f and b. No device stores more than p
+    micro-batches, as many as the first one does in 1F1B.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """
@@ -141,9 +149,10 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
 @register_schedule("zb-h2")
 @checks_arguments(ScheduleError)
 def zb_h2(stages: int, microbatches: int) -> Schedule:
-    """As ZB-H1, with as many forward passes ahead as leave nothing idle where f = b = w. Idle
-    (p-1)(f+b-2w) between batches that follow one another, for m from 2p-1 up and w no longer than f
-    and b; up to 2p-1 micro-batches are stored.
+    """ZB-H1 with so many forward passes ahead that nothing is idle if f = b = w.
+
+    Idle (p-1)(f+b-2w) between consecutive batches, for m of at least 2p-1 and w no longer than f
+    and b. Up to 2p-1 micro-batches are stored.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """
@@ -155,12 +164,14 @@ def zb_h2(stages: int, microbatches: int) -> Schedule:
 @register_schedule("zb-v", stages_per_device=2)
 @checks_arguments(ScheduleError)
 def zb_v(stages: int, microbatches: int) -> Schedule:
-    """Two stages on each device, laid out as a V, so that the last stage is where the first one is.
-    Nothing is idle between batches where f = b = w, with the activations of 2p stages at most, as
-    much as the first device stores in 1F1B.
+    """Two stages on each device, laid out as a V: the last stage is on the device of the first one.
+
+    Nothing is idle between batches if f = b = w. The activations of at most 2p stages are stored,
+    as many as the first device stores in 1F1B.
 
     Args:
-        stages: of the network: 2p.
+        stages: the stages of the network: 2p.
+        microbatches: their number.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (section on memory).
     """
@@ -178,8 +189,10 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
 @register_schedule("chimera")
 @checks_arguments(ScheduleError)
 def chimera(stages: int, microbatches: int) -> Schedule:
-    """Two pipelines in opposite directions: each device holds two stages' weights, one of each.
-    Idle p-2 where f = b = 1; at most p micro-batches are stored.
+    """Two pipelines in opposite directions: each device holds the weights of two stages, one of
+    each.
+
+    Idle p-2 if f = b = 1; at most p micro-batches are stored.
 
     Args:
         stages: an even number.
@@ -202,12 +215,13 @@ def chimera(stages: int, microbatches: int) -> Schedule:
 
 
 def _alternate(stage: int, m: int, ahead: int) -> list[Task]:
+    """Return a stage's tasks: `ahead` forward passes, then backward and forward passes in turn."""
     forward = [Task("F", stage, i) for i in range(m)]
     return _merge(forward, [Task("B", stage, i) for i in range(m)], min(ahead, m))
 
 
 def _merge(forward: Sequence[Task], backward: Sequence[Task], ahead: int) -> list[Task]:
-    """`ahead` forward tasks, then one of each by turns, backward first."""
+    """Return `ahead` forward tasks, then one of each in turn, backward first."""
     order = list(forward[:ahead])
     for index, task in enumerate(backward):
         order.append(task)
@@ -216,7 +230,8 @@ def _merge(forward: Sequence[Task], backward: Sequence[Task], ahead: int) -> lis
 
 
 def _chunk_task(phase: Phase, k: int, device: int, p: int, chunks: int) -> Task:
-    """The k-th task of a sort on a device: p micro-batches of one stage, then of its next one."""
+    """Return the k-th task of a phase on a device: p micro-batches of one stage, then of its next
+    stage."""
     group, place = divmod(k, p * chunks)
     chunk = place // p
     if phase == "B":
@@ -225,7 +240,7 @@ def _chunk_task(phase: Phase, k: int, device: int, p: int, chunks: int) -> Task:
 
 
 def _delay_weight_gradients(stage: int, m: int, ahead: int, late: int) -> list[Task]:
-    """1F1B whose W tasks come `late` backward passes after their own."""
+    """Return 1F1B tasks in which each W comes `late` backward passes after its B."""
     order: list[Task] = []
     waiting: list[Task] = []
     for task in _alternate(stage, m, ahead):
@@ -240,7 +255,8 @@ def _delay_weight_gradients(stage: int, m: int, ahead: int, late: int) -> list[T
 
 
 def _v_order(device: int, p: int, m: int) -> list[Task]:
-    """Warm-up, a steady pattern of both stages' three tasks, and what is left at the end."""
+    """Return a device's tasks: a warm-up, a steady pattern of both stages' three tasks, and the
+    rest."""
     stages = (device, 2 * p - 1 - device)
     order: list[Task] = []
     count = {(phase, half): 0 for phase in _PHASES for half in (0, 1)}
@@ -270,8 +286,11 @@ def _v_order(device: int, p: int, m: int) -> list[Task]:
 
 
 def _bidirectional_orders(p: int, m: int) -> list[list[Task]]:
-    """By list scheduling in unit times: of what is ready, the oldest p micro-batches first, a
-    backward pass before a forward pass, and the last stage before others."""
+    """Return tasks by list scheduling in unit times.
+
+    Of the tasks that are ready, the oldest p micro-batches come first, then backward before forward
+    passes, then later stages.
+    """
     down = [i // (p // 2) % 2 == 0 for i in range(m)]
     todo: list[set[Task]] = [set() for _ in range(p)]
     for i in range(m):
@@ -305,13 +324,19 @@ def _bidirectional_orders(p: int, m: int) -> list[list[Task]]:
 
 
 def _to_tuples(orders: Sequence[Sequence[Task]]) -> tuple[tuple[Task, ...], ...]:
+    """Return lists of tasks as tuples."""
     return tuple(map(tuple, orders))
 
 
 def _check_sizes(name: str, stages: int, microbatches: int, **others: int) -> tuple[int, int]:
+    """Check numbers of stages and micro-batches, and return them as ints.
+
+    Raises:
+        ScheduleError: a number is below 1, or there would be more than `MAX_TASKS` tasks.
+    """
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
         if as_count(given) is None:
-            raise schedule_error(name, f"{what} is a number from 1 up, not {given!r}")
+            raise schedule_error(name, f"{what} must be an int of at least 1, not {given!r}")
     stages, microbatches = int(stages), int(microbatches)
     if stages * microbatches > MAX_TASKS:
         raise schedule_error(
@@ -323,4 +348,4 @@ def _check_sizes(name: str, stages: int, microbatches: int, **others: int) -> tu
 
 
 MAX_TASKS = 1_000_000
-"""The micro-batches of all stages that a schedule may have: it is written out."""
+"""The most (stage, micro-batch) pairs of a schedule. All its tasks are written out."""

@@ -1,5 +1,7 @@
-"""Cotangents on their way to an earlier stage: parts that readers in one stage made are added up
-there, so that one tensor is sent rather than one for each reader.
+"""Cotangents on their way to an earlier stage: parts from one stage are summed before they are
+sent.
+
+So one tensor travels, and not one for each reader.
 
     (p0 + p2a) + p2b, with p0 of stage 0 and the others of stage 2   →   p0 + (p2a + p2b)
 """
@@ -16,12 +18,14 @@ from graphflow.parallel.pipelining.stages import origin_of
 
 
 def sum_within_stages(graph: Graph, stages: Mapping[Node, int]) -> Graph:
-    """The graph in which parts of a cotangent are added up before they leave a stage: of an
-    activation that several read there, of a variable that several stages share.
+    """Return the graph in which parts of a cotangent are summed before they leave a stage.
+
+    The cotangent belongs to an activation with several readers there, or to a variable that several
+    stages share.
 
     Args:
-        graph: with gradients, before it is cut into micro-batches.
-        stages: of the nodes of its forward pass.
+        graph: the graph with gradients, before it is split into micro-batches.
+        stages: the stage of each node of its forward pass.
     """
     depth = {node: 1 for node in graph.nodes if _adds_parts(node, stages)}
     last = set(depth)
@@ -47,6 +51,7 @@ def sum_within_stages(graph: Graph, stages: Mapping[Node, int]) -> Graph:
 
 
 def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
+    """Return True if a node adds two parts of a cotangent."""
     origin = origin_of(node, stages)
     made = node.op.name == "add" and node not in stages and origin in stages
     alike = all(t.shape == node.outputs[0].shape for t in node.inputs)
@@ -56,7 +61,7 @@ def _adds_parts(node: Node, stages: Mapping[Node, int]) -> bool:
 def _sum_by_stage(
     parts: list[Tensor], node: Node, stages: Mapping[Node, int]
 ) -> tuple[Tensor] | None:
-    """The sum of some parts, stage by stage; None where no other stage has two of them."""
+    """Return the sum of some parts, stage by stage; None if no other stage has two of them."""
     home = stages[origin_of(node, stages)]
     by_stage: dict[int, list[Tensor]] = {}
     for part in parts:

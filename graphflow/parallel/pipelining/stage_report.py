@@ -1,6 +1,7 @@
-"""What a pipeline makes of a network: what each stage has, what it hands on, how long it waits.
+"""What a pipeline makes of a network: what each stage has, what it sends, and how long it waits.
 
-Sharded + Staged ─rows→ [StageRow, …]        Sharded + Staged ─timeline→ Timeline, predicted
+ShardedGraph + StagedPipeline ─stage_rows→ [StageRow, …]
+                              ─predict_timeline→ ScheduleTimeline
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
 
 REPLICATED_OPS = ("placeholder", "constant")
-"""What no device sends to another one: the client feeds all that read it, programs hold it."""
+"""Ops whose values no device sends to another: the client feeds all readers, and programs hold
+constants."""
 MAX_NAMES = 3
-"""Scopes of a stage that are told."""
+"""The most scopes of a stage that are printed."""
 
 
 @dataclass(frozen=True, eq=False)
 class StagedPipeline:
-    """A pipeline: its schedule, and where the nodes of the user's graph are.
+    """A pipeline: its schedule, and the stages of the nodes of the user's graph.
 
     Attributes:
-        schedule: the order of tasks; the turn of a node is its task's place in its sequence.
-        stages: of the nodes and variables of the forward pass.
-        devices: by stage, all that work on it.
-        beside: how many devices work on a task together.
+        schedule: the order of tasks. The turn of a node is its task's position in
+            `execution_order`.
+        stages: the stage of each node and variable of the forward pass.
+        devices: for each stage, all its devices.
+        devices_per_task: how many devices work on a task together.
     """
 
     schedule: Schedule
@@ -53,7 +56,7 @@ class StagedPipeline:
         devices: Sequence[DeviceName],
         beside: int = 1,
     ) -> StagedPipeline:
-        """A pipeline on the devices of a schedule, `beside` for each of its own."""
+        """Return a pipeline on the devices of a schedule, `beside` of them for each of its own."""
         homes: dict[int, dict[int, None]] = {}
         for (stage, _), home in schedule.homes.items():
             homes.setdefault(stage, {})[home] = None
@@ -65,7 +68,7 @@ class StagedPipeline:
 
     @property
     def teams(self) -> dict[DeviceName, tuple[DeviceName, ...]]:
-        """For each device those that work on its tasks together."""
+        """For each device, the devices that work on its tasks together."""
         found = {}
         for group in self.devices:
             for start in range(0, len(group), self.devices_per_task):
@@ -75,12 +78,12 @@ class StagedPipeline:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """By turn."""
+        """The tasks by turn."""
         return tuple(task for _, task in execution_order(self.schedule))
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The tasks as they are drawn: F0, with several stages on a device F0/4."""
+        """The tasks as they are drawn: F0; F0/4 if a device has several stages."""
         several = self.schedule.several
         return tuple(
             f"{t.phase}{t.microbatch}/{t.stage}" if several else f"{t.phase}{t.microbatch}"
@@ -93,14 +96,14 @@ class StageRow:
     """What a stage has.
 
     Attributes:
-        number: from 0.
-        devices: where it is.
-        names: the scopes of its nodes, or their names where they are in none.
-        nodes: of the forward pass, as the user built it.
-        parameters: numbers in its variables.
-        bytes: of these.
-        forward, backward: bytes that it hands to other devices in a forward and in a backward pass
-            of the first micro-batch.
+        number: the stage, from 0.
+        devices: its devices.
+        names: the scopes of its nodes, or their names if they are in no scope.
+        nodes: how many nodes of the forward pass it has, as the user built it.
+        parameters: the elements of its variables.
+        bytes: their bytes.
+        forward, backward: the bytes that it sends to other devices in a forward and in a backward
+            pass of the first micro-batch.
     """
 
     number: int
@@ -120,7 +123,15 @@ def stage_rows(
     partitioner: SizePartitioner,
     apart: Collection[SentTensor],
 ) -> list[StageRow]:
-    """What each stage has, of a graph as the user built it and as it was cut."""
+    """Return what each stage has.
+
+    Args:
+        pipeline: the stages and the schedule.
+        source: the graph as the user built it.
+        cut: the partitioned graph.
+        partitioner: the extents of shards.
+        apart: what is sent in collectives, which are reported separately.
+    """
     sent = _bytes_by_task(pipeline, cut, partitioner, apart)
     found = []
     for number in range(pipeline.schedule.stages):
@@ -149,16 +160,20 @@ def bytes_between_stages(
     partitioner: SizePartitioner,
     apart: Collection[SentTensor],
 ) -> int:
-    """Bytes that stages hand to each other in a step, in all.
+    """Return the bytes that stages send each other in a step.
 
     Args:
-        apart: what is told as part of a collective.
+        pipeline: the stages and the schedule.
+        cut: the partitioned graph.
+        partitioner: the extents of shards.
+        apart: what is sent in collectives, which are reported separately.
     """
     return sum(_bytes_by_task(pipeline, cut, partitioner, apart).values())
 
 
 def _stage_names(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The outermost scopes that tell a stage, in order; where there is one, those inside it."""
+    """Return the outermost scopes of a stage's nodes, in order; if there is only one, the scopes in
+    it."""
     parts = [node.name.split("/") for node in nodes]
     while len({p[0] for p in parts}) == 1 and all(len(p) > 2 for p in parts):
         parts = [[f"{p[0]}/{p[1]}", *p[2:]] for p in parts]
@@ -166,7 +181,7 @@ def _stage_names(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Names for people: not too many."""
+    """Join names for a table; the first and the last one, if there are many."""
     if len(names) <= MAX_NAMES:
         return ", ".join(names)
     return f"{names[0]} … {names[-1]} ({len(names)})"
@@ -178,10 +193,11 @@ def _bytes_by_task(
     partitioner: SizePartitioner,
     apart: Collection[SentTensor],
 ) -> dict[Task | None, int]:
-    """Bytes that each task hands to devices of other stages, a tensor once to each; None stands for
-    what is in no task: weights, updates, norms of gradients.
+    """Return the bytes that each task sends to devices of other stages; each tensor counts once for
+    each device.
 
-    What travels in collectives, and between the devices that share a stage, is told as such.
+    The key None stands for nodes without a task: weights, updates, norms of gradients. Collectives,
+    and what the devices of one stage exchange, are reported separately.
     """
     tasks = pipeline.tasks
     home = pipeline.teams
@@ -206,8 +222,8 @@ def _bytes_by_task(
 def predict_timeline(
     pipeline: StagedPipeline, cut: Graph, partitioner: SizePartitioner, cluster: Cluster
 ) -> ScheduleTimeline:
-    """The schedule with the seconds that a cluster's cost model gives the tasks of each stage;
-    transfers take no time."""
+    """Return the timeline with the seconds that a cluster's cost model gives each task. Transfers
+    take no time."""
     from graphflow.placement.cost_model.problem_builder import build_problems
 
     bindings = {symbol: partitioner.guess(Dim.symbol(symbol)) for symbol in symbols_of(cut.nodes)}
@@ -223,7 +239,7 @@ def predict_timeline(
             total[task.phase][task.stage] += float(seconds[i, at])
     each = pipeline.schedule.microbatches * pipeline.devices_per_task
     means = {phase: [s / each for s in found] for phase, found in total.items()}
-    plain = replace(pipeline.schedule, recompute=False)  # what is done again is in B
+    plain = replace(pipeline.schedule, recompute=False)  # B includes the recomputation
     return run(plain, means["F"], means["B"], means["W"])
 
 

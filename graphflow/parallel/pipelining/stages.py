@@ -1,8 +1,8 @@
 """Stages of a network: which of its nodes each device of a pipeline has.
 
-Given as name scopes, as lists of nodes, or as a number, for which the planner looks for the split
-whose slowest stage is fastest. A variable lives in the first stage that reads it; placeholders and
-constants are in none, for they are wherever they are read.
+Stages are given as name scopes, as lists of nodes, or as a number. For a number the planner finds
+the split whose slowest stage is fastest. A variable lives in the first stage that reads it.
+Placeholders and constants are in no stage: they are wherever they are read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
 
 UNSTAGED_OPS = ("constant", "placeholder")
+"""Ops that are in no stage."""
 NOMINAL = 64
-"""Stands for sizes that are known only when a step is fed."""
+"""The number that stands for sizes that are known only when a step is fed."""
 FREE_LINK = 1e18
 """Bytes/s of a link that costs nothing."""
 
@@ -33,17 +34,18 @@ def stages_of(
     stages: int | Sequence[Any],
     cluster: Cluster | None = None,
 ) -> dict[Node, int]:
-    """The stage of each node that a loss depends on, or several losses.
+    """Return the stage of each node that a loss, or several losses, depend on.
 
     Args:
-        stages: how many; or a list with, for each stage, a name scope, a tensor, or a list of
+        loss: the loss or losses.
+        stages: their number; or a list with, for each stage, a name scope, a tensor, or a list of
             these. A tensor stands for its node.
-        cluster: whose devices count where the planner decides: the speeds that it describes, else
-            usual ones of their kind. What was measured does not: each run has the same stages.
+        cluster: the cluster for whose devices the planner decides: by the speeds that it describes,
+            else by usual ones. Measured speeds do not count, so that each run has the same stages.
 
     Raises:
         ScheduleError: a node is in no stage or in two, a scope has no nodes, a stage reads from a
-            later one, or there are more stages than nodes to divide.
+            later one, or there are more stages than nodes.
     """
     graph = Graph([loss] if isinstance(loss, Tensor) else loss)
     nodes = _computing_nodes(graph)
@@ -73,11 +75,16 @@ def check_stage_count(losses: Sequence[Tensor], stages: int) -> None:
 
 
 def _computing_nodes(graph: Graph) -> list[Node]:
-    """The nodes that are in a stage for what they compute."""
+    """Return the nodes that are in a stage because they compute."""
     return [n for n in graph.nodes if n.op.name not in (*UNSTAGED_OPS, "variable")]
 
 
 def _check_count(nodes: Sequence[Node], stages: int) -> None:
+    """Refuse a number of stages below 1 or above the number of nodes.
+
+    Raises:
+        ScheduleError: see above.
+    """
     if not 1 <= stages <= len(nodes):
         raise ScheduleError(
             f"{stages} stages for a network of {len(nodes)} nodes; give 1 to {len(nodes)}"
@@ -85,6 +92,11 @@ def _check_count(nodes: Sequence[Node], stages: int) -> None:
 
 
 def _stages_of_list(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) -> dict[Node, int]:
+    """Return the stage of each node, given a list of stages.
+
+    Raises:
+        ScheduleError: a stage is empty, or a node is in no stage or in two.
+    """
     found: dict[Node, int] = {}
     for number, given in enumerate(stages):
         if isinstance(given, list | tuple) and not given:
@@ -105,15 +117,21 @@ def _stages_of_list(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) 
             )
     missing = [node for node in nodes if node not in found]
     if missing:
-        told = ", ".join(f"{graph.names[n]!r} ({n.location})" for n in missing[:5])
+        listed = ", ".join(f"{graph.names[n]!r} ({n.location})" for n in missing[:5])
         raise ScheduleError(
-            f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: {told}"
-            f"{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or list them"
+            f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: "
+            f"{listed}{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or "
+            "list them"
         )
     return found
 
 
 def _members(graph: Graph, nodes: Sequence[Node], part: Any, stage: int) -> list[Node]:
+    """Return the nodes that one entry of a stage names.
+
+    Raises:
+        ScheduleError: it names none, or a node that the loss does not depend on.
+    """
     if isinstance(part, Tensor):
         part = part.node
     if isinstance(part, Node):
@@ -136,7 +154,7 @@ def _members(graph: Graph, nodes: Sequence[Node], part: Any, stage: int) -> list
 
 
 def _describe_scopes(nodes: Sequence[Node], wanted: str) -> str:
-    """The scopes that there are: those with a name like the wanted one, and the outermost."""
+    """Describe the scopes of a network: those with a similar name, and the outermost ones."""
     parts = [node.name.split("/")[:-1] for node in nodes]
     every = dict.fromkeys("/".join(p[: k + 1]) for p in parts for k in range(len(p)))
     if not every:
@@ -147,6 +165,11 @@ def _describe_scopes(nodes: Sequence[Node], wanted: str) -> str:
 
 
 def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
+    """Refuse stages that read from later stages.
+
+    Raises:
+        ScheduleError: see above.
+    """
     for node, stage in found.items():
         for source in (t.node for t in node.inputs):
             if found.get(source, -1) > stage:
@@ -159,12 +182,17 @@ def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
                 )
 
 
-# By the planner -------------------------------------------------------------------------------
+# Stages from the planner ----------------------------------------------------------------------
 
 
 def _plan_stages(
     graph: Graph, nodes: Sequence[Node], count: int, cluster: Cluster | None
 ) -> dict[Node, int]:
+    """Let the planner split a network into a number of stages.
+
+    Raises:
+        ScheduleError: there are more stages than nodes.
+    """
     _check_count(nodes, count)
     from graphflow.placement.calibration.cluster_rates import is_described
     from graphflow.placement.cost_model.problem_builder import build_problems
@@ -183,7 +211,7 @@ def _plan_stages(
     inside = (row[problem.edges] >= 0).all(axis=1)
     bandwidth = float(problem.bandwidth[0, 1])
     while True:
-        part = Problem(  # of equal devices: one may get several stages, or a stage several of them
+        part = Problem(  # equal devices: stages are not pinned to any
             np.repeat(problem.compute[kept, :1], count, axis=1),
             row[problem.edges[inside]],
             problem.bytes[inside],
@@ -193,14 +221,14 @@ def _plan_stages(
         split = split_stages(part, count, budget=0, pivots=0)
         if len(set(split.device.tolist())) == count or bandwidth > FREE_LINK:
             break
-        bandwidth *= 4  # so slow a link is best not used, but so many stages were asked for
+        bandwidth *= 4  # the link was too slow for so many stages: assume a faster one
     device = dict(zip(nodes, split.device.tolist(), strict=True))
     numbers = _number_devices(nodes, device)
     return {node: numbers[device[node]] for node in nodes}
 
 
 def _nominal_cluster(cluster: Cluster | None) -> Cluster:
-    """Two devices of the kind that a cluster has, with speeds and a link that are usual."""
+    """Return two devices of the cluster's kind, with usual speeds and a usual link."""
     from graphflow.placement.clusters.cluster import Cluster
 
     gpu = cluster is not None and any(d.kind == "gpu" for w in cluster.workers for d in w.devices)
@@ -211,7 +239,11 @@ def _nominal_cluster(cluster: Cluster | None) -> Cluster:
 
 
 def _number_devices(nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[int, int]:
-    """Devices numbered so that each reads from those before it only."""
+    """Number devices so that each reads from lower numbers only.
+
+    Raises:
+        ScheduleError: stages read from each other.
+    """
     before: dict[int, set[int]] = {device[node]: set() for node in nodes}
     mine = set(nodes)
     for node in nodes:
@@ -231,16 +263,20 @@ def _number_devices(nodes: Sequence[Node], device: Mapping[Node, int]) -> dict[i
 
 
 def origin_of(node: Node, stages: Container[Node] = ()) -> Node:
-    """The node of the user's that a node was made for: a gradient's, an update's. A network may
-    have gradients in it: then the first that is in a stage."""
+    """Return the user's node for which a node was made (a gradient, an update); the node itself
+    otherwise.
+
+    A network may contain gradients itself. Then it is the first origin that is in a stage.
+    """
     while node.origin is not None and node not in stages:
         node = node.origin
     return node
 
 
 def weight_gradients(graph: Graph, forward: Mapping[Node, int]) -> set[Node]:
-    """Of the nodes of a training graph that are not in its forward pass, those that only weights'
-    gradients need: no other node's gradient waits for them.
+    """Return the nodes of a training graph that only the gradients of weights need.
+
+    No other node's gradient waits for them, so a schedule may delay them.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024: B and W.
     """

@@ -1,5 +1,4 @@
-"""How stale gradients are without a flush, and how many versions of its weights each stage holds:
-read off a schedule.
+"""How stale gradients are without a flush, and how many versions of its weights each stage holds.
 
 Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
 """
@@ -20,9 +19,9 @@ class Staleness:
     """What a schedule does to the weights of one stage.
 
     Attributes:
-        used: by micro-batch, how many updates the weights had that its passes used.
-        late: by micro-batch, how many updates came between the weights that it used and the update
-            that it takes part in.
+        used: for each micro-batch, how many updates the weights had that its passes used.
+        late: for each micro-batch, how many updates came between the weights that it used and the
+            update that it takes part in.
         versions: the most versions of the weights that are held at once.
     """
 
@@ -33,7 +32,10 @@ class Staleness:
 
 @checks_arguments(ScheduleError)
 def staleness(schedule: Schedule, stage: int) -> Staleness:
-    """How stale the gradients of a stage are.
+    """Return how stale the gradients of a stage are.
+
+    Raises:
+        ScheduleError: there is no such stage.
 
     Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
     """
@@ -48,13 +50,16 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
         return Staleness(zeros, zeros, 1)
     every = schedule.versions
     used = [every[stage, i] for i in range(schedule.microbatches)]
-    made = [i // schedule.group for i in range(schedule.microbatches)]  # updates before its own
+    made = [
+        i // schedule.group for i in range(schedule.microbatches)
+    ]  # the update of each micro-batch
     late = [now - then for now, then in zip(made, used, strict=True)]
     return Staleness(tuple(used), tuple(late), _most_versions(schedule, stage, used))
 
 
 def _most_versions(schedule: Schedule, stage: int, used: Sequence[int]) -> int:
-    """Versions are held from when they are made until no micro-batch to come needs them."""
+    """Return the most versions held at once. A version is held until no later micro-batch needs
+    it."""
     order = [task for tasks in schedule.orders for task in tasks if task.stage == stage]
     done = most = 0
     for at, task in enumerate(order):

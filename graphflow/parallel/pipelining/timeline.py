@@ -1,4 +1,9 @@
-"""When the tasks of a schedule run: simulated seconds, and a drawing in text."""
+"""When the tasks of a schedule run: a simulation in seconds, and a drawing in text.
+
+timeline = run(one_f_one_b(4, 8), forward=1.0, backward=2.0)
+timeline.idle, timeline.stored
+print(draw(one_f_one_b(stages=2, microbatches=4)))
+"""
 
 from __future__ import annotations
 
@@ -26,8 +31,9 @@ class ScheduleTimeline:
     """When each task of a schedule runs, in seconds.
 
     Attributes:
-        spans: by device: task, start, end.
-        stored: by device, the most micro-batches (of one of its stages) whose activations it holds.
+        spans: for each device, (task, start, end) of its tasks.
+        stored: for each device, the most micro-batches (of one of its stages) whose activations it
+            holds.
     """
 
     spans: tuple[tuple[tuple[Task, float, float], ...], ...]
@@ -40,8 +46,8 @@ class ScheduleTimeline:
 
     @property
     def period(self) -> float:
-        """Seconds between two batches that follow one another: the longest that a device takes
-        from its first task to its last."""
+        """Seconds between two consecutive batches: the longest time of a device from its first task
+        to its last."""
         return max(spans[-1][2] - spans[0][1] for spans in self.spans)
 
     @property
@@ -68,13 +74,17 @@ def run(
     weight: float | Sequence[float] = 0.0,
     transfer: float = 0.0,
 ) -> ScheduleTimeline:
-    """The timeline of a schedule.
+    """Simulate a schedule.
 
     Args:
-        forward, backward, weight: seconds a micro-batch, of each stage or the same for all: the
-            forward pass, the gradient of a stage's input, and that of its weights. Where the
-            schedule does not divide them, a backward pass takes both.
+        schedule: the schedule.
+        forward, backward, weight: seconds for each micro-batch, one number for each stage or one
+            for all: the forward pass, the gradient of a stage's input, and the gradient of its
+            weights. If the schedule does not divide them, a backward pass takes the sum of both.
         transfer: seconds between two devices.
+
+    Raises:
+        ScheduleError: `schedule` is no Schedule, or a time is negative, infinite or missing.
     """
     require_schedule(schedule, "run")
     if not _is_time(transfer):
@@ -101,6 +111,8 @@ def _durations(
     backward: float | Sequence[float],
     weight: float | Sequence[float],
 ) -> dict[Phase, list[float]]:
+    """Return the seconds of each phase and stage."""
+
     def of_stages(given: float | Sequence[float], what: str) -> list[float]:
         found: list[Any]
         found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
@@ -124,11 +136,13 @@ def _durations(
 
 
 def _is_time(seconds: Any) -> bool:
+    """Return True if a value is a finite number of seconds, 0 or more."""
     return isinstance(seconds, Real) and 0 <= float(seconds) < math.inf
 
 
 def _most_stored(order: Sequence[Task], last: Phase) -> int:
-    """Activations are held from the forward pass to the last task that reads them."""
+    """Return the most activations held at once. A stage holds them from its F to the last task that
+    reads them."""
     held = most = 0
     for task in order:
         held += (task.phase == "F") - (task.phase == last)
@@ -137,20 +151,22 @@ def _most_stored(order: Sequence[Task], last: Phase) -> int:
 
 
 MAX_COLUMNS = 1_000_000
-"""Columns of the widest picture."""
+"""The most columns of a drawing."""
 
 
 @checks_arguments(ScheduleError)
 def draw(schedule: Schedule, forward: int = 1, backward: int = 1, weight: int = 1) -> str:
-    """A picture in text, one line a device, one column a unit of time; `..` is idle.
+    """Draw a schedule in text: a line for each device, a column for each unit of time; `..` is
+    idle.
 
-    With several stages on a device, a task's stage follows it: F0/4 is of stage 4.
+    If a device has several stages, the stage follows the task: F0/4 belongs to stage 4.
 
     Args:
+        schedule: the schedule.
         forward, backward, weight: columns that a task takes.
 
     Raises:
-        ScheduleError: no schedule; columns that are no whole numbers, or none at all.
+        ScheduleError: `schedule` is no Schedule; columns are not whole numbers, or all 0.
     """
     require_schedule(schedule, "draw")
     columns = (forward, backward, weight if schedule.splits_backward else 0)

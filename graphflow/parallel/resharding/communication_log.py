@@ -1,4 +1,5 @@
-"""Notes of what travels: for each move its kind, its bytes, and who asked for it."""
+"""Records of communication: for each exchange its kind, its bytes, and the user's node that needed
+it."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ from graphflow.parallel.resharding.shard_builder import CROSS_DEVICE_SCOPE, Shar
 
 @dataclass(frozen=True)
 class CommunicationLog:
-    """Notes moves of one tensor for one node.
+    """Records the exchanges of one tensor for one node.
 
     Args:
-        to: where, if not with the moves that were made.
+        builder: knows the mesh and keeps the records.
+        cause: the node that needs the tensor.
+        name: the name of the tensor.
+        to: the list that records are appended to; default: the builder's.
     """
 
     builder: ShardBuilder
@@ -25,7 +29,7 @@ class CommunicationLog:
     to: list[CommunicationRecord] | None = None
 
     def __call__(self, kind: str, axes: Sequence[str], sent: Mapping[SentTensor, float]) -> None:
-        """Parts were sent from place to place, along some axes of the mesh."""
+        """Record that parts were sent from place to place along some mesh axes."""
         if not self.builder.mesh.sequential.issuperset(axes) and sent:
             made = self.builder.records if self.to is None else self.to
             cause, where = user_name(self.cause), self.cause.location
@@ -37,7 +41,7 @@ class CommunicationLog:
             )
 
     def exchange(self, kind: str, axes: Sequence[str], made: ShardedTensor) -> None:
-        """Groups of places made a value together."""
+        """Record a collective along some mesh axes, by what each place receives in it."""
         sent: dict[SentTensor, float] = {}
         for part in made.shards:
             node = part.node
@@ -48,7 +52,7 @@ class CommunicationLog:
         self(kind, axes, sent)
 
     def _received_bytes(self, node: Node) -> float:
-        """Bytes that the place of one node of a collective gets of others."""
+        """Return the bytes that the place of one node of a collective receives from other ranks."""
         guess = self.builder.partitioner.guess
         specs = [t.spec.with_shape(tuple(map(guess, t.shape))) for t in node.inputs]
         others = (i for i in range(len(specs)) if i != node.attrs["rank"])
@@ -56,14 +60,15 @@ class CommunicationLog:
 
 
 def user_name(node: Node) -> str:
-    """What a node is called for the user: of what an op was expanded into, the op's name."""
+    """Return the name of the user's node that a node stands for. A node of an expansion has the
+    op's name."""
     while node.name.startswith(CROSS_DEVICE_SCOPE) and node.origin is not None:
         node = node.origin
     return node.name
 
 
 def is_gradient(node: Node) -> bool:
-    """Whether a node was made by differentiating, or stands for one that was."""
+    """Return True if a node was made by differentiation, or stands for one that was."""
     return "gradients/" in user_name(node)
 
 

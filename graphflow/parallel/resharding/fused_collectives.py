@@ -1,8 +1,7 @@
-"""Several tensors in one exchange: flat and one after the other, added up or gathered, taken apart
-again.
+"""Several tensors in one exchange: flattened and concatenated, exchanged, and taken apart again.
 
-Small tensors each cost an exchange as much as large ones do, so those that are finished about the
-same time go together (`gradient_buckets.py`, `update_gathering.py`).
+A small tensor costs an exchange nearly as much as a large one. So tensors that are finished about
+the same time travel together (`gradient_buckets.py`, `update_gathering.py`).
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ def fused_all_reduce(
     values: Sequence[ShardedTensor],
     axes: Sequence[str],
     cause: Node,
-    told: str,
+    description: str,
     kind: str = "sum",
 ) -> list[ShardedTensor]:
-    """Sums (or means) over groups along some axes of the mesh, of several values: every place has
-    them.
+    """Return the sums (or means) of several values over groups, at every place.
 
     Args:
-        told: what they are, for reports.
+        resharder: builds the collectives.
+        values: the values, partial along the axes.
+        axes: the mesh axes.
+        cause: the node that needs the results.
+        description: the description of the values, for reports.
         kind: "sum" or "mean".
     """
 
@@ -46,7 +48,7 @@ def fused_all_reduce(
 
     layouts = [_without_partial(value.layout, axes) for value in values]
     sums = _unpack(resharder, values, layouts, axes, cause, exchange)
-    CommunicationLog(resharder, cause, told).exchange("all-reduce", axes, sums[0])
+    CommunicationLog(resharder, cause, description).exchange("all-reduce", axes, sums[0])
     return sums
 
 
@@ -57,15 +59,19 @@ def fused_reduce_scatter(
     axis: str,
     cause: Node,
 ) -> list[ShardedTensor]:
-    """Such sums of which each place of a group has its piece.
+    """Return the sums of several values over groups, of which each place gets its extent.
 
     Args:
-        layouts: of the results, each of which is cut along the axis of the mesh last (see
-            `Moves.scatters`).
+        resharder: builds the collectives.
+        values: the values, partial along the axis.
+        layouts: the layouts of the results; the mesh axis is the innermost split of each (see
+            `Resharder.scatter_dim`).
+        axis: the mesh axis.
+        cause: the node that needs the results.
     """
 
     def pieces(own: Place, to: Place) -> Iterable[Tensor]:
-        """What a place has of another one's pieces."""
+        """Yield what one place has of another place's extents."""
         for value, layout in zip(values, layouts, strict=True):
             part = resharder.shard_at(value, own)
             sizes = zip(value.spec.shape, value.layout.dims, layout.dims, strict=True)
@@ -97,7 +103,7 @@ def fused_reduce_scatter(
 def fused_all_gather(
     resharder: Resharder, values: Sequence[ShardedTensor], axis: str, cause: Node
 ) -> list[ShardedTensor]:
-    """Several values of which each place of a group has a piece, whole at all of them."""
+    """Return several values whole along a mesh axis, at every place of each group."""
     dims = [next(d for d, s in enumerate(v.layout.dims) if axis in s.axes) for v in values]
 
     def build(group: Sequence[Place]) -> list[list[Tensor]]:
@@ -136,17 +142,17 @@ def fused_all_gather(
 
 
 def _shard_size(resharder: Resharder, value: ShardedTensor, layout: Layout, place: Place) -> int:
-    """Elements of the part of a value at a place, by its layout."""
+    """Return the number of elements of the shard at a place."""
     return int(product(resharder.local_shape(value.spec.shape, layout, place)))
 
 
 def _without_partial(layout: Layout, axes: Sequence[str]) -> Layout:
-    """A layout whose sums along some axes of the mesh are done."""
+    """Return the layout with nothing left to combine along some mesh axes."""
     return replace(layout, partial=tuple(p for p in layout.partial if p[0] not in axes))
 
 
 def _pack(resharder: Resharder, place: Place, cause: Node, parts: Sequence[Tensor]) -> Tensor:
-    """Tensors of a place, flat and one after the other."""
+    """Flatten and concatenate tensors at a place."""
     with resharder.on_device(place, cause):
         row: Tensor = FUNCTIONS["concat"]([FUNCTIONS["reshape"](part, (-1,)) for part in parts])
     return row
@@ -160,7 +166,7 @@ def _unpack(
     cause: Node,
     exchange: Callable[[Sequence[Place]], Sequence[Tensor]],
 ) -> list[ShardedTensor]:
-    """The parts of what a group gets in one exchange, one after the other."""
+    """Return the parts of each group's concatenated result."""
 
     def build(group: Sequence[Place]) -> list[list[Tensor]]:
         found = []
@@ -185,8 +191,7 @@ def _map_groups(
     axes: Sequence[str],
     build: Callable[[Sequence[Place]], Sequence[Sequence[Tensor]]],
 ) -> list[ShardedTensor]:
-    """What is built for each place of a group, a part of each value; groups that have the same
-    parts at the same devices get the same."""
+    """Build the shards of several values for each group; once for groups with the same inputs."""
     found: dict[Place, Sequence[Tensor]] = {}
     known: dict[tuple[Tensor, ...], Sequence[Sequence[Tensor]]] = {}
     for group in resharder.mesh.groups(*axes):

@@ -1,9 +1,12 @@
-"""Buckets: small sums (or means) over replicas wait until there are a few megabytes of them, and
-are exchanged at once, while what comes next is computed.
+"""Buckets: small sums over replicas wait until there are a few megabytes of them, then travel at
+once.
 
-Gradients are finished in the order of the backward pass and needed only by the updates; so a bucket
-is exchanged as soon as it is full, and what is left when someone needs it. A small sum that is only
-fetched, such as a loss, goes with one of them, so that it takes no message of its own.
+Gradients are finished in the order of the backward pass, and only the updates read them. So a
+bucket is exchanged when it is full, while later gradients are computed; the rest is exchanged when
+a reader needs it. A small sum that is only fetched, such as a loss, goes with a bucket, so that it
+needs no message of its own.
+
+Source: Li et al., "PyTorch Distributed", VLDB 2020.
 """
 
 from __future__ import annotations
@@ -21,29 +24,29 @@ from graphflow.parallel.resharding.fused_collectives import fused_all_reduce, fu
 from graphflow.parallel.resharding.resharder import Resharder
 
 BUCKET_BYTES = 4 << 20
-"""Bytes of gradients that are summed at once, unless told otherwise."""
+"""The default size of a bucket, in bytes."""
 SMALL_FRACTION = 16
-"""A tensor of more than the sixteenth part of a bucket is exchanged by itself, uncopied."""
+"""A tensor larger than this fraction (1/16) of a bucket is exchanged by itself, without a copy."""
 MAX_FETCHED = 1 << 10
-"""Bytes of what is only fetched, up to which it costs a bucket nothing."""
+"""The largest sum, in bytes, that may go with a bucket only to be fetched."""
 
 
 class _PartialReduction(NamedTuple):
-    """Axes of the mesh, and how what is partial over them is combined."""
+    """The mesh axes along which a value is partial, and how its parts are combined."""
 
     axes: tuple[str, ...]
     kind: str
 
 
 class _Key(NamedTuple):
-    """What is exchanged together.
+    """What sums have in common that may travel together.
 
     Attributes:
-        axes: of the mesh, over which they are partial.
-        kind: "sum", or "mean".
-        dtype: its name.
-        scattered: the one of these along which each place gets its piece only, if there is one.
-        home: where the first place has it: stages of a pipeline have buckets of their own.
+        axes: the mesh axes along which they are partial.
+        kind: "sum" or "mean".
+        dtype: the name of their dtype.
+        scattered: the mesh axis along which each place gets its extent only, or None.
+        home: the device index of the first place. Stages of a pipeline have buckets of their own.
     """
 
     axes: tuple[str, ...]
@@ -55,16 +58,19 @@ class _Key(NamedTuple):
 
 @dataclass
 class _Bucket:
+    """Sums that wait, the node that made the last one, and their total size."""
+
     tensors: list[Tensor] = field(default_factory=list)
     cause: Node | None = None
     bytes: int = 0
 
 
 class GradientBuckets:
-    """Sums that wait, by the axes of the mesh and the dtype, for others that are shared out alike.
+    """Sums that wait for others with the same axes, dtype and kind of result.
 
     Args:
-        values: of all tensors; those of what was exchanged are replaced.
+        resharder: builds the collectives.
+        values: the sharded tensor of each tensor. Sums that were exchanged replace theirs.
         limit: bytes of a bucket; 0: nothing waits.
     """
 
@@ -83,8 +89,10 @@ class GradientBuckets:
         """Let a partial sum wait, or exchange it now if it is large.
 
         Args:
-            wanted: how it is read, if not whole: where that is cut along the same axis, each place
-                gets its piece; other sums do not wait.
+            tensor: the tensor.
+            cause: the node that made it.
+            wanted: the layout in which it is read, if not whole. If that is split along a reduced
+                axis, each place gets its extent; other sums do not wait.
         """
         across = self._reduction_of(tensor)
         if across is None:
@@ -116,8 +124,8 @@ class GradientBuckets:
             self._close(key)
 
     def add_fetched(self, tensor: Tensor, cause: Node) -> None:
-        """Let a small partial sum that is only fetched go with the next bucket; it stays as it is
-        if none follows."""
+        """Let a small partial sum that is only fetched go with the next bucket. It stays partial if
+        none follows."""
         across = self._reduction_of(tensor)
         if across is None:
             return
@@ -128,8 +136,8 @@ class GradientBuckets:
         self._riders.setdefault(self._key(tensor, across), []).append(tensor)
 
     def _reduction_of(self, tensor: Tensor) -> _PartialReduction | None:
-        """The axes of several devices over which a tensor of known size is a partial sum (or mean),
-        and which of these."""
+        """Return how a tensor of known size is reduced across devices; None if it is not a sum or
+        mean."""
         value = self._values[tensor]
         local = self._resharder.mesh.sequential
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
@@ -143,7 +151,7 @@ class GradientBuckets:
     def _reduce_sequential(
         self, tensor: Tensor, across: _PartialReduction, cause: Node
     ) -> ShardedTensor:
-        """The value of a tensor, what takes turns added up."""
+        """Return the value of a tensor with sums over micro-batches of one device completed."""
         value = self._values[tensor]
         if len(value.layout.partial) > len(across.axes):
             within = Layout(value.layout.dims, tuple((a, across.kind) for a in across.axes))
@@ -153,16 +161,18 @@ class GradientBuckets:
         return value
 
     def _key(self, tensor: Tensor, across: _PartialReduction, scattered: str | None = None) -> _Key:
+        """Return the key of the bucket for a tensor."""
         home = self._resharder.device_index(tensor.node, self._resharder.mesh.places[0])
         return _Key(*across, tensor.dtype.name, scattered, home)
 
     def flush_tensor(self, tensor: Tensor) -> None:
-        """Exchange the bucket that a tensor waits in."""
+        """Exchange the bucket in which a tensor waits, if it waits."""
         key = self._where.get(tensor)
         if key is not None:
             self._close(key)
 
     def _close(self, key: _Key) -> None:
+        """Exchange a bucket."""
         bucket = self._open.pop(key)
         for tensor in bucket.tensors:
             del self._where[tensor]
@@ -172,6 +182,7 @@ class GradientBuckets:
     def _exchange(
         self, tensors: list[Tensor], key: _Key, cause: Node, riders: Sequence[Tensor] = ()
     ) -> None:
+        """Exchange several sums at once, and update their values."""
         layouts = [self._wanted.pop(t) for t in tensors]
         together = [*tensors, *riders]
         values = [self._values[t] for t in together]
@@ -182,7 +193,7 @@ class GradientBuckets:
         else:
             late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
-            told = " and ".join(
+            description = " and ".join(
                 [show_count(len(tensors), what), *(user_name(t.node) for t in riders)]
             )
             sums, axes = values, key.axes
@@ -192,5 +203,5 @@ class GradientBuckets:
                 layouts = [replace(layout, partial=rest) for layout in layouts]
                 sums = fused_reduce_scatter(self._resharder, values, layouts, key.scattered, cause)
             if axes:
-                sums = fused_all_reduce(self._resharder, sums, axes, cause, told, key.kind)
+                sums = fused_all_reduce(self._resharder, sums, axes, cause, description, key.kind)
         self._values.update(zip(together, sums, strict=True))

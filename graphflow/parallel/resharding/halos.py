@@ -1,4 +1,4 @@
-"""Halos: what windows at one place see of the pieces of others."""
+"""Halos: the elements of other places that windows at one place read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,23 @@ def exchange_halo(
     note: CommunicationLog,
     kind: str,
 ) -> tuple[Tensor, ...]:
-    """The elements start to stop along `d` for each place, cut out where they are, and sent."""
+    """Return the elements start to stop along axis `d` for each place. They are sliced where they
+    are, and sent.
+
+    Args:
+        builder: builds the nodes.
+        value: the tensor.
+        d: the axis.
+        ranges: (start, stop) for each place.
+        note: records what is sent.
+        kind: the kind of the record, "halo" or "all-to-all".
+    """
     split, size = value.layout.dims[d], value.spec.shape[d]
     sent: dict[Any, Tensor] = {}
     received: dict[SentTensor, float] = {}
 
     def neighbours(place: Place) -> list[Place]:
-        """The places that have the other pieces, in the order of these."""
+        """Return the places that have the other extents along the axis, in their order."""
         group = [place]
         for axis in split.axes:
             group = [other for each in group for other in builder.mesh.group(each, axis)]

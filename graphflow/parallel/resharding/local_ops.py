@@ -1,4 +1,4 @@
-"""What a place does with parts of tensors that it has: it cuts, joins and combines them."""
+"""Nodes that a place builds from shards that it has: slices, concatenations and combinations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMBINING_OPS: dict[str, str] = {
 
 
 def combine_all(kind: str, parts: Sequence[Tensor]) -> Tensor:
-    """Partial results as one."""
+    """Combine partial results by their kind ("sum", "mean", "max", "moments", …)."""
     if kind == "mean":
         mean: Tensor = combine_all("sum", parts) / len(parts)
         return mean
@@ -27,11 +27,14 @@ def combine_all(kind: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _combine_moments(parts: Sequence[Tensor]) -> Tensor:
-    """The moments of all values by those of parts of them: in rows, what part of all these are,
-    their mean and their variance (see `ops/reductions/sharded_moments.py`). Nothing large cancels.
+    """Combine the moments of parts of a set into those of the whole set, without large
+    cancellation.
+
+    The rows of each part are its share of all values, its mean and its variance (see
+    `ops/reductions/sharded_moments.py`).
 
     Source: Chan, Golub & LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
-    Variances, Stanford STAN-CS-79-773, 1979.
+        Variances, Stanford STAN-CS-79-773, 1979.
     """
     each = FUNCTIONS["stack"](parts, axis=1)
     share, mean, variance = (each[row] for row in range(3))
@@ -44,7 +47,11 @@ def _combine_moments(parts: Sequence[Tensor]) -> Tensor:
 
 
 def combine(kind: str, a: Tensor, b: Tensor) -> Tensor:
-    """Two partial results as one."""
+    """Combine two partial results.
+
+    Raises:
+        ShardingError: unknown kind.
+    """
     if kind == "sum":
         result: Tensor = a + b
         return result
@@ -55,7 +62,8 @@ def combine(kind: str, a: Tensor, b: Tensor) -> Tensor:
 
 
 def slice_rows(x: Tensor, d: int, outer: Outer, start: Any, size: Any) -> Tensor:
-    """Of each stretch of an axis so many elements (times its length, where these are unlike)."""
+    """Take `size` elements from `start` on of each row of axis `d` (times a row's length, if they
+    differ)."""
     if outer == 1:
         return slice_axis(x, d, start, size)
     if not isinstance(outer, tuple):
@@ -70,7 +78,7 @@ def slice_rows(x: Tensor, d: int, outer: Outer, start: Any, size: Any) -> Tensor
 
 
 def concat_rows(parts: Sequence[Tensor], d: int, outer: Outer = 1) -> Tensor:
-    """Pieces along an axis as one, stretch by stretch."""
+    """Concatenate pieces of an axis, row by row."""
     if outer == 1:
         whole_one: Tensor = FUNCTIONS["concat"](parts, axis=d)
         return whole_one
@@ -89,21 +97,21 @@ def concat_rows(parts: Sequence[Tensor], d: int, outer: Outer = 1) -> Tensor:
 
 
 def _split_rows(x: Tensor, d: int, rows: Any) -> Tensor:
-    """An axis as two, rows and what is in each."""
+    """Reshape axis `d` to two axes: rows, and the elements of each."""
     shape = (*x.shape[:d], rows, x.shape[d] // rows, *x.shape[d + 1 :])
     apart: Tensor = FUNCTIONS["reshape"](x, shape)
     return apart
 
 
 def _merge_rows(x: Tensor, d: int) -> Tensor:
-    """What `_in_rows` did, undone."""
+    """Undo `_split_rows`."""
     shape = (*x.shape[:d], x.shape[d] * x.shape[d + 1], *x.shape[d + 2 :])
     one: Tensor = FUNCTIONS["reshape"](x, shape)
     return one
 
 
 def slice_axis(x: Tensor, d: int, start: Any, size: Any) -> Tensor:
-    """Elements of a tensor along an axis; a constant is cut here and now."""
+    """Take elements of a tensor along axis `d`. A constant is sliced at once, without a node."""
     if x.shape[d] == size and isinstance(start, int) and start == 0:
         return x
     if x.node.op.name == "constant" and isinstance(start, int) and isinstance(size, int):

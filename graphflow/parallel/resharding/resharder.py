@@ -1,7 +1,8 @@
-"""Moves of values from one layout to another.
+"""Conversions between layouts: which collectives, slices and concatenations lead from one to the
+other.
 
-Every move is a set of nodes of the graph: slices where a piece is, and concatenations or sums where
-it is wanted; large exchanges are collectives.
+A conversion is a set of nodes: slices where a shard is, concatenations or sums where it is needed,
+and collectives for large exchanges.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from graphflow.parallel.resharding.shard_builder import ShardBuilder
 
 
 class Resharder(ShardBuilder):
-    """Moves values between layouts, and notes what travels.
+    """Converts sharded tensors between layouts, and records what travels.
 
     Args:
-        homes: of what stands for nodes, if these are not where the places are.
-        again: the axis of the mesh along which gradients gather anew what a forward pass had
+        mesh: the mesh.
+        partitioner: the extents of shards.
+        assignment: the devices of nodes, if they do not follow from the place alone.
+        regather_axis: the mesh axis along which a gradient gathers again what the forward pass had
             gathered, so that it is not kept in between.
     """
 
@@ -50,11 +53,11 @@ class Resharder(ShardBuilder):
         self._windows: dict[Any, tuple[Tensor, ...]] = {}
 
     def checkpoint(self) -> tuple[int, int, int]:
-        """How much was moved so far, for `forget`."""
+        """Return a mark of what was converted so far, for `roll_back`."""
         return len(self.records), len(self._converted), len(self._windows)
 
     def roll_back(self, before: tuple[int, int, int]) -> None:
-        """Take back what was moved since, of which nothing is used."""
+        """Forget the conversions since a mark. No node that is used may read them."""
         made, known, seen_so_far = before
         del self.records[made:]
         for key in list(self._converted)[known:]:
@@ -65,7 +68,7 @@ class Resharder(ShardBuilder):
     # Layouts ------------------------------------------------------------------------------------
 
     def is_same_split(self, size: Any, a: AxisSplit, b: AxisSplit) -> bool:
-        """Whether two splits cut a size at the same places."""
+        """Return True if two splits give every place the same extent of a size."""
         if a == b:
             return True
         return (
@@ -74,12 +77,15 @@ class Resharder(ShardBuilder):
             and self.partitioner.pieces(size, a) == self.partitioner.pieces(size, b)
         )
 
-    # Moving -------------------------------------------------------------------------------------
+    # Conversions --------------------------------------------------------------------------------
 
     def convert(
         self, value: ShardedTensor, target: Layout, cause: Node, name: str
     ) -> ShardedTensor:
-        """A value in another layout; partial results that the target keeps stay."""
+        """Return a value in another layout. Partial results that the target keeps stay partial.
+
+        Equal conversions are made once.
+        """
         if value.layout == target:
             return value
         key = (value, target, self._gathers_again(cause))
@@ -90,6 +96,8 @@ class Resharder(ShardBuilder):
     def _convert(
         self, value: ShardedTensor, target: Layout, cause: Node, name: str
     ) -> ShardedTensor:
+        """Convert a value: first its partial results, then axes that are gathered or exchanged,
+        then slices."""
         note = CommunicationLog(self, cause, name)
         together: dict[str, list[str]] = {}
         for axis, kind in sorted(
@@ -129,11 +137,13 @@ class Resharder(ShardBuilder):
         return value
 
     def _gathers_again(self, cause: Node) -> bool:
-        """Whether a gradient asks, where it does not use what the forward pass had gathered."""
+        """Return True if a gradient needs a value that the forward pass had gathered and did not
+        keep."""
         return self._regather_axis is not None and is_gradient(cause)
 
     def scatter_dim(self, value: ShardedTensor, target: Layout, axis: str) -> int | None:
-        """The axis of a tensor along which the sum over a group may stay scattered."""
+        """Return the axis along which a reduce-scatter would leave the target's shards; None if it
+        would not."""
         for d, (have, want) in enumerate(zip(value.layout.dims, target.dims, strict=True)):
             plain = want.outer == 1 and want.axes[-1:] == (axis,)
             if plain and have == want.drop_last():
@@ -141,7 +151,7 @@ class Resharder(ShardBuilder):
         return None
 
     def _common_prefix(self, size: Any, have: AxisSplit, want: AxisSplit) -> int:
-        """How many axes, from the first on, two splits share."""
+        """Return how many leading mesh axes two splits share."""
         count = 0
         for a, b in zip(have.axes, want.axes, strict=False):
             if a != b:
@@ -156,7 +166,7 @@ class Resharder(ShardBuilder):
     def _all_to_all_target(
         self, value: ShardedTensor, target: Layout, axis: str, d: int
     ) -> int | None:
-        """Another axis of the tensor that is to be cut along the same axis of the mesh next."""
+        """Return another axis that the target splits along the same mesh axis next, or None."""
         for e, want in enumerate(target.dims):
             done = value.layout.dims[e]
             goes_on = want.axes[: len(done.axes) + 1] == (*done.axes, axis)
@@ -165,12 +175,12 @@ class Resharder(ShardBuilder):
                 return e
         return None
 
-    # Single moves -------------------------------------------------------------------------------
+    # Single steps -------------------------------------------------------------------------------
 
     def _reduce(
         self, value: ShardedTensor, axes: Sequence[str], kind: str, note: CommunicationLog
     ) -> ShardedTensor:
-        """Every place of a group has the sum (or another combination) of its parts."""
+        """Combine the partial results of each group; every place of the group gets the result."""
         layout = replace(
             value.layout, partial=tuple(p for p in value.layout.partial if p[0] not in axes)
         )
@@ -198,7 +208,8 @@ class Resharder(ShardBuilder):
         return made
 
     def _alias(self, part: Tensor, place: Place, cause: Node) -> Tensor:
-        """A part under another name, which costs nothing."""
+        """Return a shard under another name. Passes do not merge it with the original, and it costs
+        nothing."""
         with self.on_device(place, cause):
             named: Tensor = REGISTRY["reshape"](part, shape=part.shape)
         return named
@@ -206,6 +217,7 @@ class Resharder(ShardBuilder):
     def _reduce_scatter(
         self, value: ShardedTensor, axis: str, d: int, want: AxisSplit, note: CommunicationLog
     ) -> ShardedTensor:
+        """Sum the partial results of each group; each place gets its extent along axis `d`."""
         layout = replace(
             value.layout.with_dim(d, want),
             partial=tuple(p for p in value.layout.partial if p[0] != axis),
@@ -227,14 +239,14 @@ class Resharder(ShardBuilder):
         return made
 
     def _all_gather(self, value: ShardedTensor, d: int, note: CommunicationLog) -> ShardedTensor:
-        """Every place of a group has all its parts, along the last axis by which `d` is cut."""
+        """Gather axis `d` along the innermost mesh axis that splits it."""
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].drop_last())
         size, split = value.spec.shape[d], value.layout.dims[d]
         late = axis == self._regather_axis and self._gathers_again(note.cause)
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
-            if late:  # under names of their own, so that no pass takes them for the same
+            if late:  # a name of its own keeps passes from merging it with the first gather
                 pairs = zip(own, group, strict=True)
                 own = [self._alias(part, place, note.cause) for part, place in pairs]
             rows = self.partitioner.rows(size, split, group[0])
@@ -248,7 +260,7 @@ class Resharder(ShardBuilder):
             return [in_order(w, p, rows) for w, p in zip(wholes, group, strict=True)]
 
         def in_order(whole: Tensor, place: Place, rows: Outer) -> Tensor:
-            """Pieces one after the other, stretch by stretch."""
+            """Reorder gathered pieces row by row."""
             group = self.mesh.group(place, axis)
             begin: Any = 0
             found = []
@@ -265,7 +277,8 @@ class Resharder(ShardBuilder):
     def _all_to_all(
         self, value: ShardedTensor, d: int, e: int, want: AxisSplit, note: CommunicationLog
     ) -> ShardedTensor:
-        """The last axis by which `d` is cut cuts `e` instead: everyone sends to everyone."""
+        """Split axis `e` along the innermost mesh axis that splits `d`, and make `d` whole along
+        it."""
         axis = value.layout.dims[d].axes[-1]
         before = value.layout.dims[e]
         after = AxisSplit((*before.axes, axis), want.unit)
@@ -292,7 +305,7 @@ class Resharder(ShardBuilder):
         return made
 
     def _slice(self, value: ShardedTensor, d: int, split: AxisSplit) -> ShardedTensor:
-        """Each place takes its piece of what it has."""
+        """Let each place keep its extent of what it has."""
         layout = value.layout.with_dim(d, split)
         size, before = value.spec.shape[d], value.layout.dims[d]
 
@@ -308,12 +321,14 @@ class Resharder(ShardBuilder):
         return self._map_places(value, layout, None, build)
 
     def _origin(self, size: Any, split: AxisSplit, place: Place) -> Any:
+        """Return the start of a place's extent."""
         return self.partitioner.piece(size, split, place).start
 
     def _shift_boundaries(
         self, value: ShardedTensor, d: int, want: AxisSplit, note: CommunicationLog
     ) -> ShardedTensor:
-        """Other places of the cuts along the same axis of the mesh."""
+        """Move elements between neighbours, so that extents along the same mesh axis get other
+        boundaries."""
         size = value.spec.shape[d]
         ranges = [self.partitioner.piece(size, want, place) for place in self.mesh.places]
         parts = self.fetch_windows(
@@ -330,10 +345,11 @@ class Resharder(ShardBuilder):
         name: str,
         kind: str = "halo",
     ) -> tuple[Tensor, ...]:
-        """The elements start to stop along `d` for each place, wherever they are: a halo.
+        """Return the elements start to stop along axis `d` for each place, wherever they are: a
+        halo.
 
-        The size of what is cut along `d` is known. Where it is there already (a gradient's windows
-        see what those of the forward pass saw), nothing moves.
+        The size of axis `d` has to be known. Equal windows are fetched once: a gradient reads what
+        its forward pass read.
         """
         indices = tuple(self.device_index(cause, place) for place in self.mesh.places)
         key = (value, d, tuple(ranges), indices)
@@ -344,11 +360,11 @@ class Resharder(ShardBuilder):
         return self._windows[key]
 
     def gather_to_first(self, value: ShardedTensor, cause: Node) -> Tensor:
-        """The whole tensor, at the first place only: what is fetched."""
+        """Return the whole tensor at the first place only, for a fetch."""
         parts = dict(zip(self.mesh.places, value.shards, strict=True))
         layout = value.layout
         used = layout.axes()
-        spare = [axis for axis in self.mesh.names if axis not in used]  # all along these have it
+        spare = [axis for axis in self.mesh.names if axis not in used]  # equal along these
         places = [p for p in self.mesh.places if not any(self.mesh.coordinate(p, a) for a in spare)]
 
         def reduce_axis(axis: str, build: Callable[[list[Tensor], Place], Tensor]) -> None:
@@ -379,7 +395,7 @@ class Resharder(ShardBuilder):
     def _join_pieces(
         self, value: ShardedTensor, d: int, split: AxisSplit, own: list[Tensor], place: Place
     ) -> Tensor:
-        """The pieces of a group at a place, along the last axis of a split."""
+        """Concatenate the pieces of a group, along the innermost mesh axis of a split."""
         return concat_rows(own, d, self.partitioner.rows(value.spec.shape[d], split, place))
 
 

@@ -48,20 +48,20 @@ class ShardBuilder:
         self.fetched: list[CommunicationRecord] = []
 
     def on_device(self, place: Place, node: Node) -> origin_scope:
-        """Nodes built in the block are at a place, and count as made where a node was."""
+        """Return a scope whose nodes are at a place, and count as made where `node` was made."""
         return origin_scope(node, self.name_prefix(place), self.device_of(node, place))
 
     def cross_device(self, cause: Node) -> origin_scope:
-        """Nodes built in the block are at several places: where what they read is."""
+        """Return a scope whose nodes lie on several devices: each where its own input is."""
         return origin_scope(cause, CROSS_DEVICE_SCOPE, DeviceName())
 
     def name_prefix(self, place: Place) -> str:
-        """What the names of nodes at a place begin with."""
+        """Return the prefix of the names of nodes at a place."""
         return self.mesh.tag(place)[1:] + "/"
 
     def sites(self, node: Node) -> Sequence[tuple[str, DeviceName]]:
-        """For each place, what the names of nodes there begin with, and where what stands for a
-        node is."""
+        """Return, for each place, the prefix of names there and the device of what stands for a
+        node."""
         if self._assignment is None:
             return self._sites
         return [
@@ -70,18 +70,18 @@ class ShardBuilder:
 
     @cached_property
     def _sites(self) -> Sequence[tuple[str, DeviceName]]:
+        """The prefixes and devices of all places, if devices follow from the place alone."""
         places = self.mesh.places
         return [(self.name_prefix(p), self.mesh.devices[self.mesh.index_of(p)]) for p in places]
 
     def device_of(self, node: Node, place: Place) -> DeviceName:
-        """Where what stands for a node is."""
+        """Return the device of what stands for a node at a place."""
         if self._assignment is not None:
             return self._assignment.devices[self._assignment.device_index(node, place)]
         return self.mesh.devices[self.mesh.index_of(place)]
 
     def device_index(self, node: Node, place: Place) -> int:
-        """The number that what stands for nodes has in common where it shares a device, on a
-        cluster with a device for each."""
+        """Return the index shared by all shards placed on the same device."""
         return (
             self.mesh.device_index(place)
             if self._assignment is None
@@ -89,18 +89,18 @@ class ShardBuilder:
         )
 
     def shard_at(self, value: ShardedTensor, place: Place) -> Tensor:
-        """The part of a value at a place."""
+        """Return the shard of a tensor at a place."""
         return value.shards[self.mesh.index_of(place)]
 
     def local_shape(self, shape: Shape, layout: Layout, place: Place) -> Shape:
-        """The shape of the part at a place."""
+        """Return the shape of the shard at a place."""
         return tuple(
             self.partitioner.piece(size, split, place).size
             for size, split in zip(shape, layout.dims, strict=True)
         )
 
     def nbytes(self, spec: TensorSpec, layout: Layout) -> int:
-        """Bytes of one part, about."""
+        """Return the bytes of one shard; nominal if sizes are symbolic."""
         parts = 1
         for split in layout.dims:
             parts *= self.mesh.part_count(split.axes)
@@ -113,14 +113,14 @@ class ShardBuilder:
         cause: Node,
         change: Callable[[Tensor], Tensor],
     ) -> ShardedTensor:
-        """What is made of each part where it is, of the same shape."""
+        """Return the result of a function of the same shape, applied to each shard where it is."""
         made = self._map_places(
             value, value.layout, cause, lambda place: change(self.shard_at(value, place))
         )
         return replace(made, spec=spec)
 
     def reshape_shards(self, value: ShardedTensor, cause: Node) -> ShardedTensor:
-        """A value of parts that have its elements, each in the shape that its layout says."""
+        """Reshape each shard to the shape that the value's layout implies."""
 
         def build(place: Place) -> Tensor:
             shape = self.local_shape(value.spec.shape, value.layout, place)
@@ -136,6 +136,8 @@ class ShardBuilder:
         cause: Node | None,
         build: Callable[[Place], Tensor],
     ) -> ShardedTensor:
+        """Build a shard for each place; once for places that share a device, an input and an
+        extent."""
         parts = []
         known: dict[Any, Tensor] = {}
         for place, part in zip(self.mesh.places, value.shards, strict=True):
@@ -157,8 +159,8 @@ class ShardBuilder:
         axes: Sequence[str],
         build: Callable[[list[Place], list[Tensor]], list[Tensor]],
     ) -> ShardedTensor:
-        """What `build` makes of the parts of each group along some axes of the mesh; once where the
-        places of two groups share their devices and parts."""
+        """Build the shards of each group along some mesh axes; once for groups with the same inputs
+        and extents."""
         parts: dict[Place, Tensor] = {}
         known: dict[Any, list[Tensor]] = {}
         for group in self.mesh.groups(*axes):
@@ -176,7 +178,8 @@ class ShardBuilder:
     def _with_symbolic_shape(
         self, tensor: Tensor, value: ShardedTensor, layout: Layout, place: Place
     ) -> Tensor:
-        """A part with the symbols of its size: those of pieces add up to that of the whole."""
+        """Give a shard the symbols of its extent. Sums of the symbols of extents equal the whole
+        size."""
         shape = self.local_shape(value.spec.shape, layout, place)
         if tensor.shape == shape:
             return tensor
@@ -185,14 +188,14 @@ class ShardBuilder:
         return named
 
     def _extents(self, value: ShardedTensor, layout: Layout, place: Place) -> list[ShardExtent]:
-        """The piece of each axis that a place has."""
+        """Return the extent of each axis at a place."""
         axes = zip(value.spec.shape, layout.dims, strict=True)
         return [self.partitioner.piece(size, split, place) for size, split in axes]
 
     def sent_bytes(
         self, parts: Iterable[tuple[Place, Tensor]], to: Place, cause: Node
     ) -> dict[SentTensor, int]:
-        """What a place gets of parts that are at other places."""
+        """Return the bytes of each shard that a place receives from other places."""
         there = self.device_of(cause, to) if self.mesh.sequential else to
         return {
             (part, there): self.partitioner.guess(product(part.shape)) * part.spec.dtype.itemsize

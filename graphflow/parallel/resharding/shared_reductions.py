@@ -1,5 +1,7 @@
-"""Repeats: what two expansions make alike. The gradient of an op that looks along whole rows begins
-as the op itself did, with its largest numbers and sums: those have travelled already.
+"""Value numbering for expanded ops.
+
+The gradient of an op along whole rows begins with the same maxima and sums as the op itself. Those
+were reduced over places already, so they are taken over and do not travel again.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from graphflow.passes.duplicates import key_of
 
 
 class ValueNumbering:
-    """Numbers nodes by what they make."""
+    """Finds the first of several nodes that compute the same."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, Node] = {}
         self._same: dict[Tensor, Tensor] = {}
 
     def first_equal(self, node: Node) -> Node:
-        """The first node that makes the same; it itself, if none did."""
+        """Return the first node that computes the same; the node itself if there is none."""
         if not node.op.pure:
             return node
         inputs = tuple(self._same.get(t, t) for t in node.inputs)

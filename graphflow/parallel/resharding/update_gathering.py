@@ -1,7 +1,7 @@
-"""New values of variables whose updates were made in shares: small ones are gathered together.
+"""New values of variables whose updates are computed in shards: small ones are gathered together.
 
-A share of an optimiser's state gives a share of the new value; each place needs all of it in the
-next step. Nothing in this one waits for it, so the gathers go in buckets as gradients do.
+With a sharded optimiser state, each place computes a shard of the new value, and needs all of it in
+the next step. Nothing in this step waits for it, so the gathers are bucketed as gradients are.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from graphflow.parallel.resharding.gradient_buckets import SMALL_FRACTION
 from graphflow.parallel.resharding.resharder import Resharder
 
 _Key = tuple[str, str, int]
-"""The axis of the mesh, the dtype, and where the first place has it: a stage's are apart."""
+"""The mesh axis, the dtype, and the device index of the first place: stages have buckets of their
+own."""
 
 
 class UpdateGatherer:
-    """New values on their way to variables, by the axis of the mesh and the dtype.
+    """New values on their way to variables, in buckets by mesh axis and dtype.
 
     Args:
+        resharder: builds the collectives.
         limit: bytes that are gathered at once; 0: nothing waits.
-        assign: is called with an assignment and its value, as the variable lies.
+        assign: called with an assignment and its value in the layout of the variable.
     """
 
     def __init__(
@@ -34,13 +36,15 @@ class UpdateGatherer:
         self._limit = limit
         self._assign = assign
         self._open: dict[_Key, list[tuple[Node, ShardedTensor]]] = {}
-        self._waiting: dict[_Key, int] = {}  # bytes
+        self._waiting: dict[_Key, int] = {}  # bytes of each open bucket
 
     def add(self, node: Node, value: ShardedTensor, layout: Layout) -> None:
         """Assign a value, now or when its bucket is full.
 
         Args:
-            layout: of the variable.
+            node: the assignment.
+            value: the new value.
+            layout: the layout of the variable.
         """
         axis = self._gathered_along(value, layout)
         size = self._resharder.nbytes(value.spec, layout)
@@ -57,12 +61,13 @@ class UpdateGatherer:
             self._close(key)
 
     def flush(self) -> None:
-        """Assign all that wait."""
+        """Assign all values that wait."""
         for key in list(self._open):
             self._close(key)
 
     def _gathered_along(self, value: ShardedTensor, layout: Layout) -> str | None:
-        """The one axis of the mesh along which a value is to be gathered, and nothing else."""
+        """Return the one mesh axis along which a value has to be gathered; None if more has to be
+        done."""
         pairs = zip(value.layout.dims, layout.dims, strict=True)
         moved = [(have, want) for have, want in pairs if have != want]
         if len(moved) != 1 or value.layout.partial or layout.partial:
@@ -73,6 +78,7 @@ class UpdateGatherer:
         return have.axes[-1] if all(part.spec.is_concrete for part in value.shards) else None
 
     def _close(self, key: _Key) -> None:
+        """Gather the values of a bucket, and assign them."""
         nodes, values = zip(*self._open.pop(key), strict=True)
         del self._waiting[key]
         if len(values) == 1:

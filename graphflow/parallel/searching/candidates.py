@@ -1,7 +1,7 @@
-"""Candidates: the strategies among which the search chooses, each in a few words.
+"""Candidates: the strategies among which the search chooses, as a few numbers each.
 
 loss + devices ─candidates→ one device; data × model × stages over the fastest 2, 3, … devices,
-with schedules and numbers of micro-batches
+                            with schedules and numbers of micro-batches
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.shard_strategy import Shard
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved")
-"""Schedules that are tried; GPipe stores more than 1F1B and is never sooner done."""
+"""The schedules that are tried. GPipe stores more than 1F1B and never finishes sooner."""
 MICROBATCHES_PER_STAGE = (1, 2, 4)
-"""Micro-batches that are tried, in multiples of the stages."""
+"""The numbers of micro-batches that are tried, as multiples of the stages."""
 
 Rules = Mapping[Tensor, Sequence[Any]]
 
@@ -31,14 +31,16 @@ class StrategyCandidate:
     """A strategy in numbers.
 
     Attributes:
-        devices: names, the stages' first, for each stage its data and model places.
+        devices: their names, those of the first stage first; for each stage its data and model
+            places.
         data, model, stages: devices along each axis.
-        chunks: stages that a device has.
-        schedule, microbatches: of a pipeline; "" and 1 without.
-        shared: whether each replica keeps a share of the optimiser's state only.
-        sequence: whether what tensor parallel layers leave whole is cut along the sequence.
+        chunks: stages on a device.
+        schedule, microbatches: those of a pipeline; "" and 1 without one.
+        shared: whether each replica keeps only a part of the optimiser's state.
+        sequence: whether activations that tensor-parallel layers leave whole are split along the
+            sequence.
         recompute: whether backward passes compute forward passes again.
-        of: devices that the cluster has.
+        of: the number of devices of the cluster.
     """
 
     devices: tuple[str, ...]
@@ -55,26 +57,28 @@ class StrategyCandidate:
 
     @property
     def name(self) -> str:
-        """In a few words: "data 2 × 4 stages 1f1b of 8"."""
+        """The candidate in a few words: "data 2 × 4 stages 1f1b of 8"."""
         parts = [f"data {self.data}"] * (self.data > 1) + [f"model {self.model}"] * (self.model > 1)
         if self.schedule:
             total = self.stages * self.chunks
             parts.append(f"{total} stages {self.schedule} of {self.microbatches}")
-        told = " × ".join(parts) or "one device"
+        text = " × ".join(parts) or "one device"
         if parts and len(self.devices) < self.of:
-            told += f" on {len(self.devices)} of {self.of}"
+            text += f" on {len(self.devices)} of {self.of}"
         leaner = ", state shared" * self.shared + ", sequence cut" * self.sequence
-        return told + leaner + ", recomputing" * self.recompute
+        return text + leaner + ", recomputing" * self.recompute
 
     @property
     def places(self) -> int:
-        """How many nodes there are for one of the user's, at most."""
+        """The most nodes that stand for one node of the user's."""
         return self.data * self.model * self.microbatches
 
     def takes_as_much_as(self, other: StrategyCandidate) -> bool:
-        """Whether it takes about as much memory as another, or more: it has the same stages, and
-        they have as few places or fewer, nothing of it is leaner, and its micro-batches are as
-        large or larger. Schedules of as many chunks keep as many of these."""
+        """Return True if the candidate needs about as much memory as another, or more.
+
+        It has the same stages, no more places along data and model, none of the leaner options, and
+        micro-batches as large or larger. Schedules with as many chunks store as many micro-batches.
+        """
         if self.microbatches > other.microbatches:
             return False
         if self.shared > other.shared or self.sequence > other.sequence:
@@ -85,8 +89,8 @@ class StrategyCandidate:
         return mine == theirs and self.data <= other.data and self.model <= other.model
 
     def leaner(self) -> StrategyCandidate | None:
-        """The same with less memory: with the state in shares, with more of the activations cut,
-        and then with more to compute."""
+        """Return the candidate with less memory: sharded state first, then a split sequence, then
+        recomputation. None if all are in use."""
         if self.data > 1 and not self.shared:
             return replace(self, shared=True)
         if self.model > 1 and not self.sequence:
@@ -94,10 +98,11 @@ class StrategyCandidate:
         return replace(self, recompute=True) if self.schedule and not self.recompute else None
 
     def strategy(self, rules: Rules, every: Sequence[str]) -> Any:
-        """What it is for `minimize`; None for one device.
+        """Return the strategy for `minimize`; None for one device.
 
         Args:
-            every: device of the cluster, in its order.
+            rules: the rules of tensor parallelism.
+            every: the names of the cluster's devices, in its order.
         """
         if len(self.devices) == 1:
             return None
@@ -112,6 +117,7 @@ class StrategyCandidate:
         return pipe if beside is None else pipe * beside
 
     def _inner_strategy(self, rules: Rules, devices: Sequence[str] | None) -> Any:
+        """Return the strategy within each stage; None if a stage has one device."""
         if self.model > 1:
             mesh = {"data": self.data} if self.data > 1 else {}
             batch = "data" if self.data > 1 else None
@@ -124,11 +130,11 @@ class StrategyCandidate:
 
 
 def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[StrategyCandidate]:
-    """One device, and each way to divide the fastest devices into data, model and stages.
+    """Yield one device, and each way to divide the fastest devices into data, model and stages.
 
     Args:
-        fastest: names of all devices, the fastest first.
-        rules: of `tensor_rules`; empty where no product may be cut.
+        fastest: the names of all devices, the fastest first.
+        rules: those of `tensor_rules`; empty if no product may be split.
     """
     yield StrategyCandidate(tuple(fastest[:1]), of=len(fastest))
     for count in _device_counts(len(fastest)):
@@ -149,12 +155,14 @@ def candidates(fastest: Sequence[str], rules: Rules) -> Iterator[StrategyCandida
 
 
 def _device_counts(devices: int) -> list[int]:
-    """Numbers of devices that are tried: all up to eight, then powers of two, and all there are."""
+    """Return the numbers of devices that are tried: all up to eight, then powers of two, and all
+    devices."""
     powers = {1 << i for i in range(4, devices.bit_length())}
     return sorted({*range(2, min(devices, 8) + 1), *powers, devices} - {1}, reverse=True)
 
 
 def _mesh_shapes(count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield all (data, model, stages) whose product is the number of devices."""
     for data in range(1, count + 1):
         for model in range(1, count // data + 1):
             if count % (data * model) == 0:
@@ -162,8 +170,10 @@ def _mesh_shapes(count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
-    """Column and row parallel layers by turns: the weights of a product are cut along what they
-    make, and those of the next one along what they read, so that a pair takes one sum.
+    """Return rules for column-parallel and row-parallel layers in turn.
+
+    The weight of a product is split along its outputs, that of the next product along its inputs.
+    So a pair of layers needs one sum.
 
     Source: Shoeybi et al., "Megatron-LM", 2019.
     """
@@ -174,7 +184,7 @@ def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
         if node.op.name == "matmul" and weight is not None and weight.ndim == 2:
             by_columns: tuple[str | None, ...] = (None, "model")
             by_rows = by_columns[::-1]
-            if node.attrs["transpose_b"]:  # as layers keep theirs
+            if node.attrs["transpose_b"]:  # layers store their weights transposed
                 by_columns, by_rows = by_rows, by_columns
             if node.inputs[0] in cut:
                 rules.setdefault(weight, by_rows)
@@ -190,8 +200,11 @@ def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
 
 
 def fitting_rules(rules: Rules, model: int) -> Rules:
-    """Those rules whose weights are large enough for so many pieces: ten classes over sixteen
-    devices stay whole, and the layers before them are cut all the same."""
+    """Return the rules whose weights are large enough for so many parts.
+
+    The weights of ten classes stay whole on sixteen devices, and the layers before them are still
+    split.
+    """
 
     def is_large(size: Size) -> bool:
         return isinstance(size, int) and size >= model
@@ -204,4 +217,5 @@ def fitting_rules(rules: Rules, model: int) -> Rules:
 
 
 def _is_weight(tensor: Tensor) -> bool:
+    """Return True if a tensor is a variable."""
     return tensor.node.op.name == "variable"

@@ -1,8 +1,8 @@
-"""Rough: what a strategy takes at least, and about, by closed forms, before its graph is written.
+"""Lower bounds and estimates of a candidate's step by closed forms, before its graph is written.
 
-Writing and simulating a strategy's graph takes a good part of a second; most strategies of a large
-cluster need not be, since even without what they send and wait for they would come later than one
-that was simulated.
+Writing and simulating a graph takes a good part of a second. Most candidates of a large cluster can
+be skipped: even without communication and idle time they would be slower than one that was
+simulated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import GraphProblem
 
 SLACK = 0.8
-"""A part of a step's work may take less than its share of the time, by so much: what fits in a
-cache by then."""
+"""How much less than its share of the time a part of a step may take, because it fits in a cache by
+then."""
 _ZERO_BUBBLE = 2 / 3
-"""Share of a stage's passes for which ZB-H1 waits: f + b − w of f + b + w, where these are
-alike."""
+"""The share of a stage's passes for which ZB-H1 waits: f + b − w of f + b + w, if these are
+equal."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class StepBounds:
     """What a step takes.
 
     Attributes:
-        least, about: seconds that it cannot go below, and about what it takes.
-        held: bytes that one of its devices has at least: of variables, and of their gradients or of
-            what is kept for backward passes.
+        min_seconds: a lower bound of its time.
+        seconds: an estimate of its time.
+        min_memory: a lower bound of the bytes on one of its devices: variables, and their gradients
+            or the activations kept for backward passes.
     """
 
     min_seconds: float
@@ -48,10 +49,11 @@ class StepModel:
     """A training step in a few numbers, for closed forms.
 
     Args:
-        made: the undivided step as a problem on the cluster, neighbours busy.
-        loss: what it trains.
-        rules: of tensor parallelism.
-        overhead: seconds of a step on one worker, and on two, beyond its nodes.
+        made: the undivided step as a problem on the cluster, with busy neighbours.
+        loss: the loss that it trains.
+        cluster: the cluster.
+        rules: the rules of tensor parallelism.
+        overhead: seconds of a step beyond its nodes, on one worker and on two.
     """
 
     def __init__(
@@ -79,24 +81,26 @@ class StepModel:
         self._slots = self._bytes_of_slots()
         self._gradients = self._bytes_of_gradients()
         self._kept = self._bytes_of_activations()
-        self._products = sum(  # what row-parallel products sum up, forwards and backwards
+        self._products = sum(  # bytes that row-parallel products sum over devices, in both passes
             2 * _bytes(made, node.outputs[0])
             for node in self._inside
             if node.op.name == "matmul" and rules.get(node.inputs[1], (None,))[0] == "model"
         )
 
     def _is_update(self, node: Node) -> bool:
+        """Return True if a node belongs to the update of a variable."""
         return node.op.name == "assign" or origin_of(node).op.name == "variable"
 
     def totals(self) -> list[float]:
-        """Seconds of the whole step on each device."""
+        """Return the seconds of the whole step on each device."""
         return [float(column) for column in self._seconds.sum(axis=0)]
 
     def bounds(self, candidate: StrategyCandidate, stages: Mapping[Node, int] | None) -> StepBounds:
-        """What a candidate takes.
+        """Return what a candidate takes.
 
         Args:
-            stages: of the forward pass, where it has any.
+            candidate: the candidate.
+            stages: the stage of each node of the forward pass, if there are any.
         """
         used = [self._number[name] for name in candidate.devices]
         passes, updates = self._stage_seconds(candidate, used, stages)
@@ -115,7 +119,7 @@ class StepModel:
         )
 
     def _bytes_of_slots(self) -> dict[Node, float]:
-        """Bytes beside each weight that stay: the optimiser's slots."""
+        """Return, for each weight, the bytes of the optimiser's slots."""
         slots = dict.fromkeys(self._trained, 0.0)
         for node in self._made.graph.variables:
             if node not in slots and (weight := origin_of(node)) in slots:
@@ -123,8 +127,11 @@ class StepModel:
         return slots
 
     def _bytes_of_gradients(self) -> dict[Node, float]:
-        """Bytes of the gradient of each weight that has slots and which only products read. A
-        table's gradient may be a few rows, and without slots a product is its weight's update."""
+        """Return, for each weight, the bytes of its gradient if that is surely held.
+
+        Only weights with slots that only products read count: the gradient of a table may be a few
+        rows, and without slots a product is its weight's update.
+        """
         found = {}
         for weight, slots in self._slots.items():
             inside = (n for n in self._made.graph.consumers[weight] if n in self._inside)
@@ -133,8 +140,11 @@ class StepModel:
         return found
 
     def _bytes_of_activations(self) -> dict[Node, float]:
-        """Bytes of what forward passes make of the batch and backward passes read. What follows the
-        last product may be computed as one kernel with its gradient, and is not counted."""
+        """Return, for each node, the bytes of activations that backward passes read.
+
+        Nodes after the last product do not count: they may be computed in one kernel with their
+        gradient.
+        """
         nodes, consumers = self._made.graph.nodes, self._made.graph.consumers
         repeats, fed, early = ValueNumbering(), set[Node](), set[Node]()
         first = {n: repeats.first_equal(n) for n in nodes if n in self._inside}
@@ -154,7 +164,7 @@ class StepModel:
         return found
 
     def _min_memory(self, candidate: StrategyCandidate, stages: Mapping[Node, int] | None) -> float:
-        """Of the device that has most, were all that there is of a weight cut as that is."""
+        """Return a lower bound of the bytes on the fullest device."""
         cut = {
             weight.node
             for weight, axes in fitting_rules(self._rules, candidate.model).items()
@@ -180,7 +190,8 @@ class StepModel:
     def _stage_seconds(
         self, candidate: StrategyCandidate, used: Sequence[int], stages: Mapping[Node, int] | None
     ) -> tuple[list[float], float]:
-        """Seconds that each device spends on passes, and the most that one does on updates."""
+        """Return the seconds that each device spends on passes, and the most that one spends on
+        updates."""
         beside = candidate.data * candidate.model
         columns = self._seconds[:, used]
         if stages is None:
@@ -198,7 +209,7 @@ class StepModel:
     def _communication_seconds(
         self, candidate: StrategyCandidate, used: Sequence[int], stages: Mapping[Node, int] | None
     ) -> float:
-        """Seconds of what devices send each other, nothing of it hidden."""
+        """Return the seconds of communication, with no overlap."""
         problem = self._made.problem
         pairs = np.ix_(used, used)
         latency = float(problem.latency[pairs].max())
@@ -222,11 +233,14 @@ class StepModel:
 def _stored_bytes(
     candidate: StrategyCandidate, at: int, kept: Sequence[float], gradients: float
 ) -> float:
-    """Bytes of the micro-batches that a device stores as a backward pass begins: its first one, or
-    one by which all gradients are there.
+    """Return the bytes of activations that a device holds when its first backward pass begins, or
+    when all gradients exist.
 
     Args:
-        kept: of one micro-batch, by the stages that the device has.
+        candidate: the candidate.
+        at: the stage.
+        kept: the activations of one micro-batch, for each chunk of the device.
+        gradients: the bytes of the stage's gradients.
     """
     p, m = candidate.stages, candidate.microbatches
     *before, last = kept
@@ -237,18 +251,18 @@ def _stored_bytes(
 
 
 def _is_fused(node: Node) -> bool:
-    """Whether a node may be part of a kernel with others."""
+    """Return True if a node may be part of a fused kernel."""
     return node.op.elementwise or node.op.rows is not None or node.op.alias
 
 
 def _view_source(tensor: Tensor) -> Tensor:
-    """What a tensor is only another view of, or may be by the time it is read."""
+    """Return the tensor of which another one is, or may become, a view."""
     while tensor.node.op.alias or tensor.node.op.name == "permute_dims":
         tensor = tensor.node.inputs[0]
     return tensor
 
 
 def _bytes(made: GraphProblem, tensor: Tensor) -> float:
-    """Bytes of a tensor of the step."""
+    """Return the bytes of a tensor of the step."""
     spec = made.specs.get(tensor)
     return 0.0 if spec is None else float(nbytes(spec))

@@ -1,4 +1,4 @@
-"""Measuring: the best strategies of a search, run for a few steps on the cluster that is there."""
+"""Measure the best strategies of a search on the cluster itself, for a few steps each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS_PER_ROUND = 2
 
 
 def _open_trial_session(cluster: Cluster) -> Session:
-    """A session whose steps workers do not count as anybody's."""
+    """Open a session that workers do not count as a user's."""
     before = is_trial.set(True)
     try:
         return Session(cluster, trial=False)
@@ -38,17 +38,20 @@ def measure_best(
     cluster: Cluster,
     feeds: Mapping[Tensor, Any],
 ) -> list[CandidateResult]:
-    """What was tried, the best with what their steps really take.
+    """Return the results, the best ones with measured seconds.
 
-    They take turns, so that what else the machine does is the same for all; the lower quartile
+    Candidates take turns, so that other load on the machine is the same for all. The lower quartile
     counts.
 
     Args:
-        count: how many.
-        trained: the fetches of a step with a strategy.
+        tried: the results.
+        count: how many candidates are measured.
+        trained: returns the fetches of a step with a strategy.
+        cluster: the cluster.
+        feeds: the arrays that are fed.
 
     Raises:
-        SessionError: the cluster is hypothetical, or not there.
+        SessionError: the cluster is hypothetical, or not reachable.
     """
     possible = sorted((t for t in tried if t.simulated and not t.why_not), key=lambda t: t.seconds)
     chosen = possible[:count]

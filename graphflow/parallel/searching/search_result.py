@@ -1,4 +1,4 @@
-"""Found: what a search over strategies tried, to be printed; and the best of it, to be used."""
+"""The results of a search, to be printed; and the best of them, to be used as a strategy."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVaria
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_SHOWN = 10
-"""Strategies that were not simulated, and are printed."""
+"""The most candidates without simulation that are printed."""
 SAME_TIME = 1.03
-"""Seconds that are apart by less than this factor are the same: predictions of a model's strategies
-are off by more than that from one to the next, and a measured step is from run to run."""
+"""Times that differ by less than this factor count as equal. Predictions for one model differ by
+more than that from one strategy to the next, and so do measured steps from run to run."""
 
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """A strategy, and what the simulator says of it.
+    """A strategy, and what the simulator predicts of it.
 
     Attributes:
-        name: in a few words.
-        strategy: None for one device.
-        seconds: of a step; infinite if it cannot be.
-        memory: bytes of the device that needs most; 0 where it was not simulated.
-        why_not: why it cannot be, or "".
-        simulated: whether its graph was written and simulated; else `seconds` is by closed forms,
-            and it would not have been the best, or the search had done enough.
-        measured: seconds of a step on the cluster, where `auto` was told to measure.
-        devices: over how many.
-        sent: bytes that these send each other in a step; 0 where it was not simulated.
+        name: the strategy in a few words.
+        strategy: the strategy; None for one device.
+        seconds: the seconds of a step; infinite if it cannot run.
+        memory: the bytes of the fullest device; 0 if it was not simulated.
+        why_not: why it cannot run, or "".
+        simulated: whether its graph was written and simulated. Otherwise `seconds` is by closed
+            forms: it would not have been the best, or the search had done enough.
+        measured: the measured seconds of a step on the cluster, if `auto` was asked to measure.
+        devices: the number of devices.
+        sent: the bytes that these send each other in a step; 0 if it was not simulated.
     """
 
     name: str
@@ -56,27 +56,28 @@ class CandidateResult:
 
     @property
     def key(self) -> tuple[bool, bool, bool, float]:
-        """Less is faster: what was measured counts before what was simulated, and that before what
-        is roughly known."""
+        """The sort key: measured results come before simulated ones, and these before estimates;
+        then the seconds."""
         return *self.confidence, self.best_seconds
 
     @property
     def confidence(self) -> tuple[bool, bool, bool]:
-        """How well the seconds are known: less is better."""
+        """How well the seconds are known; less is better."""
         return bool(self.why_not), not self.simulated, self.measured is None
 
     @property
     def best_seconds(self) -> float:
-        """Seconds of a step, as well as they are known."""
+        """The seconds of a step, measured if they were measured."""
         return self.seconds if self.measured is None else self.measured
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Search:
-    """What was tried, the fastest first. It is a strategy itself: the best one. Print it.
+    """The results of a search, the fastest first. It is a strategy itself: the best one. Print it.
 
     Attributes:
-        device: what one device would be: the fastest.
+        tried: the results.
+        device: the fastest device, which one device would be.
     """
 
     tried: tuple[CandidateResult, ...]
@@ -85,8 +86,8 @@ class Search:
 
     @cached_property
     def best(self) -> CandidateResult:
-        """What a step takes the least time with; of several that cannot be told apart the simplest,
-        over the fewest devices, and then that which sends least."""
+        """The fastest result; among those within 3 %, the one with the fewest devices, and then the
+        one that sends least."""
         first = self.tried[0]
         alike = [
             t
@@ -96,7 +97,8 @@ class Search:
         return first if first.why_not else min(alike, key=lambda t: (t.devices, t.sent))
 
     def _best_strategy(self, cluster: Cluster) -> Shard | Pipeline:
-        """The best strategy; on a cluster of one device, where all is checked, all of it there."""
+        """Return the best strategy. On a cluster of one device, where steps are checked, all of it
+        is there."""
         found = self.best.strategy
         if found is None:
             found = Shard(mesh={"one": 1}, devices=[self.device])
@@ -115,11 +117,11 @@ class Search:
         known: Mapping[Node, ShardedVariable] | None = None,
         fed: Mapping[str, int] | None = None,
     ) -> ShardedGraph:
-        """As the best strategy does."""
+        """Partition a graph as the best strategy does."""
         return self._best_strategy(cluster).divide(graph, cluster, known, fed)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
-        """What the best strategy makes of some fetches. Print it."""
+        """Return what the best strategy makes of some fetches. Print it."""
         return report_of(self, fetches, cluster)
 
     def __mul__(self, other: Any) -> NoReturn:
@@ -137,6 +139,7 @@ class Search:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the printed table."""
         width = max(len(each.name) for each in self.tried)
         one = next((t.seconds for t in self.tried if t.strategy is None), inf)
         rough = [each for each in self.tried if not each.simulated and not each.why_not]
@@ -160,7 +163,7 @@ class Search:
             yield f"chosen: {self.best.name}{self._why()}"
 
     def _why(self) -> str:
-        """Why it was chosen, against the fastest of the others."""
+        """Explain why the best strategy was chosen and not the fastest of the others."""
         best, first = self.best, self.tried[0]
         if best is not first:
             more = f"{first.devices} devices instead of {best.devices}"

@@ -1,4 +1,4 @@
-"""The batch: which placeholders of a graph hold samples along their first axis."""
+"""Which placeholders of a graph hold the batch, that is samples along their first axis."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from graphflow.strategy import strategy_of
 
 
 def batch_placeholders(graph: Graph, wanted: Sequence[Tensor | str] | None = None) -> list[Tensor]:
-    """The placeholders that hold the batch: those whose first axis has the size that most have,
-    where there are symbols the one that most have.
+    """Return the placeholders that hold the batch.
+
+    By default these are the placeholders whose first axis has the size that most have; if sizes are
+    symbolic, the symbol that most have.
 
     Args:
-        wanted: placeholders, or their names, where the user says which; of placeholders those that
-            the graph does not have are left out.
+        graph: the graph.
+        wanted: the placeholders, or their names, if the user names them. Placeholders that are not
+            in the graph are left out.
 
     Raises:
-        ShardingError: in a step of training there is none (of those wanted), or two sizes that as
-            many have, or `wanted` names what is not there; `wanted` is no list of them.
+        ShardingError: in a training step there is no such placeholder; or two sizes are equally
+            common; or `wanted` names what is not there, or is no list.
     """
     every = {graph.names[node]: node.outputs[0] for node in graph.placeholders}
     if wanted is not None:
@@ -40,16 +43,21 @@ def batch_placeholders(graph: Graph, wanted: Sequence[Tensor | str] | None = Non
     (size, most), *others = sizes.most_common(2) or [(0, 0)]
     if not most or (others and others[0][1] == most):
         if strategy_of(graph) is None:
-            return []  # a reset of a counter, a fetch of weights: each place has all of it
-        told = ", ".join(f"{name!r} {t.shape}" for name, t in every.items()) or "none"
+            return []  # for example a fetch of weights: whole at each place
+        names = ", ".join(f"{name!r} {t.shape}" for name, t in every.items()) or "none"
         raise ShardingError(
-            f"which placeholders hold the batch? There are {told}; say it, batch=[x, y], or give "
+            f"which placeholders hold the batch? There are {names}; say it, batch=[x, y], or give "
             "the batch one name: gf.placeholder('float32', ('batch', 784))"
         )
     return [t for t, first in firsts if first == size]
 
 
 def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> None:
+    """Refuse a `batch=` argument that is no list of placeholders or names.
+
+    Raises:
+        ShardingError: see above.
+    """
     if (
         isinstance(wanted, str)
         or not isinstance(wanted, Sequence)
@@ -57,7 +65,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
         or not all(isinstance(each, Tensor | str) for each in wanted)
     ):
         raise ShardingError(
-            f"batch is a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
+            f"batch must be a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
         )
     for each in wanted:
         if isinstance(each, Tensor) and (each.node.op.name != "placeholder" or not each.ndim):
@@ -70,6 +78,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
 
 
 def _unknown_placeholder_error(named: object, every: Mapping[str, Tensor]) -> ShardingError:
+    """Return the error of a batch that names a placeholder which the step does not have."""
     return ShardingError(
         f"batch names {named!r}, but the training step has no such placeholder; there are "
         f"{', '.join(map(repr, every)) or 'none'}"
@@ -77,7 +86,8 @@ def _unknown_placeholder_error(named: object, every: Mapping[str, Tensor]) -> Sh
 
 
 def equal_sizes(graph: Graph) -> dict[Size, Size]:
-    """For each symbolic size the number, or else the first of those, that ops need it to be."""
+    """Map each symbolic size to the number, or else the first symbol, that ops require it to
+    equal."""
     found: dict[Size, Size] = {}
 
     def first(size: Size) -> Size:

@@ -1,9 +1,12 @@
-"""Nodes that hold bodies: each place runs a body of its own, on the pieces that it has.
+"""Nodes that hold bodies (call, cond, scan, while_loop): each place runs a body on its own shards.
 
-A body is cut as its operands are, if nothing has to travel inside it: a recurrent network over a
-batch, say, whose weights' gradients are sums that each place carries along for itself. A call that
-needs an exchange is put in the place of what it holds; a loop or a branch gets its operands whole
-along those axes of the mesh that ask for one: replicas keep their shares where weights are cut.
+A body is partitioned as its operands are, if no communication is needed inside it. A recurrent
+network over a split batch is an example: each place carries its partial sums of the weights'
+gradients along.
+
+If a call would need communication, its body is written in its place. A loop or a branch instead
+gets its operands whole along the mesh axes that would need it. So replicas keep their shards even
+if weights in the body are split.
 """
 
 from __future__ import annotations
@@ -28,16 +31,18 @@ from graphflow.parallel.sharding.emitter import Emitter
 from graphflow.parallel.sharding.propagation import propagate
 
 MAX_ROUNDS = 6
-"""Times that a loop's body is cut anew because what it carries comes back in another layout."""
+"""The most times that a loop's body is partitioned anew because a carried value came back in
+another layout."""
 Layouts = list[Layout]
 
 
 class NeedsCommunication(GraphflowError):
-    """Something would have to travel inside a body."""
+    """A body would need communication between places."""
 
 
 class LocalResharder(Resharder):
-    """Moves within a place only, each where the node is whose body it is."""
+    """A resharder that works within each place only. Nodes are on the device of the node that holds
+    the body."""
 
     def __init__(self, resharder: Resharder, node: Node) -> None:
         super().__init__(resharder.mesh, resharder.partitioner)
@@ -64,7 +69,7 @@ class LocalResharder(Resharder):
 
 
 def emit_control(emitter: Emitter, node: Node) -> None:
-    """Write a node that holds bodies, as much in pieces as it can be."""
+    """Write a node that holds bodies, with as much of it split as possible."""
     call = node.op.name == "call"
     for axes in _kept_axis_sets(emitter, node):
         work = _ControlEmitter(emitter, node, axes)
@@ -92,8 +97,11 @@ def emit_control(emitter: Emitter, node: Node) -> None:
 
 
 def _kept_axis_sets(emitter: Emitter, node: Node) -> Iterator[frozenset[str]]:
-    """Axes of the mesh along which operands may stay cut: all, then all but one, …; none is left
-    out where that brings the fewest bytes together."""
+    """Yield sets of mesh axes along which operands may stay split: all axes, then all but one, and
+    so on.
+
+    Among sets of one size, the set that gathers the fewest elements comes first.
+    """
     values = [emitter.values[t] for t in node.inputs]
     cut = sorted({axis for v in values for d in v.layout.dims for axis in d.axes})
 
@@ -107,7 +115,8 @@ def _kept_axis_sets(emitter: Emitter, node: Node) -> Iterator[frozenset[str]]:
 
 
 def _accumulated_carries(body: Body, carries: int) -> dict[int, Tensor]:
-    """What a loop adds to those of its carried values with which it does nothing else."""
+    """Return, by number, what a loop adds to those carried values with which it does nothing
+    else."""
     found: dict[int, Tensor] = {}
     for i, (node, result) in enumerate(zip(body.inputs, body.outputs[:carries], strict=False)):
         own, last = node.outputs[0], result.node
@@ -119,10 +128,12 @@ def _accumulated_carries(body: Body, carries: int) -> dict[int, Tensor]:
 
 
 class _ControlEmitter:
-    """A node that holds bodies, on its way through an emitter.
+    """Writes one node that holds bodies.
 
     Args:
-        axes: of the mesh, along which operands stay cut.
+        emitter: the emitter of the graph that the node is in.
+        node: the node.
+        axes: the mesh axes along which operands stay split.
     """
 
     def __init__(self, emitter: Emitter, node: Node, axes: frozenset[str] = frozenset()) -> None:
@@ -132,15 +143,17 @@ class _ControlEmitter:
         self.node = node
         self.places = emitter.mesh.places
 
-    # Ways -----------------------------------------------------------------------------------------
+    # Kinds of nodes -------------------------------------------------------------------------------
 
     def call(self) -> None:
+        """Write a call with a body for each place."""
         values = self._operands()
         body: Body = self.node.attrs["body"]
         bodies, layouts = self._partition_body(body, [v.layout for v in values])
         self._write(values, [{"body": b} for b in bodies], layouts)
 
     def cond(self) -> None:
+        """Write a branch with bodies for each place, whose results have one layout in both."""
         pred, *values = self._operands()
         if pred.layout != whole(0):
             raise NeedsCommunication("the predicate is not whole")
@@ -156,6 +169,7 @@ class _ControlEmitter:
         self._write([pred, *values], attrs, layouts)
 
     def scan(self) -> None:
+        """Write a scan with a body for each place."""
         attrs = self.node.attrs
         counted = int(attrs.get("counted", False))
         carries, items = attrs["carries"], attrs["items"]
@@ -184,6 +198,7 @@ class _ControlEmitter:
         self._write(values, [{"body": b} for b in bodies], layouts)
 
     def while_loop(self) -> None:
+        """Write a loop with a body and a test for each place."""
         attrs = self.node.attrs
         states = attrs["states"]
 
@@ -205,7 +220,7 @@ class _ControlEmitter:
         self._write(values, both, layouts)
 
     def whole(self) -> None:
-        """The node at each place, with whole operands."""
+        """Write the node at each place with whole operands."""
         values = [
             self.resharder.convert(
                 self.emitter.values[t], whole(t.ndim), self.node, user_name(t.node)
@@ -216,7 +231,7 @@ class _ControlEmitter:
         self._write(values, [{} for _ in self.places], layouts)
 
     def inline(self) -> None:
-        """What a call holds, in its place."""
+        """Write the nodes of a call's body in the place of the call."""
         body: Body = self.node.attrs["body"]
         known = self.emitter.values
         inner = [t for n in body.graph.nodes for t in n.outputs]
@@ -228,10 +243,10 @@ class _ControlEmitter:
         for own, result in zip(self.node.outputs, body.outputs, strict=True):
             known[own] = known[result]
 
-    # Parts ----------------------------------------------------------------------------------------
+    # Bodies and operands --------------------------------------------------------------------------
 
     def _operands(self) -> list[ShardedTensor]:
-        """The operands as they are along the axes that stay, sums made."""
+        """Return the operands, split along the axes that stay, with sums completed."""
         found = []
         for tensor in self.node.inputs:
             value = self.emitter.values[tensor]
@@ -240,6 +255,7 @@ class _ControlEmitter:
         return found
 
     def _kept_split(self, split: AxisSplit) -> AxisSplit:
+        """Return the split along the leading mesh axes that stay."""
         count = len(list(takewhile(self.axes.__contains__, split.axes)))
         return split.keep_first(count)
 
@@ -251,9 +267,22 @@ class _ControlEmitter:
         carries: int,
         inside: Callable[[Sequence[ShardedTensor]], Layouts],
     ) -> tuple[list[ShardedTensor], list[Body], Layouts]:
-        """A loop's bodies, the operands carried being in the layouts in which they come back."""
+        """Partition a loop's body until every carried value comes back in the layout that it went
+        in with.
+
+        Args:
+            first: the number of the first carried operand.
+            carries: how many values are carried.
+            inside: maps operands to the layouts of the body's inputs.
+
+        Returns:
+            The operands, a body for each place, and the layouts of the results.
+
+        Raises:
+            NeedsCommunication: layouts do not settle in `MAX_ROUNDS` rounds.
+        """
         added = _accumulated_carries(body, carries)
-        if added:  # sums are carried as what is added to them comes
+        if added:  # carry sums in the layout of their addends
             outputs = [added.get(i, t) for i, t in enumerate(body.graph.outputs)]
             _, layouts = self._partition_body(replace(body, graph=Graph(outputs)), inside(values))
             for i in [i for i in added if layouts[i].partial]:
@@ -273,8 +302,11 @@ class _ControlEmitter:
     def _convert_carry(
         self, value: ShardedTensor, layout: Layout, resharder: Resharder | None = None
     ) -> ShardedTensor:
-        """A value in pieces; where sums are made later, at the first place of each group only,
-        zeros at others."""
+        """Convert a carried value to a layout without communication.
+
+        For a sum that is completed after the loop, the first place of each group keeps the value;
+        the others start with zeros.
+        """
         resharder = resharder or self.resharder
         if any(p not in layout.partial for p in value.layout.partial):
             raise NeedsCommunication("a sum is needed")
@@ -294,13 +326,14 @@ class _ControlEmitter:
     def _partition_body(
         self, body: Body, layouts: Layouts, wanted: Layouts | None = None
     ) -> tuple[list[Body], Layouts]:
-        """A body for each place, and the layouts of its results.
+        """Return a body for each place, and the layouts of its results.
 
         Args:
-            wanted: layouts of the results; default: those that they come in.
+            layouts: the layouts of the body's inputs.
+            wanted: the layouts of the results; default: the layouts in which they come.
 
         Raises:
-            Communicates: something would have to travel.
+            NeedsCommunication: the body would need communication.
         """
         resharder = LocalResharder(self.resharder, self.node)
         given = {n.outputs[0]: at for n, at in zip(body.inputs, layouts, strict=True)}
@@ -326,6 +359,7 @@ class _ControlEmitter:
         return bodies, [value.layout for value in results[: body.results]]
 
     def _parameter(self, node: Node, layout: Layout, place: Place) -> Node:
+        """Return the parameter of a body at a place."""
         spec = node.specs[0]
         shape = self.resharder.local_shape(spec.shape, layout, place)
         return make_parameter(TensorSpec(shape, spec.dtype), node.name)
@@ -336,7 +370,7 @@ class _ControlEmitter:
         attrs: Sequence[dict[str, Any]],
         layouts: Sequence[Layout],
     ) -> None:
-        """The node at each place."""
+        """Write the node at each place."""
         made: list[tuple[Tensor, ...]] = []
         for number, place in enumerate(self.places):
             inputs = tuple(value.shards[number] for value in values)

@@ -1,4 +1,5 @@
-"""Meetings: ops whose shards begin with their own pieces, tell each other a little, and finish."""
+"""Ops that shards finish together: each computes on its shard, tells the others a little, and
+finishes."""
 
 from __future__ import annotations
 
@@ -14,18 +15,25 @@ from graphflow.parallel.resharding.resharder import Resharder
 from graphflow.parallel.sharding.rules import ShardingRule
 
 
-def emit_meeting(
+def emit_exchange(
     resharder: Resharder,
     node: Node,
     rule: ShardingRule,
     split: AxisSplit,
     inputs: Sequence[tuple[Tensor, ...]],
 ) -> list[tuple[Tensor, ...]]:
-    """The outputs of a node at each place, made in a meeting along its letter.
+    """Write a node whose shards exchange intermediate results along one letter
+    (`Sharding.exchange`).
 
     Args:
-        split: of that letter.
-        inputs: their parts.
+        resharder: records the exchange.
+        node: the node.
+        rule: its rule.
+        split: the split of the letter.
+        inputs: for each input, its shards by place.
+
+    Returns:
+        For each place, the outputs.
     """
     exchange, mesh = rule.sharding.exchange, resharder.mesh
     assert exchange is not None
@@ -46,21 +54,21 @@ def emit_meeting(
     for place in mesh.places:
         group = mesh.group(place, axis)
         at = group.index(place)
-        heard = {"before": group[:at], "after": group[at + 1 :], "all": group}[exchange.senders]
-        kept, told = begun[place][0], [begun[other][1] for other in heard]
-        for other, tensors in zip(heard, told, strict=True):
+        senders = {"before": group[:at], "after": group[at + 1 :], "all": group}[exchange.senders]
+        kept, received = begun[place][0], [begun[other][1] for other in senders]
+        for other, tensors in zip(senders, received, strict=True):
             sent |= resharder.sent_bytes([(other, t) for t in tensors], place, node)
         key = (
-            (resharder.device_index(node, place), kept, tuple(told))
+            (resharder.device_index(node, place), kept, tuple(received))
             if mesh.sequential
             else ("end", place)
         )
         if key not in known:
             with resharder.on_device(place, node):
-                known[key] = exchange.combine(node.op, kept, told, **attrs)
+                known[key] = exchange.combine(node.op, kept, received, **attrs)
         outputs.append(known[key])
     CommunicationLog(resharder, node, user_name(node))("meeting", (axis,), sent)
     return outputs
 
 
-__all__ = ["emit_meeting"]
+__all__ = ["emit_exchange"]

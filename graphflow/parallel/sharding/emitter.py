@@ -29,7 +29,7 @@ from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import user_name
 from graphflow.parallel.resharding.resharder import Resharder
 from graphflow.parallel.resharding.shared_reductions import ValueNumbering
-from graphflow.parallel.sharding.cross_shard_ops import emit_meeting
+from graphflow.parallel.sharding.cross_shard_ops import emit_exchange
 from graphflow.parallel.sharding.input_conversion import InputConverter
 from graphflow.parallel.sharding.local_nodes import emit_local
 from graphflow.parallel.sharding.partial_sums import PartialSums
@@ -118,7 +118,7 @@ class Emitter:
         exchange = rule.sharding.exchange
         if exchange is not None and exchange.letter in choice.splits:
             split = choice.splits[exchange.letter]
-            outputs = emit_meeting(self.resharder, node, rule, split, inputs.shards)
+            outputs = emit_exchange(self.resharder, node, rule, split, inputs.shards)
         else:
             outputs = emit_local(self.resharder, node, choice, inputs)
         self._store_outputs(node, choice, outputs)

@@ -49,7 +49,8 @@ class InputConverter:
         self._widened: dict[tuple[Tensor, Layout], ShardedTensor] = {}
 
     def convert_inputs(self, node: Node, choice: SplitChoice) -> LocalInputs:
-        """Each input's parts, in the layout asked for; and what of windows each place has."""
+        """Convert a node's inputs to the layouts of its choice; fetch halos along letters with
+        windows."""
         ranges: list[Ranges] = [{} for _ in self._resharder.mesh.places]
         if choice.input_layouts is None:
             choice.input_layouts = [self._input_layout(choice, i) for i in range(len(node.inputs))]
@@ -64,8 +65,11 @@ class InputConverter:
         return LocalInputs(parts, ranges)
 
     def convert_input(self, tensor: Tensor, target: Layout, node: Node) -> ShardedTensor:
-        """A tensor in another layout. Of one that was made wider (real numbers that became
-        complex), what it was made of travels."""
+        """Return a tensor in another layout.
+
+        If the tensor is the conversion of a narrower dtype (real to complex), the narrower tensor
+        travels and each place converts it again.
+        """
         value = self._values[tensor]
         source = tensor.node.inputs[0] if tensor.node.op.name == "astype" else tensor
         before = self._values.get(source, value)
@@ -86,7 +90,7 @@ class InputConverter:
         return moved or self._resharder.convert(value, target, node, user_name(tensor.node))
 
     def _input_layout(self, choice: SplitChoice, i: int) -> Layout:
-        """How an input is to lie."""
+        """Return the layout that a choice asks for of input number `i`."""
         dims = tuple(
             choice.rule.split(choice.splits.get(letter, WHOLE), i, axis)
             for axis, letter in enumerate(choice.rule.inputs[i])
@@ -99,7 +103,7 @@ class InputConverter:
     def _convert_windowed(
         self, node: Node, choice: SplitChoice, ranges: list[Ranges]
     ) -> list[tuple[Tensor, ...]]:
-        """The parts of inputs of which some go along in windows, which `ranges` then holds."""
+        """Convert inputs of which some are read in windows. Fill in `ranges`."""
         rule, splits = choice.rule, choice.splits
         assert choice.input_layouts is not None
         parts: list[tuple[Tensor, ...]] = []
@@ -118,7 +122,8 @@ class InputConverter:
     def _window_axes(
         self, node: Node, rule: ShardingRule, i: int, splits: Mapping[str, AxisSplit]
     ) -> list[tuple[int, str]]:
-        """Axes of an input, and their letters, along which windows go and places have a part."""
+        """Return (axis, letter) of an input's axes that windows go along and that places have a
+        part of."""
         tensor, sharding = node.inputs[i], rule.sharding
         if i not in sharding.windowed:
             return []
@@ -132,8 +137,8 @@ class InputConverter:
         ]
 
     def _needs_part(self, rule: ShardingRule, letter: str, size: Any, split: AxisSplit) -> bool:
-        """Whether results that stay whole see a part only of an axis that is cut: that travels, and
-        not the whole axis."""
+        """Return True if a whole result reads only a part of a split axis. Then that part travels,
+        and not the whole axis."""
         assert rule.sharding.needs is not None
         if not split or split.outer != 1:
             return False
@@ -152,7 +157,7 @@ class InputConverter:
         value: ShardedTensor,
         ranges: list[Ranges],
     ) -> ShardedTensor:
-        """The input with, at each place, what the windows of its outputs see along an axis."""
+        """Return the input with, at each place, the range along axis `d` that its outputs read."""
         assert rule.sharding.needs is not None
         wanted = []
         for place, own in zip(self._resharder.mesh.places, ranges, strict=True):
@@ -172,11 +177,13 @@ def _keep_window_splits(
     have: Layout,
     splits: Mapping[str, AxisSplit],
 ) -> None:
-    """Axes with windows stay as they are, and halos are brought; where that cannot be, the whole
-    axis is. In place."""
+    """Leave axes with windows in the layout that they have, so that only halos travel. In place.
+
+    An axis is made whole if neighbours along its mesh axis would differ in another window too, or
+    if its mesh axis is already used.
+    """
     for d, _ in windows:
-        # Neighbours along an axis of the mesh that is to cut another window have other rows of that
-        # one by then.
+        # A mesh axis that splits another window is taken: its neighbours differ in that window.
         taken = {a for e, letter in windows if e != d for a in splits.get(letter, WHOLE).axes}
         split = have.dims[d]
         stays = bool(split) and split.outer == 1 and not taken & set(split.axes)

@@ -31,7 +31,11 @@ def emit_local(
     choice: SplitChoice,
     inputs: LocalInputs,
 ) -> list[tuple[Tensor, ...]]:
-    """The op at each place; once where places share device and inputs."""
+    """Write a node at each place; once for places that share a device and inputs.
+
+    If a node with the same choice was written before, places copy that one: inferring shapes again
+    would dominate the time that partitioning takes.
+    """
     rule, splits = choice.rule, choice.splits
     found: list[tuple[Tensor, ...]] = []
     known: dict[Any, tuple[Tensor, ...]] = {}
@@ -54,7 +58,7 @@ def emit_local(
                     known[key] = _build_local(
                         resharder, node, rule, own, pieces, splits, place, inputs.ranges[number]
                     )
-                if rule.sharding.build is None:  # else it is made of other nodes
+                if rule.sharding.build is None:  # else the shard consists of other nodes
                     choice.templates[number] = known[key][0].node
         found.append(known[key])
     return found
@@ -63,7 +67,7 @@ def emit_local(
 def _copy_template(
     resharder: Resharder, pattern: Node, inputs: tuple[Tensor, ...], node: Node, place: Place
 ) -> Node:
-    """What stands for a node at a place, where something like it stands already."""
+    """Copy a node that was written at the same place for a like node."""
     at, device = resharder.sites(node)[resharder.mesh.index_of(place)]
     return pattern.copy_for(inputs, at + node.name, device, node)
 
@@ -78,6 +82,12 @@ def _build_local(
     place: Place,
     ranges: Ranges,
 ) -> tuple[Tensor, ...]:
+    """Build the op at a place, with local sizes; by the rule's own function, if it has one.
+
+    Raises:
+        GraphflowError: the op refuses its local inputs. The message names the shard and the user's
+            line.
+    """
     attrs = dict(node.attrs)
     try:
         if rule.sharding.build is not None and (ranges or any(s for s in splits.values())):
@@ -108,7 +118,7 @@ def _local_shapes(
     splits: Mapping[str, AxisSplit],
     place: Place,
 ) -> tuple[Shape, ...]:
-    """The shapes of a node's outputs at a place."""
+    """Return the shapes of a node's outputs at a place."""
     first = len(node.inputs)
     return tuple(
         tuple(

@@ -1,5 +1,7 @@
-"""Tensors that hold others side by side: gates; queries, keys and values. A slice that takes one of
-them, and the pad that puts its gradient back, go along with a piece of each, and nothing travels.
+"""Axes that hold several tensors side by side: gates of an LSTM; queries, keys and values.
+
+A slice that takes one of the tensors, and the pad that puts its gradient back, keep a shard of each
+tensor. So nothing travels.
 
     x (…, 3·d) → x[…, :d], x[…, d:2·d], x[…, 2·d:]     a shard has a piece of each third of x
 """
@@ -18,11 +20,17 @@ from graphflow.ops.sharding.rules import ShardView, equation, letters, make
 
 Readers = Mapping[Tensor, Sequence[Node | None]]
 MAX_SLICES = 64
-"""Stretches of a tensor that are looked at."""
+"""The most slices of one tensor that are looked at."""
 
 
 class PackedSegment(NamedTuple):
-    """One of those that stand side by side along an axis: its number, and the lengths of all."""
+    """One of several tensors along an axis.
+
+    Attributes:
+        axis: the axis.
+        number: the position of the segment.
+        lengths: the relative lengths of all segments.
+    """
 
     axis: int
     number: int
@@ -30,13 +38,14 @@ class PackedSegment(NamedTuple):
 
     @property
     def outer(self) -> Outer:
+        """The number of segments; if they differ in length, their lengths."""
         alike = len(set(self.lengths)) == 1
         return len(self.lengths) if alike else self.lengths
 
 
 def segment_of_slice(node: Node, readers: Readers) -> PackedSegment | None:
-    """The stretch that a slice takes, as all slices of the tensor together have it; a pad undoes
-    such a slice."""
+    """Return the segment that a slice takes, given all slices of the tensor; or that a pad puts
+    back. None if the slices do not divide the axis into segments."""
     if node.op.name == "pad":
         taken = node.origin
         if taken is None or taken.op.name != "slice" or node.attrs["value"] != 0:
@@ -63,7 +72,7 @@ def segment_of_slice(node: Node, readers: Readers) -> PackedSegment | None:
 
 
 def _window(node: Node) -> tuple[int, int, int] | None:
-    """The axis along which a slice is smaller, where it starts and stops."""
+    """Return (axis, start, stop) of a slice along one axis; None for any other slice."""
     (x,), attrs = node.inputs, node.attrs
     every = zip(x.shape, attrs["start"], attrs["size"], attrs["step"], strict=True)
     cut = [
@@ -79,13 +88,15 @@ def _window(node: Node) -> tuple[int, int, int] | None:
 
 
 def segment_rule(node: Node, stretch: PackedSegment, windows: Sharding) -> Sharding:
-    """The rule by which a slice or pad goes along with pieces of all stretches.
+    """Return the rule by which a slice or pad keeps a shard of every segment.
 
     Args:
-        windows: its op's own rule.
+        node: a slice or a pad.
+        stretch: the segment.
+        windows: the op's own rule.
     """
     axis, number, lengths = stretch
-    whole = 0 if node.op.name == "slice" else 1  # of input and output
+    whole = 0 if node.op.name == "slice" else 1  # which of input and output is the packed tensor
     before = sum(lengths[:number])
     names = letters(node.inputs[0].ndim)
     own = [c if c in windows.equation and c not in windows.windows else "." for c in names]

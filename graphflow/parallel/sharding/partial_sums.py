@@ -45,7 +45,10 @@ class PartialSums:
         self._buckets.flush_tensor(tensor)
 
     def add_output(self, tensor: Tensor, node: Node) -> None:
-        """Let a partial sum wait for others, if whoever reads it needs the sum."""
+        """Let a partial sum wait in a bucket, if its readers need the sum.
+
+        A sum does not wait if its only reader can pass it on as a partial sum.
+        """
         readers = self._readers.get(tensor, [])
         if readers and all(reader is None for reader in readers):
             self._buckets.add_fetched(tensor, node)
@@ -56,17 +59,21 @@ class PartialSums:
         alone = readers[0] if len(set(readers)) == 1 else None
         if sums and alone is not None and self._passes_partials(alone, tensor):
             return
-        wish = self._preferred.get(tensor)
+        target = self._preferred.get(tensor)
         partial = {axis for axis, _ in found}
-        cut = wish is not None and partial & wish.axes()
-        self._buckets.add(tensor, node, wish if cut else None)
+        cut = target is not None and partial & target.axes()
+        self._buckets.add(tensor, node, target if cut else None)
 
     def reduce_inputs(self, node: Node) -> None:
-        """Exchange the sums that a node reads; those over turns that a device took, for a reader on
-        another one, are made where the turns were: it is sent one tensor, and not each turn's."""
+        """Complete the sums that a node reads, as far as they wait or would be sent micro-batch by
+        micro-batch.
+
+        A sum over micro-batches of one device, for a reader on another device, is made before it is
+        sent. So one tensor travels, and not one for each micro-batch.
+        """
         for tensor in node.inputs:
             layout = self._values[tensor].layout
-            if layout.partial:  # only such wait
+            if layout.partial:  # only partial sums wait
                 self._buckets.flush_tensor(tensor)
                 layout = self._values[tensor].layout
             if not layout.partial:
@@ -80,6 +87,7 @@ class PartialSums:
                 self._values[tensor] = value
 
     def _is_elsewhere(self, tensor: Tensor, reader: Node) -> bool:
+        """Return True if a reader is on another device than the tensor, at any place."""
         return any(
             self._resharder.device_index(tensor.node, place)
             != self._resharder.device_index(reader, place)
@@ -87,7 +95,12 @@ class PartialSums:
         )
 
     def _passes_partials(self, reader: Node, tensor: Tensor, depth: int = 8) -> bool:
-        """Whether a reader may hand a partial sum on: it renames numbers, or adds others such."""
+        """Return True if a reader can pass a partial sum on: it moves elements, or adds other
+        partial sums.
+
+        Args:
+            depth: nodes that are looked through to see whether the other operands are partial sums.
+        """
         if reader.op.name in ("assign", "group") or is_control(reader.op):
             return False
         sharding = rule_of(reader).sharding
@@ -97,7 +110,7 @@ class PartialSums:
         return sharding.view or all(self._may_be_partial(t, depth - 1) for t in others)
 
     def _may_be_partial(self, tensor: Tensor, depth: int) -> bool:
-        """Whether a tensor is a partial sum, or may become one."""
+        """Return True if a tensor is a partial sum or may become one."""
         if tensor in self._values:
             return bool(self._values[tensor].layout.partial)
         node = tensor.node

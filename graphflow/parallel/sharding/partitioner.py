@@ -265,10 +265,11 @@ def assemble_graph(annotated: AnnotatedGraph, emitted: EmittedGraph) -> ShardedG
 def _fit_layout(
     tensor: Tensor, layout: Layout, partitioner: SizePartitioner, training: bool
 ) -> Layout:
-    """A layout with as many cuts as leave no piece empty.
+    """Return the layout of a tensor with as many splits as leave no shard empty.
 
     Raises:
-        ShardingError: there are too many in a step of training, or a size is cut in two ways.
+        ShardingError: in a training step a placeholder is too small, or its size would be split in
+            two ways.
     """
     mesh = partitioner.mesh
     for d, (size, split) in enumerate(zip(tensor.shape, layout.dims, strict=True)):
@@ -285,8 +286,8 @@ def _fit_layout(
                         "not be the same"
                     )
                 size_text = partitioner.describe_size(size)
-                told = f"{size_text} (of {tensor.name!r}, made at {tensor.node.location})"
-                raise batch_too_small_error(told, split.axes, mesh)
+                batch = f"{size_text} (of {tensor.name!r}, made at {tensor.node.location})"
+                raise batch_too_small_error(batch, split.axes, mesh)
             layout = layout.with_dim(d, fitting)
     return layout
 

@@ -1,7 +1,9 @@
-"""Propagation: from the layouts of a few tensors to those of all, through the equations of the ops.
+"""Propagation: from the layouts of a few tensors to preferred layouts of all, through the equations
+of ops.
 
-What goes along with an axis that is cut is cut likewise, forwards and backwards, until nothing
-changes. Nothing is decided here that costs: these are wishes, by which the emitter chooses.
+Axes that share a letter of an op's equation are split alike. This goes forwards and backwards until
+nothing changes. Propagation decides nothing that costs: the emitter chooses by its layouts (Xu et
+al., "GSPMD", arXiv:2105.04663).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.rules import ShardingRule, rule_of, rules_of
 
 MAX_ROUNDS = 20
-"""Times that a graph is gone through, there and back, at most."""
+"""The most times that a graph is gone through, forwards and backwards."""
 
 
 def propagate(
@@ -25,12 +27,14 @@ def propagate(
     partitioner: SizePartitioner,
     gathered: str | None = None,
 ) -> dict[Tensor, Layout]:
-    """Layouts for the tensors of some nodes, which are in order.
+    """Return layouts for the tensors of some nodes, which are in build order.
 
     Args:
-        given: annotations, which stay as they are.
-        gathered: an axis of the mesh; what it cuts is gathered where a node needs it whole, and
-            not cut along another axis.
+        nodes: the nodes.
+        given: layouts that stay as they are.
+        partitioner: the extents of shards.
+        gathered: a mesh axis. If a node needs an axis whole that it splits, the axis is gathered,
+            and no other axis is split instead.
     """
     readers: dict[Tensor, list[Node | None]] = {}
     for node in nodes:
@@ -45,8 +49,11 @@ def propagate(
 def split_by_heads(
     nodes: Sequence[Node], given: Mapping[Tensor, Layout], partitioner: SizePartitioner
 ) -> dict[Tensor, Layout]:
-    """Annotations, in which variables that map to queries, keys and values at once are cut by the
-    heads of each, and not in stretches of all."""
+    """Return annotations in which packed projections to queries, keys and values are split by
+    heads.
+
+    A plain split of such a weight would give one device all queries and another one all values.
+    """
     starts = [n for n in nodes if n.op.name in ("attention", "attention_packed")]
     cut = {
         split
@@ -69,7 +76,7 @@ def split_by_heads(
 def _head_layouts(
     nodes: Sequence[Node], split: AxisSplit, partitioner: SizePartitioner
 ) -> dict[Tensor, Layout]:
-    """Layouts by heads of what attention reads, side by side or each by itself."""
+    """Return the layouts by heads of what attention nodes read, packed or separate."""
     found = {}
     for node in nodes:
         rule = rule_of(node)
@@ -86,26 +93,31 @@ def _head_layouts(
 
 
 def is_slot(node: Node) -> bool:
-    """Whether a variable is an optimiser's memory of another."""
+    """Return True if a variable is an optimiser's slot of another variable."""
     owner = node.origin
     if owner is None or owner.op.name != "variable":
         return False
-    return owner.specs[0].shape == node.specs[0].shape  # those of 16-bit weights have 32 bits
+    return (
+        owner.specs[0].shape == node.specs[0].shape
+    )  # dtypes may differ: 16-bit weights have 32-bit slots
 
 
 _AxisRef = tuple[Tensor, int, ShardingRule | None, int]
-"""An axis of a tensor, and the rule by which it goes along with others, as which of its tensors."""
+"""An axis of a tensor; the rule that relates it to others, and the tensor's number in that rule."""
 
 
 class _Propagation:
     """Layouts as they become known.
 
-    A node is open where the layout of a tensor that it has to do with cuts something, until it has
-    been gone through and that changed nothing: it is again when such a layout changes. Of most
-    nodes of a step nothing is ever cut, and no rule is looked up.
+    A node is open if a layout of its tensors splits something and the node was not visited since
+    that layout changed. For most nodes of a step nothing is ever split, and no rule is looked up.
 
     Args:
+        nodes: the nodes, in build order.
         readers: the nodes that read each tensor.
+        given: layouts that stay as they are.
+        partitioner: the extents of shards.
+        gathered: see `propagate`.
     """
 
     def __init__(
@@ -134,20 +146,20 @@ class _Propagation:
                 self._reopen_neighbours(tensor)
 
     def _reopen_neighbours(self, tensor: Tensor) -> None:
-        """Go again through the nodes that have to do with a tensor."""
+        """Open the maker, the readers and the slots of a tensor."""
         if tensor.node in self._own:
             self._open.add(tensor.node)
         self._open.update(self._readers.get(tensor, ()))  # type: ignore[arg-type]
         self._open.update(self._slots.get(tensor, ()))
 
     def _rules(self, node: Node) -> Sequence[ShardingRule]:
-        """The rules by which a node's axes go together."""
+        """Return the rules that relate a node's axes."""
         if node.op.name == "assign" or not (node.inputs or node.op.sharding is not None):
             return ()
         return rules_of(node, self._readers)
 
     def run(self) -> None:
-        """Through all nodes, there and back, until nothing changes."""
+        """Visit all nodes forwards and backwards until nothing changes."""
         for _ in range(MAX_ROUNDS):
             if not self._open:
                 break
@@ -157,8 +169,10 @@ class _Propagation:
                 self.visit(node)
 
     def switch_axes(self) -> None:
-        """Where nodes need an axis whole that is cut, cut another one, along which they go row by
-        row: everyone sends a part to everyone, 1/n of what gathering takes."""
+        """Split another axis of the outputs where a node needs a split axis whole.
+
+        An all-to-all then sends 1/n of the bytes that an all-gather would.
+        """
         turned = False
         for node in self._nodes:
             cut = any(any(self.layouts[t].dims) for t in node.inputs if t in self.layouts)
@@ -171,11 +185,12 @@ class _Propagation:
             self.run()
 
     def _switch_axis(self, node: Node, rule: ShardingRule) -> bool:
-        """Let outputs be cut along an axis of the mesh that cuts what a node needs whole."""
+        """Split an output along a mesh axis that splits what the node needs whole. Return True if
+        it did."""
         used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}
         used |= (
             self.partitioner.mesh.sequential | self.gathered
-        )  # what takes turns there gathers for nothing
+        )  # gathering along sequential axes costs nothing
         found = False
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             layout = self.layouts.get(tensor) or whole(tensor.ndim)
@@ -194,7 +209,8 @@ class _Propagation:
     def _longest_free_axis(
         self, rule: ShardingRule, names: str, layout: Layout, split: AxisSplit
     ) -> str | None:
-        """The longest axis of an input along which a node goes row by row and which can be cut."""
+        """Return the letter of the longest axis of an input that can be split and that the node
+        goes along row by row."""
         sizes = {
             letter: size
             for letter, own in zip(names, layout.dims, strict=True)
@@ -206,7 +222,7 @@ class _Propagation:
         return max(sizes, key=sizes.__getitem__) if sizes else None
 
     def visit(self, node: Node) -> None:
-        """Let the axes of a node's inputs and outputs that go together be cut together."""
+        """Split those axes of a node's inputs and outputs alike that share a letter."""
         if node in self._open:
             self._open.remove(node)
             joins = self._joins.get(node)
@@ -216,7 +232,7 @@ class _Propagation:
                 self._unify(places)
 
     def _unify(self, places: Sequence[_AxisRef]) -> None:
-        """Cut as the largest of some axes that is cut already."""
+        """Split all of some axes as the one of the largest tensor that is split already."""
         best: tuple[int, AxisSplit] | None = None
         for tensor, axis, rule, number in places:
             layout = self.layouts.get(tensor)
@@ -235,13 +251,13 @@ class _Propagation:
             self._set_split(tensor, axis, split)
 
     def _set_split(self, tensor: Tensor, axis: int, split: AxisSplit) -> None:
-        """Cut an axis, if nothing is said of it and the axes of the mesh are free."""
+        """Split an axis, if its layout is not given and the mesh axes are free."""
         if tensor in self.fixed or (split.outer != 1 and tensor.node.op.name == "placeholder"):
             return
         layout = self.layouts.get(tensor) or whole(tensor.ndim)
         rows = [s for d, s in enumerate(layout.dims) if d != axis and s.outer != 1]
         if tensor.node.op.name == "variable" and (split.over or (split.outer != 1 and rows)):
-            return  # one axis of a variable may be in rows
+            return  # only one axis of a variable may be in rows
         have = layout.dims[axis]
         if tensor.node.op.name != "variable":
             split = have.combine_with(split, tensor.shape[axis]) or split
@@ -259,14 +275,14 @@ class _Propagation:
         symbols = len(self.partitioner.symbols)
         can = self.partitioner.can_split(tensor.shape[axis], wanted)
         if len(self.partitioner.symbols) > symbols:
-            self._open.update(self._nodes)  # what symbols are guessed to be may be another number
+            self._open.update(self._nodes)  # nominal sizes may have changed
         if can:
             self.layouts[tensor] = layout.with_dim(axis, wanted)
             self._reopen_neighbours(tensor)
 
 
 def _axis_groups(node: Node, rules: Sequence[ShardingRule]) -> list[list[_AxisRef]]:
-    """The axes of a node's inputs and outputs that go together."""
+    """Return groups of axes of a node's inputs and outputs that are split together."""
     if node.op.name == "assign":
         variable, value = node.inputs
         tensors = (variable, value, node.outputs[0])
@@ -276,7 +292,7 @@ def _axis_groups(node: Node, rules: Sequence[ShardingRule]) -> list[list[_AxisRe
     elif node.op.name == "variable" and is_slot(node):
         assert node.origin is not None
         (slot,), (owner,) = node.outputs, node.origin.outputs
-        # what is kept of a variable lies as the variable does
+        # a slot has the layout of its variable
         joins = [[(t, d, None, 0) for t in (owner, slot)] for d in range(slot.ndim)]
     else:
         joins = []

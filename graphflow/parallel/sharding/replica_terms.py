@@ -1,6 +1,5 @@
-"""Terms on which places go together that have the same model: how the batch is cut among them, what
-they exchange at once, and who keeps what of the optimiser's state.
-"""
+"""Places with the same model: how they share the batch, exchange gradients, and keep optimiser
+state."""
 
 from __future__ import annotations
 
@@ -19,15 +18,16 @@ from graphflow.parallel.sharding.propagation import is_slot, propagate
 
 @dataclass(frozen=True)
 class ReplicationConfig:
-    """What places agree on.
+    """How places with the same model work together.
 
     Attributes:
-        bucket: bytes of gradients that are summed in one exchange; 0: each by itself.
-        apart: axes of the mesh along which batch norms are not synchronised.
-        shared: the axis along which each place keeps its share of the optimiser's slots only, and
-            updates that part of the variables; None: everyone keeps all.
-        sequence: the axis along which what rules leave whole is cut along the batch's second axis.
-        examples: the placeholders that hold the batch, or their names, where that was said.
+        bucket: bytes of gradients in one exchange; 0: each gradient has an exchange of its own.
+        unsynchronised: mesh axes along which batch norm takes the moments of its own shard.
+        state_axis: the mesh axis along which each place keeps its part of the optimiser's slots
+            only, and updates that part of the variables; None: each place keeps all.
+        sequence_axis: the mesh axis along which activations that rules leave whole are split along
+            the batch's second axis.
+        examples: the placeholders that hold the batch, or their names, if the user names them.
     """
 
     bucket: int = 0
@@ -38,7 +38,7 @@ class ReplicationConfig:
 
 
 NOT_REPLICATED = ReplicationConfig()
-"""Of a place that shares the model with no other."""
+"""The configuration of a place that shares its model with no other place."""
 
 
 def split_batch(
@@ -49,15 +49,20 @@ def split_batch(
     mesh: Mesh,
     strict: bool,
 ) -> dict[Tensor, Layout]:
-    """Layouts, in which placeholders that hold the batch are cut along their first axis.
+    """Return layouts in which the placeholders that hold the batch are split along their first
+    axis.
 
     Args:
-        given: what rules say; where one cuts the first axis, `axis` does not.
-        axis: of the mesh. Micro-batches that take turns cut what each place has by then.
+        graph: the graph.
+        batch: the placeholders.
+        given: the layouts of rules. If a rule splits the first axis, `axis` does not.
+        axis: the mesh axis of the batch. Sequential micro-batches split what each place has by
+            then.
+        mesh: the mesh.
         strict: refuse a batch smaller than its shards.
 
     Raises:
-        ShardingError: see `strict`.
+        ShardingError: the batch is smaller than its shards, and `strict`.
     """
     found = dict(given)
     for tensor in batch:
@@ -70,8 +75,8 @@ def split_batch(
             continue
         if strict and not SizePartitioner(mesh).can_split(tensor.shape[0], split):
             name = graph.names[tensor.node]
-            told = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
-            raise batch_too_small_error(told, split.axes, mesh)
+            size = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
+            raise batch_too_small_error(size, split.axes, mesh)
         found[tensor] = layout.with_dim(0, split)
     return found
 
@@ -82,8 +87,10 @@ def split_sequence(
     partitioner: SizePartitioner,
     replication: ReplicationConfig,
 ) -> dict[Tensor, Layout]:
-    """Layouts, in which what is whole along an axis of the mesh, such as norms and sums between
-    layers that are cut along it, is cut along the second axis of the batch, and variables are not.
+    """Return layouts in which activations that are whole along the sequence axis are split along
+    tokens.
+
+    These are the norms and sums between tensor-parallel layers. Variables are not split.
 
     Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
         MLSys 2023.
@@ -110,8 +117,8 @@ def split_sequence(
 def split_slots(
     graph: Graph, given: Mapping[Tensor, Layout], partitioner: SizePartitioner, axis: str
 ) -> dict[Tensor, Layout]:
-    """Layouts, in which a slot lies as its variable does and is cut along one more axis of the
-    mesh; variables stay as they are.
+    """Return layouts in which each optimiser slot is split along one more mesh axis than its
+    variable.
 
     Source: Rajbhandari et al., "ZeRO", SC 2020 (stage 2).
     """
@@ -131,7 +138,7 @@ def split_slots(
 
 
 def _split_slot(tensor: Tensor, layout: Layout, partitioner: SizePartitioner, axis: str) -> Layout:
-    """Cut along the first of a tensor's axes that is large enough, if that is not in stretches."""
+    """Split a slot along the first of its axes that is large enough and not in rows."""
     if axis in layout.axes():
         return layout
     for d, (size, have) in enumerate(zip(tensor.shape, layout.dims, strict=True)):

@@ -1,7 +1,7 @@
-"""Reshapes of which several axes that are cut become one, or one becomes several: a batch over
-replicas and its tokens over the devices of each. A shard's numbers are those that it has.
+"""Reshapes that merge several split axes into one, or divide one into several, without
+communication.
 
-    (B, S, d), B and S cut → (B·S, d): a shard has some rows of S, and its piece of each
+    (B, S, d), B and S split → (B·S, d): a shard has some rows of S, and its piece of each
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from graphflow.parallel.sharding.rules import ShardingRule
 def reshape_layout(
     node: Node, rules: Sequence[ShardingRule], have: Layout, partitioner: SizePartitioner
 ) -> Layout | None:
-    """How the result of a reshape lies if nothing moves, where no rule alone says so.
+    """Return the layout of a reshape's result if no element moves; None if one rule alone describes
+    it, or if elements would have to move.
 
     Args:
-        rules: of the node, each by other axes of those that become one.
-        have: of its input.
+        node: a node; only reshapes have a result.
+        rules: its rules, one for each of the merged axes.
+        have: the layout of its input.
+        partitioner: the extents of shards.
     """
     if node.op.name != "reshape" or len(rules) == 1 or len(have.axes()) < 2 or have.partial:
         return None

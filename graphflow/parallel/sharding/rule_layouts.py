@@ -18,22 +18,26 @@ from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.propagation import is_slot
 
 Axis = str | Sequence[str] | None
+"""What a rule says of one axis: a mesh axis, several, or None for whole."""
 
 
 def layouts_of_rules(
     graph: Graph, rules: Mapping[Any, Sequence[Axis]], mesh: Mesh, strict: bool = True
 ) -> dict[Tensor, Layout]:
-    """The layouts that rules give to tensors of a graph.
+    """Return the layouts that rules give to tensors of a graph.
 
     Args:
+        graph: the graph.
+        rules: for each tensor, name or pattern, the mesh axes of its axes.
+        mesh: the mesh.
         strict: refuse rules that name nothing in the graph, and sizes too small for their shards.
 
     Raises:
-        ShardingError: a rule that cannot be followed.
+        ShardingError: a rule cannot be followed, or two rules of one kind differ.
     """
     named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
     given: dict[Tensor, Layout] = {}
-    told: dict[Tensor, tuple[Any, bool]] = {}
+    origins: dict[Tensor, tuple[Any, bool]] = {}
     for key, axes in rules.items():
         found = _match_tensors(graph, key, named)
         if not found and strict:
@@ -41,7 +45,7 @@ def layouts_of_rules(
         exact = isinstance(key, Tensor) or key in named
         for name, tensor in found.items():
             layout = _rule_layout(name, tensor, axes, mesh, strict)
-            before, was_exact = told.get(tensor, (key, exact))
+            before, was_exact = origins.get(tensor, (key, exact))
             if was_exact == exact and given.get(tensor, layout) != layout:
                 raise ShardingError(
                     f"two rules for {name!r} (made at {tensor.node.location}) differ: {before!r} "
@@ -49,15 +53,16 @@ def layouts_of_rules(
                     "tensor a rule by its own name, which goes before patterns"
                 )
             if exact or not was_exact:
-                given[tensor], told[tensor] = layout, (key, exact)
+                given[tensor], origins[tensor] = layout, (key, exact)
     return given
 
 
 def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that a rule's key names, by name."""
     if isinstance(key, Tensor):
         return {graph.names[key.node]: key} if key.node in graph.names else {}
     if not isinstance(key, str):
-        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
+        raise ShardingError(f"the key of a rule must be a tensor or a name, not {key!r}")
     if key in named:
         return {key: named[key]}
     return {
@@ -66,16 +71,17 @@ def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[
 
 
 def _can_match_pattern(tensor: Tensor) -> bool:
-    """Whether a pattern may mean a tensor: slots lie as their variables do, and scalars, such as an
-    optimiser's, have no axis."""
+    """Return True if a pattern may match a tensor. Slots follow their variables, and scalars have
+    no axis."""
     return tensor.ndim > 0 and not is_slot(tensor.node)
 
 
 def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
+    """Return the error of a rule that names nothing, with a suggestion."""
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
     named = {name: t for name, t in named.items() if _can_match_pattern(t)}
-    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
+    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # the name without its scope
     hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
     if inside:
         hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"
@@ -85,7 +91,12 @@ def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
 
 
 def _rule_layout(name: str, tensor: Tensor, axes: Any, mesh: Mesh, strict: bool) -> Layout:
-    """The layout that a rule gives to a tensor."""
+    """Return the layout that a rule gives to a tensor.
+
+    Raises:
+        ShardingError: the rule has no tuple, too many axes, an unknown or repeated mesh axis, or an
+            axis that is too small.
+    """
     where = f"rule {name!r}: {axes!r}"
     example = (mesh.names[0], *[None] * (tensor.ndim - 1))
     made = f"{name!r} is {tensor.spec} (made at {tensor.node.location})"

@@ -1,6 +1,5 @@
-"""Choosing how a node is cut, so that the fewest bytes travel: along which letters of its op's
-equation the axes of a mesh go.
-"""
+"""Choose how a node is split, so that the fewest bytes travel: which mesh axes go along which
+letters."""
 
 from __future__ import annotations
 
@@ -17,23 +16,23 @@ from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.sharding.rules import ShardingRule, rules_of
 
 KEEP_PARTIAL = "+"
-"""A choice: partial sums are handed on."""
+"""A choice: partial sums are passed on."""
 FLOPS_PER_BYTE = 40.0
-"""Floating point operations that are as dear as a byte which travels."""
+"""Floating point operations that cost as much as one byte of communication."""
 
 
 @dataclass(eq=False)
 class SplitChoice:
-    """How nodes that are alike are cut.
+    """How like nodes are split.
 
     Attributes:
-        rule: of them; kept, so that no other one has its id.
-        splits: how letters are cut.
-        kept: by axis of the mesh, which inputs' partial sums are handed on, and how they are
+        rule: their rule. It is kept so that its id stays unique, which is part of the cache key.
+        splits: the split of each letter.
+        kept_partials: by mesh axis, the inputs whose partial sums are passed on, and how they are
             combined.
-        targets: how their inputs are to lie, once the first of them was written.
-        results: how their outputs lie then.
-        patterns: what stands for the first of them at each place, of which others are copies.
+        input_layouts: the layouts of their inputs, once the first node was written.
+        output_layouts: the layouts of their outputs, likewise.
+        templates: what stands for the first of them at each place; later nodes copy it.
     """
 
     rule: ShardingRule
@@ -46,13 +45,16 @@ class SplitChoice:
 
 @dataclass(frozen=True)
 class RuleSelector:
-    """Chooses by how inputs lie, and by how outputs would best lie.
+    """Chooses by the layouts of inputs and the preferred layouts of outputs.
 
     Args:
+        mesh: the mesh.
+        partitioner: the extents of shards.
         values: what stands for each tensor so far.
-        wishes: layouts that tensors would best have.
+        preferred: preferred layouts of tensors.
         readers: the nodes that read each tensor; None stands for a fetch.
-        followed: the axis along which wishes decide where inputs have to travel, and not bytes.
+        sequence_axis: the mesh axis along which preferred layouts decide, and not the number of
+            bytes.
     """
 
     mesh: Mesh
@@ -64,8 +66,8 @@ class RuleSelector:
     _known: dict[Hashable, SplitChoice] = field(default_factory=dict)
 
     def select_rule(self, node: Node) -> ShardingRule:
-        """The rule of a node's op that has most of what is cut of its inputs, and then of what
-        would best be of its outputs."""
+        """Return the rule of a node's op that fits most splits of its inputs, then most preferred
+        splits of its outputs."""
         first, *others = rules_of(node, self.readers)
         have = [self.values[t].layout for t in node.inputs]
         want = [self.preferred.get(t) for t in node.outputs]
@@ -85,14 +87,16 @@ class RuleSelector:
             )
 
         def score(rule: ShardingRule) -> tuple[int, int, bool]:
-            anywhere = bool(rule.sharding.windows)  # finds what it sees, however inputs lie
+            anywhere = bool(rule.sharding.windows)  # windows are fetched from any layout
             return count_fitting(rule, 0, have), count_fitting(rule, len(have), want), anywhere
 
         return max([first, *others], key=score) if others else first
 
     def choose_splits(self, node: Node, rule: ShardingRule) -> SplitChoice:
-        """How a node is cut. Nodes that are alike, and whose inputs lie alike, are cut alike."""
-        if self.sequence_axis is not None:  # then it matters which inputs are weights
+        """Return how a node is split. Like nodes with inputs in like layouts share one choice."""
+        if (
+            self.sequence_axis is not None
+        ):  # then weights differ from other inputs, which the key does not say
             return SplitChoice(rule, *self._choose(node, rule))
         key = (id(rule), *self._cache_key(node))
         known = self._known.get(key)
@@ -101,7 +105,7 @@ class RuleSelector:
         return known
 
     def _cache_key(self, node: Node) -> Iterator[Hashable]:
-        """All that the choice for a node depends on beside its rule."""
+        """Yield everything that the choice for a node depends on besides its rule."""
         for tensor in node.inputs:
             layout = self.values[tensor].layout
             yield layout
@@ -110,13 +114,12 @@ class RuleSelector:
                 yield len(set(self.readers.get(tensor, ()))) > 1
         for tensor in node.outputs:
             yield self.preferred.get(tensor)
-        yield len(
-            self.partitioner.symbols
-        )  # what sizes are guessed to be depends on how they are cut
+        yield len(self.partitioner.symbols)  # nominal sizes depend on it
 
     def _choose(
         self, node: Node, rule: ShardingRule
     ) -> tuple[dict[str, AxisSplit], dict[str, tuple[tuple[int, ...], str]]]:
+        """Choose, mesh axis by mesh axis, the letter that costs least."""
         axes: dict[str, list[str]] = {}
         kept: dict[str, tuple[tuple[int, ...], str]] = {}
         flops = self._flops(node)
@@ -134,7 +137,8 @@ class RuleSelector:
         return {c: self._split(node, rule, c, tuple(a)) for c, a in axes.items()}, kept
 
     def _mesh_axis_order(self, node: Node) -> list[str]:
-        """The axes of the mesh; those along which one axis of a tensor is cut, as that has them."""
+        """Return the mesh axes; those that split one axis of a tensor together come in the order
+        that it has."""
         order = list(self.mesh.names)
         layouts = [self.preferred[t] for t in node.outputs if t in self.preferred]
         for layout in (*layouts, *(self.values[t].layout for t in node.inputs)):
@@ -147,8 +151,8 @@ class RuleSelector:
     def _candidate_letters(
         self, node: Node, rule: ShardingRule, m: str, axes: Mapping[str, list[str]]
     ) -> list[str | None]:
-        """Letters that inputs, wishes for what is made of partial ones, or wishes for outputs have
-        cut along an axis of the mesh; to hand on partial sums; None for neither."""
+        """Return what a mesh axis may go along: letters that it splits in inputs, or would split in
+        preferred layouts; KEEP_PARTIAL; and None for no letter."""
         found: list[str | None] = []
         if self._partials_to_keep(node, rule, m):
             found.append(KEEP_PARTIAL)
@@ -167,6 +171,7 @@ class RuleSelector:
     def _can_split(
         self, node: Node, rule: ShardingRule, letter: str, axes: tuple[str, ...]
     ) -> bool:
+        """Return True if a letter can be split along some mesh axes."""
         size = rule.sizes.get(letter)
         if size is None:
             return False
@@ -179,8 +184,10 @@ class RuleSelector:
         return True
 
     def _partials_to_keep(self, node: Node, rule: ShardingRule, m: str) -> tuple[int, ...]:
-        """The inputs that are partial along an axis of the mesh, if these may be handed on: the op
-        is linear in them, and no more bytes are summed later than would be now."""
+        """Return the inputs whose partial sums along a mesh axis may be passed on; () if none.
+
+        The op has to be linear in them, and summing later may not send more bytes than summing now.
+        """
         partial = tuple(
             i for i, t in enumerate(node.inputs) if (m, "sum") in self.values[t].layout.partial
         )
@@ -198,9 +205,11 @@ class RuleSelector:
         return partial if self._bytes(node.specs[0]) < before else ()
 
     def _bytes(self, spec: TensorSpec) -> int:
+        """Return the bytes of a tensor, nominal if its size is symbolic."""
         return self.partitioner.guess(product(spec.shape)) * spec.dtype.itemsize
 
     def _flops(self, node: Node) -> float:
+        """Return the floating point operations of a node, nominal if its sizes are symbolic."""
         if node.op.cost is None:
             return float(self.partitioner.guess(node.specs[0].size))
         return float(
@@ -210,20 +219,21 @@ class RuleSelector:
     def _cost(
         self, node: Node, rule: ShardingRule, m: str, choice: str | None, flops: float
     ) -> tuple[bool, bool, float]:
-        """Whether more than halos of inputs has to travel for a choice along an axis of the mesh;
-        whether that is not what is wished for, if wishes are followed; and bytes that travel, with
-        those of the outputs and what is computed twice.
+        """Return the cost of a choice along a mesh axis, to be compared in this order.
 
-        What is cut already is computed with as it is, if that is possible: who cuts the weights of
-        two layers wants the sum of the second to travel, and not the weights, small as they may be.
+        First, whether inputs have to travel (more than halos). Then, along the sequence axis,
+        whether the choice misses a preferred layout. Last, the bytes that travel and the work that
+        is done twice.
+
+        A tensor that is split already is used as it is if possible. A user who splits the weights
+        of two layers wants the sum of the second one to travel, and not the weights, however small
+        they are.
         """
         travels = False
         total = 0.0
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             moves, cost = self._input_cost(tensor, names, rule, m, choice)
-            numbers = (
-                m == self.sequence_axis and tensor.dtype.kind in "iu"
-            )  # they choose, and are few
+            numbers = m == self.sequence_axis and tensor.dtype.kind in "iu"  # indices are small
             travels |= moves and not numbers
             total += cost
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
@@ -238,8 +248,11 @@ class RuleSelector:
         return travels, self._misses_preferred(node, rule, m, choice), total
 
     def _scatters(self, node: Node, rule: ShardingRule, m: str, choice: str | None) -> bool:
-        """Whether what no weight asks for makes partial sums, of whose sum each place has a piece
-        then: of a large table's gradient, say. That travels, too, and takes the memory of all."""
+        """Return True if an unsharded operand yields partial sums that a reduce-scatter turns into
+        one shard per device (for example the gradient of a large embedding table).
+
+        That communicates too, and needs the memory of the whole sum at each place.
+        """
         if m != self.sequence_axis or choice is None or choice == KEEP_PARTIAL:
             return False
         if any(
@@ -247,17 +260,20 @@ class RuleSelector:
         ):
             return False
         return any(
-            choice not in names and wish is not None and _split_dim(wish, m) is not None
-            for names, wish in zip(rule.outputs, map(self.preferred.get, node.outputs), strict=True)
+            choice not in names and target is not None and _split_dim(target, m) is not None
+            for names, target in zip(
+                rule.outputs, map(self.preferred.get, node.outputs), strict=True
+            )
         )
 
     def _misses_preferred(self, node: Node, rule: ShardingRule, m: str, choice: str | None) -> bool:
-        """Whether a choice is not what an output is wished for."""
+        """Return True if a choice along the sequence axis is not the preferred layout of an
+        output."""
         if m != self.sequence_axis:
             return False
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
-            wish = self.preferred.get(tensor)
-            at = _split_dim(wish, m) if wish else None
+            target = self.preferred.get(tensor)
+            at = _split_dim(target, m) if target else None
             if at is not None and names[at] != choice:
                 return True
         return False
@@ -265,7 +281,7 @@ class RuleSelector:
     def _input_cost(
         self, tensor: Tensor, names: str, rule: ShardingRule, m: str, choice: str | None
     ) -> tuple[bool, float]:
-        """Of an input: whether more than its halos has to travel, and bytes that do."""
+        """Return, for an input, whether more than halos has to travel, and how many bytes do."""
         layout, n = self.values[tensor].layout, self.mesh.sizes[m]
         size = self._bytes(tensor.spec) * (n - 1)
         at = _split_dim(layout, m)
@@ -279,12 +295,12 @@ class RuleSelector:
         return False, 0.0
 
     def _output_cost(self, tensor: Tensor, names: str, m: str, choice: str | None) -> float:
-        """Bytes of an output that travel to those who wish it otherwise."""
+        """Return the bytes of an output that travel to readers which prefer another layout."""
         if choice is None:
             return 0.0
-        n, wish = self.mesh.sizes[m], self.preferred.get(tensor)
+        n, target = self.mesh.sizes[m], self.preferred.get(tensor)
         size = self._bytes(tensor.spec) * (n - 1)
-        at = _split_dim(wish, m) if wish else None
+        at = _split_dim(target, m) if target else None
         if choice == KEEP_PARTIAL or choice not in names:
             return size if at is not None else 2 * size
         if at is None:
@@ -294,7 +310,8 @@ class RuleSelector:
     def _split(
         self, node: Node, rule: ShardingRule, letter: str, axes: tuple[str, ...]
     ) -> AxisSplit:
-        """How a letter is cut: in the pieces of inputs that are cut along the same axes."""
+        """Return how a letter is split: in the extents of inputs that are split along the same mesh
+        axes."""
         every = [
             (i, n, self.values[t].layout)
             for i, (n, t) in enumerate(zip(rule.inputs, node.inputs, strict=True))
@@ -321,7 +338,7 @@ class RuleSelector:
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor is a variable, in whatever shape or precision."""
+    """Return True if a tensor is a variable, possibly reshaped, permuted or converted."""
     node = tensor.node
     while node.op.name in ("astype", "reshape", "permute_dims"):
         node = node.inputs[0].node
@@ -329,5 +346,5 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _split_dim(layout: Layout, m: str) -> int | None:
-    """The axis that is cut along an axis of the mesh."""
+    """Return the axis that a mesh axis splits, or None."""
     return next((d for d, split in enumerate(layout.dims) if m in split.axes), None)

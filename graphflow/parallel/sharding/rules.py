@@ -1,4 +1,5 @@
-"""An op's sharding rule for one node, its equation taken apart."""
+"""The sharding rule of one node: its op's rule, with the equation parsed and the sizes filled
+in."""
 
 from __future__ import annotations
 
@@ -17,31 +18,41 @@ from graphflow.passes.duplicates import key_of
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """An op's sharding rule for one node, its equation taken apart."""
+    """The sharding rule of one node.
+
+    Attributes:
+        sharding: the rule that the op declares.
+        inputs: the letters of each input's axes.
+        outputs: the letters of each output's axes.
+        sizes: the sizes of letters that have more than one element.
+    """
 
     sharding: Sharding
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    sizes: Mapping[str, Size]  # of letters of more than one element
+    sizes: Mapping[str, Size]
 
     def scale(self, tensor: int, axis: int) -> Size:
+        """Return how many elements a tensor's axis has for each element of its letter."""
         return self.sharding.scale.get((tensor, axis), 1)
 
     def outer(self, tensor: int, axis: int) -> Outer:
+        """Return how many rows a tensor's axis has, each with the elements of its letter."""
         return self.sharding.outer.get((tensor, axis), 1)
 
     @property
     def unsplit_extents(self) -> dict[str, ShardExtent]:
-        """The pieces of letters of one element, which are never cut."""
+        """The extents of letters of one element, which are never split."""
         named = {*"".join((*self.inputs, *self.outputs))} - {".", *self.sizes}
         return {letter: ShardExtent(0, 1, 1) for letter in named}
 
     def split(self, split: AxisSplit, tensor: int, axis: int) -> AxisSplit:
-        """How an axis of a tensor is cut whose letter is cut so."""
+        """Return the split of a tensor's axis, given the split of its letter."""
         return split.scale_by(self.scale(tensor, axis), self.outer(tensor, axis))
 
     def letter_split(self, split: AxisSplit, tensor: int, axis: int) -> AxisSplit | None:
-        """How the letter of an axis is cut that is cut so; None where that cannot be said."""
+        """Return the split of an axis' letter, given the split of the axis; None if there is
+        none."""
         rows, factor = self.outer(tensor, axis), self.scale(tensor, axis)
         if split.over is not None:
             if (rows, factor) == (1, 1):
@@ -56,21 +67,21 @@ class ShardingRule:
         return AxisSplit(split.axes, unit, outer)
 
     def has_window(self, letter: str) -> bool:
-        """Whether a letter needs more of the first input than its own piece."""
+        """Return True if a place needs more along a letter than its own extent."""
         return letter in self.sharding.windows
 
     def meets(self, letter: str) -> bool:
-        """Whether shards along a letter tell each other something."""
+        """Return True if shards along a letter exchange intermediate results."""
         exchange = self.sharding.exchange
         return exchange is not None and letter == exchange.letter
 
     def is_ordered(self, letter: str) -> bool:
-        """Whether pieces along a letter are to be whole stretches, in order of place."""
+        """Return True if extents along a letter have to be contiguous and in order of place."""
         return self.has_window(letter) or self.meets(letter)
 
 
 def _rows_per_row(rows: Outer, each: Outer) -> Outer | None:
-    """How many times as many rows there are; None where that cannot be said."""
+    """Return how many rows there are for each row of a letter; None if that is no whole number."""
     if each == 1 or rows == each:
         return rows if each == 1 else 1
     if isinstance(rows, tuple) or isinstance(each, tuple):
@@ -80,9 +91,10 @@ def _rows_per_row(rows: Outer, each: Outer) -> Outer | None:
 
 
 def rules_of(node: Node, readers: Readers) -> list[ShardingRule]:
-    """The rules of a node's op: the first is for most cases.
+    """Return the rules of a node's op; the first one is for most cases.
 
     Args:
+        node: the node.
         readers: the nodes that read each tensor.
     """
     first, *others = _rules(node)
@@ -93,19 +105,19 @@ def rules_of(node: Node, readers: Readers) -> list[ShardingRule]:
 
 
 def rule_of(node: Node) -> ShardingRule:
-    """The rule of a node's op; what has none needs its inputs whole."""
+    """Return the first rule of a node's op. An op without a rule needs its inputs whole."""
     return _rules(node)[0]
 
 
 _CACHE: dict[Hashable, tuple[ShardingRule, ...]] = {}
-"""Rules of nodes that are alike: a network has the same layers again and again, and so do the
-strategies among which a search chooses."""
+"""Rules of like nodes. A network repeats its layers, and so do the strategies that a search
+compares."""
 _CACHE_SIZE = 4096
-"""Rules that are known at a time."""
+"""The most rules that are cached at a time."""
 
 
 def _rules(node: Node) -> tuple[ShardingRule, ...]:
-    """The rules that follow from a node's op, attributes and specs."""
+    """Return the rules that follow from a node's op, attributes and specs, cached."""
     if not all(map(_is_plain, node.attrs.values())):
         return _derive_rules(node)
     specs = tuple([t.spec for t in node.inputs])
@@ -119,13 +131,15 @@ def _rules(node: Node) -> tuple[ShardingRule, ...]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an attribute is small, and says all that it is."""
+    """Return True if an attribute is small and hashable by value, so that it can be part of a cache
+    key."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, str | int | float | Dim)
 
 
 def _derive_rules(node: Node) -> tuple[ShardingRule, ...]:
+    """Derive the rules of a node from its op."""
     specs = [t.spec for t in node.inputs]
     op = node.op
     found: Any
@@ -142,6 +156,7 @@ def _derive_rules(node: Node) -> tuple[ShardingRule, ...]:
 
 
 def _parse_rule(node: Node, found: Sharding) -> ShardingRule:
+    """Parse a rule's equation for one node."""
     specs = [t.spec for t in node.inputs]
     left, right = found.equation.split("->")
     inputs = tuple(left.split(",")) if specs else ()

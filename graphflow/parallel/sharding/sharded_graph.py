@@ -1,4 +1,4 @@
-"""A partitioned graph: what stands for the user's placeholders, variables and tensors."""
+"""A partitioned graph, and what stands in it for the user's placeholders, variables and tensors."""
 
 from __future__ import annotations
 
@@ -23,33 +23,37 @@ Array = np.ndarray[Any, Any]
 
 
 def contiguous(array: Array) -> Array:
-    """The array, in the order of its axes in memory (of rank 0 too)."""
+    """Return the array in C order, also one of rank 0 (numpy's ascontiguousarray gives that an
+    axis)."""
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 @dataclass(frozen=True)
 class FeedSlice:
-    """What a placeholder of a shard is fed: a part of what the user's placeholder is.
+    """The part of a user's placeholder that the placeholder of a shard is fed.
 
     Attributes:
-        placeholder: the user's.
-        pieces: for each axis its piece, of known or symbolic size.
+        placeholder: the user's placeholder.
+        pieces: the extent along each axis, of known or symbolic size.
     """
 
     placeholder: Node
     pieces: tuple[ShardExtent, ...]
 
     def index(self, sizes: Mapping[str, int]) -> tuple[slice, ...]:
-        """The part, for sizes of symbols."""
+        """Return the slices of the part, given the sizes of symbols."""
         return tuple(slice(evaluate(p.start, sizes), evaluate(p.stop, sizes)) for p in self.pieces)
 
 
 @dataclass(frozen=True)
 class ShardedVariable:
-    """The variables that stand for one of the user's, and what part of it each has.
+    """The variables that stand for one variable of the user's.
 
     Attributes:
-        mesh: the sizes of its axes.
+        nodes: the variable of each place; places that share a device may share it.
+        spans: which part of the whole each one has, axis by axis.
+        layout: the layout of the whole variable.
+        mesh: the sizes of the mesh axes.
     """
 
     nodes: tuple[Node, ...]
@@ -58,10 +62,10 @@ class ShardedVariable:
     mesh: Mapping[str, int]
 
     def check(self, node: Node, mesh: Mesh) -> ShardedVariable:
-        """The same, if they lie on a mesh, or would lie there as they do.
+        """Return the variable if it lies on a mesh, or would lie there as it does.
 
         Raises:
-            ShardingError: they were cut for another mesh.
+            ShardingError: it was split for another mesh.
         """
         whole_ones = not any(self.layout.dims) and len(self.nodes) == len(mesh.places)
         if whole_ones or list(self.mesh.items()) == list(mesh.sizes.items()):
@@ -79,17 +83,20 @@ class ShardedVariable:
 
 @dataclass(frozen=True, eq=False)
 class ShardedGraph:
-    """A graph that was cut over a mesh.
+    """A graph that was partitioned over a mesh.
 
     Attributes:
-        graph: output i is what fetch i of the whole graph was; one more, where there are updates
-            of which no fetch has need.
+        source: the whole graph.
+        graph: the graph of shards. Output i stands for output i of the whole graph. One more output
+            follows if there are updates that no fetch needs.
+        mesh: the mesh.
+        partitioner: the extents of shards.
         shares: what the placeholders of shards are fed.
-        variables: the pieces of the user's variables.
-        moves: the collectives that were inserted.
-        fetched: what goes to the first place, to be fetched.
+        variables: the shards of the user's variables.
+        records: the collectives and halos that were inserted.
+        fetched: the transfers to the first place, for fetches.
         values: what stands for each tensor of the whole graph.
-        staged: the pipeline that it is, if it is one.
+        pipeline: the stages and the schedule, if the graph is a pipeline.
     """
 
     source: Graph
@@ -105,23 +112,27 @@ class ShardedGraph:
     _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
         repr=False, default_factory=dict
     )
-    """What placeholders are fed for the sizes that came last: of each, a sum over those before."""
+    """The slices of all feeds for the sizes that came last. Each slice is a sum over the extents
+    before it, so they are computed once."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Sizes of all symbols, those of pieces too."""
+        """Return the sizes of all symbols, those of extents too, given the sizes of the whole
+        graph."""
         return {**sizes, **self.partitioner.bindings(sizes)}
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What a pipeline's nodes belong to, by turn: F0, B0, …; else nothing."""
+        """The labels of a pipeline's tasks by turn, "F0", "B0", …; () if the graph is no
+        pipeline."""
         return () if self.pipeline is None else self.pipeline.labels
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a step with symbols of these sizes would be cut as this is."""
+        """Return True if a step with symbols of these sizes would be partitioned as this one."""
         return self.partitioner.suits(sizes)
 
     def map_graph(self, change: Callable[[Graph], Graph]) -> ShardedGraph:
-        """The same with another graph, of equal outputs, and what is sent in that."""
+        """Return the same with a changed graph of equal outputs. Records follow the tensors that
+        are sent."""
         sent = list(dict.fromkeys(t for m in (*self.records, *self.fetched) for t, _ in m.sent))
         graph = change(Graph([*self.graph.outputs, *sent]))
         count = len(self.graph.outputs)
@@ -138,7 +149,8 @@ class ShardedGraph:
         )
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> dict[Node, Array]:
-        """What the placeholders of shards are fed: their part of what the user feeds."""
+        """Return what the placeholders of shards are fed, given the user's arrays and the sizes of
+        symbols."""
         key = frozenset(sizes.items())
         if key not in self._parts:
             self._parts.clear()

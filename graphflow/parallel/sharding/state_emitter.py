@@ -66,10 +66,12 @@ class StateEmitter:
         return self._with_all_updates([self._fetch(t) for t in self._graph.outputs])
 
     def _layout(self, tensor: Tensor) -> Layout:
+        """Return the preferred layout of a tensor; whole if there is none."""
         return self._emitter.preferred.get(tensor) or whole(tensor.ndim)
 
     def _placeholder(self, node: Node) -> None:
-        """A placeholder for each different part; the user's own, where none is cut."""
+        """Write a placeholder for each different part of the user's; keep the user's if it is not
+        split."""
         (tensor,) = node.outputs
         layout = self._layout(tensor)
         if not any(layout.dims):
@@ -93,6 +95,7 @@ class StateEmitter:
         self._keep(tensor, layout, parts)
 
     def _variable(self, node: Node) -> None:
+        """Take the existing shards of a variable, or make them."""
         (tensor,) = node.outputs
         if node in self._known:
             pieces = self._known[node]
@@ -104,6 +107,7 @@ class StateEmitter:
         self._keep(tensor, layout, [n.outputs[0] for n in pieces.nodes])
 
     def _split_variable(self, node: Node, tensor: Tensor, layout: Layout) -> ShardedVariable:
+        """Make a variable for each place; places with the same device and spans share one."""
         nodes, every = [], []
         made: dict[Any, Node] = {}
         spans = tuple([Span(0, int(size)) for size in tensor.shape])
@@ -123,7 +127,7 @@ class StateEmitter:
         return ShardedVariable(tuple(nodes), tuple(every), layout, self._mesh.sizes)
 
     def _emit_variable_shard(self, node: Node, place: Place, spans: tuple[Span, ...]) -> Node:
-        """The variable of a place, its initial value cut out of the whole one."""
+        """Write the variable of a place, with its part of the initial value."""
         shape = tuple([s.size for s in spans])
         name = f"{self._graph.names[node]}{self._mesh.tag(place)}"
         device = self._resharder.device_of(node, place)
@@ -141,7 +145,8 @@ class StateEmitter:
         return tensor.node
 
     def _initial_part(self, node: Node, shape: tuple[int, ...], spans: tuple[Span, ...]) -> Any:
-        """A part of an initial value; of an initialiser, what it would have there."""
+        """Return a part of an initial value. An initialiser draws what it would have drawn
+        there."""
         initial = node.attrs["initial"]
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
@@ -150,19 +155,21 @@ class StateEmitter:
         return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
 
     def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[ShardExtent]:
+        """Return the extent of each axis at a place."""
         return [
             self._resharder.partitioner.piece(size, split, place)
             for size, split in zip(tensor.shape, layout.dims, strict=True)
         ]
 
     def _assign(self, node: Node) -> None:
+        """Hand a new value to the gatherer of updates, which may let it wait for others."""
         variable, given = node.inputs
         self._emitter.reduce_inputs(node)
         layout = self._emitter.values[variable].layout
         self._updates.add(node, self._emitter.values[given], layout)
 
     def _emit_assign(self, node: Node, value: ShardedTensor) -> None:
-        """The assignments of all places, of a value that lies as the variable does."""
+        """Write the assignments of all places, given a value in the layout of the variable."""
         targets = self._emitter.values[node.inputs[0]].shards
         variable, given = node.inputs
         apart = len(set(targets)) == len(targets)
@@ -181,6 +188,7 @@ class StateEmitter:
         self._keep(node.outputs[0], value.layout, parts)
 
     def _group(self, node: Node) -> None:
+        """Write one group of what stands for the members at all places."""
         members: dict[Tensor, None] = {}
         for tensor in node.inputs:
             for part in self._groups.get(tensor) or self._emitter.values[tensor].shards:
@@ -190,12 +198,16 @@ class StateEmitter:
         self._groups[node.outputs[0]] = [group]
 
     def _fetch(self, tensor: Tensor) -> Tensor:
+        """Return what stands for a fetch: the whole tensor at the first place."""
         if tensor in self._groups:
             return self._groups[tensor][0]
         return self._resharder.gather_to_first(self._emitter.values[tensor], tensor.node)
 
     def _with_all_updates(self, outputs: list[Tensor]) -> Graph:
-        """What is fetched of an assignment is the first place's; the others' happen as well."""
+        """Return the graph of the outputs, and of the updates at other places that no output needs.
+
+        A fetch of an assignment is that of the first place. A group keeps the others alive.
+        """
         graph = Graph(outputs)
         reached = set(graph.nodes)
         every = {
@@ -211,11 +223,12 @@ class StateEmitter:
         return Graph([*outputs, rest])
 
     def _keep(self, tensor: Tensor, layout: Layout, parts: Sequence[Tensor]) -> None:
+        """Record what stands for a tensor."""
         self._emitter.values[tensor] = ShardedTensor(tensor.spec, layout, tuple(parts))
 
 
 def _span_of(piece: ShardExtent, split: AxisSplit) -> Span:
-    """A piece of known size."""
+    """Return the span of an extent of known size."""
     start, size = int(piece.start), int(piece.size // split.rows)
     rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)
     return Span(start, start + size, rows)

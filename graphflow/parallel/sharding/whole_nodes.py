@@ -1,7 +1,7 @@
-"""Nodes of which nothing is cut: at each place, a copy of the node as it is.
+"""Nodes of which nothing is split: each place gets a copy.
 
-Most of a step of training in data parallelism is updates of variables that every place has whole.
-No rule has to be chosen for them, and no shape to be inferred.
+In data parallelism most nodes of a step are updates of variables that every place has whole.
+Copying them needs no choice of a rule and no inference of shapes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ def copy_unsplit(
     values: Mapping[Tensor, ShardedTensor],
     preferred: Mapping[Tensor, Layout],
 ) -> list[ShardedTensor] | None:
-    """A copy of an elementwise node at each place; None unless it reads whole tensors only, and
-    its outputs are wished whole.
+    """Return a copy of an elementwise node at each place; None unless all inputs and outputs are
+    whole.
 
     Args:
+        resharder: knows names and devices.
+        node: the node.
         values: what stands for its inputs.
-        wishes: layouts that its outputs would best have.
+        preferred: preferred layouts of its outputs.
     """
     if not node.op.elementwise or node.op.sharding is not None or not node.inputs:
         return None
     for tensor in node.outputs:
-        wish = preferred.get(tensor)
-        if wish is not None and not wish.is_whole:
+        target = preferred.get(tensor)
+        if target is not None and not target.is_whole:
             return None
     given = []
     for tensor in node.inputs:
@@ -54,11 +56,13 @@ def copy_unsplit(
 def copy_to_places(
     resharder: Resharder, node: Node, inputs: Sequence[tuple[Tensor, ...]], name: str
 ) -> list[Node]:
-    """A node with the inputs of each place; one for places that share device and inputs.
+    """Return a copy of a node at each place; one copy for places that share a device and inputs.
 
     Args:
-        inputs: for each place, of the specs that the node's have.
-        name: of the copies, behind the prefix of their place.
+        resharder: knows names and devices.
+        node: the node.
+        inputs: for each place, inputs with the specs of the node's own inputs.
+        name: the name of the copies, behind the prefix of their place.
     """
     sites = resharder.sites(node)
     if not resharder.mesh.sequential:
@@ -75,12 +79,12 @@ def copy_to_places(
 
 
 def have_spec_of(parts: Sequence[Tensor], tensor: Tensor) -> bool:
-    """Whether what stands for a tensor has its spec at each place."""
+    """Return True if all shards have the spec of a tensor."""
     return have_specs(parts, (tensor,) * len(parts))
 
 
 def have_specs(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether tensors have, one by one, the specs of others."""
+    """Return True if tensors have, one by one, the specs of others."""
     if len(tensors) != len(others):
         return False
     for tensor, other in zip(tensors, others, strict=True):

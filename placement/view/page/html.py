@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds, time_unit
 from graphflow.errors import PlanError
-from graphflow.placement.plans.plan_notices import constraints, ports
-from graphflow.placement.plans.report import DeviceUse, device_uses, shown_devices
-from graphflow.placement.plans.tables import busy_share, off_by
+from graphflow.placement.plans.reports.plan_notices import constraints, ports
+from graphflow.placement.plans.reports.report import DeviceUse, device_uses, shown_devices
+from graphflow.placement.plans.reports.tables import busy_share, off_by
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page.payload import LINKS, pack, payload
 from graphflow.placement.view.page.template import fill
@@ -236,7 +236,7 @@ def _timeline(data: dict[str, Any]) -> Any:
 
 
 def _narrow(data: dict[str, Any], unit: str) -> dict[str, Any]:
-    """What a narrow window has in place of the names of rows, of their room, of the axis' title."""
+    """Return short row names, their width and the axis title for narrow windows."""
     labels = {i + 0.5: label for i, label in enumerate(_labels(data, FEW, "/worker:"))}
     return {"left": NARROW, "labels": list(labels.items()), "title": unit}
 

@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.plans.critical_path import critical_path
+from graphflow.placement.plans.reports.critical_path import critical_path
 from graphflow.placement.view import colours
 from graphflow.placement.view.memory import curves
 from graphflow.placement.view.text import printable
@@ -38,7 +38,7 @@ def pack(data: Any) -> str:
 
 
 def unpack(text: str) -> Any:
-    """What `pack` packed."""
+    """Unpack what `pack` packed."""
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 

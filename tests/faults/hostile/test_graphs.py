@@ -186,7 +186,7 @@ def test_names_of_checkpoints_that_lead_elsewhere_are_refused(
                 request += 1
                 with timed(34, "refused"):
                     refused = sender.ask(Save(request, folder, file, 1), "Failed")
-                assert refused.error == "ProtocolError" and "no name" in refused.text
+                assert refused.error == "ProtocolError" and "does not name" in refused.text
         assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -9,7 +9,7 @@ from graphflow.errors import ArgumentError, CheckError, DTypeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ops.host_calls import debug
-from graphflow.ops.pointwise.arithmetic import greater
+from graphflow.ops.pointwise.comparison import greater
 from graphflow.transforms.reverse_mode import gradients
 
 

@@ -70,7 +70,7 @@ def test_what_layers_compute_is_named_as_their_variables_are() -> None:
             f"other/n/{each}" for each in ("a/matmul", "relu", "b/matmul", "tanh")
         ]
         assert names(nn.Linear(3, 3)) == ["other/linear/matmul"]
-    with pytest.raises(ArgumentError, match="a name must be a str"):
+    with pytest.raises(ArgumentError, match="a name is a str that is not empty"):
         Named("")
 
 

@@ -23,8 +23,8 @@ from graphflow.parallel.pipelining.staleness import staleness
 from graphflow.parallel.pipelining.timeline import run
 from graphflow.parallel.sharding.sharded_graph import FeedSlice
 from graphflow.passes import optimize
-from graphflow.placement.plans.plan_notices import constraints
 from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
+from graphflow.placement.plans.reports.plan_notices import constraints
 from graphflow.placement.view.schedule import picture, rows
 
 LAYERS, WIDTH, BATCH, STEPS = 4, 8, 26, 3
@@ -566,15 +566,16 @@ def backwards(stages: int, microbatches: int) -> Schedule:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: P("many"), ScheduleError, "stages is a number from 1 up.*not 'many'"),
-        (lambda: P(2.5), ScheduleError, "stages is a number from 1 up.*not 2.5"),
-        (lambda: P(None), ScheduleError, "stages is a number from 1 up.*not None"),
-        (lambda: P([]), ScheduleError, r"stages is a number from 1 up.*not \[\]"),
-        (lambda: P(2, recompute="yes"), ScheduleError, "recompute is True or False, not 'yes'"),
+        (lambda: P("many"), ScheduleError, "stages must be an int of at least 1.*not 'many'"),
+        (lambda: P(2.5), ScheduleError, "stages must be an int of at least 1.*not 2.5"),
+        (lambda: P(None), ScheduleError, "stages must be an int of at least 1.*not None"),
+        (lambda: P([]), ScheduleError, r"stages must be an int of at least 1.*not \[\]"),
+        (lambda: P(2, recompute="yes"), ScheduleError,
+         "recompute must be True or False, not 'yes'"),
         (lambda: P(2, beside=5), ScheduleError, "goes with one Data or Shard, not 5"),
         (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ShardingError, r"Data\(4\)"),
         (lambda: P(2, lambda stages: None), ScheduleError, "micro-batches, but too many"),
-        (lambda: P(2, []), ScheduleError, r"schedule is one of gpipe.*not \[\]"),
+        (lambda: P(2, []), ScheduleError, r"schedule must be one of gpipe.*not \[\]"),
         (lambda: divided(P(2, lambda a, b: 1 / 0)), ScheduleError, "raised ZeroDivisionError"),
         (lambda: P(2, lambda a, b, c: None), ScheduleError, "missing a required argument: 'c'"),
         (lambda: divided(P(2, "1f1b", 10**7), 4), ShardingError, "a batch of 4.*10000000 micro"),
@@ -586,14 +587,15 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: P(2) * gf.parallel.Shard({"stage": 2}), ScheduleError, "axis 'stage'"),
         (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, r"<lambda> gives a schedule.*not 1"),
         (lambda: divided(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
-        (lambda: P(2, "2f2b"), ScheduleError, "schedule is one of gpipe, 1f1b.*not '2f2b'"),
+        (lambda: P(2, "2f2b"), ScheduleError, "schedule must be one of gpipe, 1f1b.*not '2f2b'"),
         (lambda: P(2, "Interleave"), ScheduleError, "not 'Interleave'; did you mean 'interleaved'"),
         (lambda: divided(P(3)), ShardingError, "a batch of 4.*is smaller than the 6 micro"),
         (lambda: divided(P(2, "1f1b", 4) * gf.parallel.Data(2)), ShardingError,
          "a batch of 4.*smaller than its 8 shards, 2 .data. × 4 micro-batches; feed at least 8"),
         (lambda: divided(P(2, "chimera", 4) * gf.parallel.Data(2)), ShardingError,
          "its 8 shards, 2 .data. × 4 micro-batches; feed at least 8"),
-        (lambda: P(2, "1f1b", 0), ScheduleError, "microbatches is a number from 1 up, not 0"),
+        (lambda: P(2, "1f1b", 0), ScheduleError,
+         "microbatches must be an int of at least 1, not 0"),
         (lambda: P(2) * 3, ScheduleError, "goes with one Data or Shard, not 3"),
         (lambda: divided(P(9, "1f1b", 2)), ScheduleError, "9 stages for a network of"),
         (lambda: divided(P(3, "1f1b", 2), cluster=gf.Cluster.local(2)), ShardingError,

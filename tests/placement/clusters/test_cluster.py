@@ -169,9 +169,9 @@ def test_partial_names_constrain(constraint: str, expected: list[str]) -> None:
         ("/worker:9", "did you mean '/worker:1'"),
         ("/wroker:1", "did you mean '/worker:1'"),
         ("CPU:0", "did you mean 'cpu:0'"),
-        ("", "no device name"),
+        ("", "not a device name"),
         ("/", "names no part"),
-        (3, "no device name"),
+        (3, "not a device name"),
     ],
 )
 def test_a_name_that_fits_nothing_gets_a_suggestion(constraint: Any, message: str) -> None:

@@ -120,7 +120,7 @@ def test_relative_folders_are_taken_from_where_one_is(
     assert load("./here").step == 3
     with pytest.raises(CheckpointError, match="no checkpoint"):
         save(_one(), ".")
-    with pytest.raises(CheckpointError, match="no name of a folder"):
+    with pytest.raises(CheckpointError, match="not a valid folder name"):
         save(_one(), "")
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -245,7 +245,7 @@ def test_a_manifest_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     save(Checkpoint({"w": np.ones(2, "float32")}, 4), tmp_path / "c")
     text = (tmp_path / "c" / MANIFEST).read_text()
     (tmp_path / "c" / MANIFEST).write_text(text.replace('"step": 4', '"step": 3, "step": 4'))
-    with pytest.raises(CheckpointError, match="a key twice"):
+    with pytest.raises(CheckpointError, match="duplicate key"):
         load(tmp_path / "c")
 
 
@@ -720,7 +720,7 @@ def test_a_name_from_the_wire_that_is_none_of_ours_is_refused(name: str, tmp_pat
     (tmp_path / "root" / FOLDER).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     for folder, file in ((name, "worker-0.safetensors"), (FOLDER, name)):
-        with pytest.raises(ProtocolError, match="no name of"):
+        with pytest.raises(ProtocolError, match="does not name"):
             write_under(tmp_path / "root", folder, file, {"w": np.ones(1)}, 7)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -18,7 +18,8 @@ from graphflow.errors import GraphflowError
 from graphflow.execution.variable_store import VariableStore
 from graphflow.recovery import recoverer as recovery
 from graphflow.recovery.checkpoint_writer import CheckpointWriter
-from graphflow.recovery.recoverer import CommittedStep, Recovery
+from graphflow.recovery.recoverer import Recovery
+from graphflow.recovery.replay_log import CommittedStep, ReplayLog
 from graphflow.runtime.checkpoint import files, folder, manifest, remote, store
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.host import session_state
@@ -227,10 +228,10 @@ def counts_as_written(land: Any) -> Any:
 
 
 def notes_another_step(note: Any) -> Any:
-    def mutant(self: Recovery, entry: Any, nbytes: int) -> None:
+    def mutant(self: ReplayLog, entry: Any) -> None:
         if isinstance(entry, CommittedStep):
             entry = replace(entry, before=entry.before + 1)
-        note(self, entry, nbytes)
+        note(self, entry)
 
     return mutant
 
@@ -238,7 +239,7 @@ def notes_another_step(note: Any) -> Any:
 def notes_feeds_themselves(step: Any) -> Any:
     def mutant(self: Recovery, tensors: Any, feeds: Any, begun: Any) -> Any:
         values = step(self, tensors, feeds, begun)
-        entries = self._segments[-1].entries
+        entries = self._replay_log._segments[-1].entries
         entries[-1] = replace(entries[-1], feeds=feeds)
         return values
 
@@ -246,16 +247,14 @@ def notes_feeds_themselves(step: Any) -> Any:
 
 
 def notes_steps_only(note: Any) -> Any:
-    return lambda self, entry, nbytes: (
-        note(self, entry, nbytes) if isinstance(entry, CommittedStep) else None
-    )
+    return lambda self, entry: note(self, entry) if isinstance(entry, CommittedStep) else None
 
 
 def begins_with(shift: int) -> Callable[[Any], Any]:
     """Steps are done again from another place."""
 
     def make(base: Any) -> Any:
-        def mutant(self: Recovery) -> Any:
+        def mutant(self: ReplayLog) -> Any:
             place, checkpoint = base(self)
             return max(0, place + shift), checkpoint
 
@@ -274,7 +273,7 @@ def keeps_the_state(restore: Any) -> Any:
 
 
 def drops_one_more(last_written: Any) -> Any:
-    return lambda self, skip=0: last_written(self)
+    return lambda self, skip: last_written(self, 0)
 
 
 @contextmanager
@@ -429,17 +428,17 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         around(CheckpointWriter, "collect_finished", counts_as_written),
         losing(sessions.test_after_ctrl_c_training_goes_on_though_the_disk_is_full, patches=True),
     ),
-    "steps draw other numbers again": (around(Recovery, "_note", notes_another_step), AGAIN),
+    "steps draw other numbers again": (around(ReplayLog, "add", notes_another_step), AGAIN),
     "feeds are not copied": (
         around(Recovery, "step", notes_feeds_themselves),
         losing(sessions.test_feeds_are_kept_as_they_were),
     ),
-    "what was set is not kept": (around(Recovery, "_note", notes_steps_only), SET),
-    "steps are left out": (around(Recovery, "_find_base", begins_with(+1)), AGAIN),
-    "steps are done twice": (around(Recovery, "_find_base", begins_with(-1)), AGAIN),
+    "what was set is not kept": (around(ReplayLog, "add", notes_steps_only), SET),
+    "steps are left out": (around(ReplayLog, "find_base", begins_with(+1)), AGAIN),
+    "steps are done twice": (around(ReplayLog, "find_base", begins_with(-1)), AGAIN),
     "the state is not restored": (around(VariableStore, "restore", keeps_the_state), AGAIN),
     "one checkpoint leads on, and no other": (
-        around(Recovery, "_last_written", drops_one_more),
+        around(ReplayLog, "_last_written", drops_one_more),
         BASE,
     ),
     "after Ctrl-C all seems certain": (

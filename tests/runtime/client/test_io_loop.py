@@ -30,7 +30,7 @@ from graphflow.errors import (
 from graphflow.placement.clusters.devices import Device, Worker
 from graphflow.runtime.client import io_loop as loop
 from graphflow.runtime.client import worker_membership as membership
-from graphflow.runtime.client.pending_operation import Pending
+from graphflow.runtime.client.pending_operation import PendingOperation
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.polling.wakeup import EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.coordinator_events import BeginOperation, Order, WorkerGone
@@ -138,7 +138,7 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
     session, drives, came = begin(), threading.Event(), list[GraphflowError]()
     pending = session.submit(BeginOperation(1, {0: Order(Close(1))}, 20.0))
 
-    def turn(pending: Pending, until: float) -> None:
+    def turn(pending: PendingOperation, until: float) -> None:
         drives.set()
         time.sleep(0.1)  # the session is stopped meanwhile
 
@@ -146,7 +146,7 @@ def test_a_session_that_is_stopped_while_another_thread_waits_leaves_nothing_ope
 
     def wait() -> None:
         try:
-            session.finish(1, pending, 20.0)
+            session.finish(pending, 20.0)
         except GraphflowError as error:
             came.append(error)
 

@@ -24,9 +24,10 @@ from graphflow.base.environment import check_environment
 from graphflow.errors import ArgumentError, StepTimeout
 from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.collectives import nccl
-from graphflow.runtime.collectives.exchanges import SessionCollectives
 from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
 from tests.runtime.collectives.test_exchanges import collective, plain, same_bits, together
@@ -243,7 +244,7 @@ class Steps:
         together([partial(self._go, rank, steps) for rank in range(2)])
 
     def _go(self, rank: int, steps: Sequence[int]) -> None:
-        part = self.exchanges.for_program("p", self.devices[rank])
+        part = ProgramCollectives(self.exchanges, "p", self.devices[rank])
         members = [part.join(what, "y") for what in self.groups]
         ys = [np.zeros(what.specs[0].shape, "f4").view(Device) for what in self.groups]
         for member in members:
@@ -344,7 +345,7 @@ def test_ranks_that_do_not_meet_in_nccl_exchange_by_the_host(
     free.set()
     steps.exchanges.close()
     assert not any(steps.direct)
-    reason = "no network" if fault == "refuses" else "not all 2 ranks came in 0.3 s"
+    reason = "no network" if fault == "refuses" else "not all 2 ranks connected in 0.3 s"
     assert "nccl.refused device=gpu:0 rank=1" in caplog.text and reason in caplog.text
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from graphflow.errors import StepTimeout
 from graphflow.ir.spec import TensorSpec
-from graphflow.runtime.collectives.exchanges import SessionCollectives
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.schedules import Round, all_reduce, broadcast
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedCounters
 from graphflow.runtime.collectives.shared_memory_transport import private_memory
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
@@ -136,7 +137,8 @@ def test_a_part_that_waits_in_vain_names_the_rank_and_the_next_step_is_right(
     mail.deadline = time.monotonic() + (30.0 if cancelled else 0.3)
     exchanges = SessionCollectives("s", 0, mail, lambda parcel: None)
     what = pair(size)
-    parts = [exchanges.for_program("p", device).join(what, "'y'") for device in what.devices]
+    programs = [ProgramCollectives(exchanges, "p", device) for device in what.devices]
+    parts = [program.join(what, "'y'") for program in programs]
     x, ys = np.ones(size, "f4"), [np.zeros(size, "f4") for _ in parts]
 
     def go(rank: int, step: int) -> None:

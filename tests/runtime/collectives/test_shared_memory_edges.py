@@ -17,7 +17,8 @@ import graphflow as gf
 from graphflow.errors import GraphflowError, StepTimeout, WorkerLost
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.runtime.collectives import shared_memory_edges as passages
-from graphflow.runtime.collectives.exchanges import SessionCollectives
+from graphflow.runtime.collectives.program_collectives import ProgramCollectives
+from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import (
     MAX_SLOT_BYTES,
     MAX_TENSOR_BYTES,
@@ -47,8 +48,8 @@ class Pair:
             SessionCollectives("s", i, mail, self._outbox) for i, mail in enumerate(self.mails)
         ]
         to, of = ({n: Awaited(f"edge {n}", worker) for n in specs} for worker in (1, 0))
-        out = self.ends[0].for_program("p", SOURCE).edge_senders(TARGET, 1, to, specs)
-        into = self.ends[1].for_program("p", TARGET).edge_receivers(SOURCE, 0, of, specs)
+        out = ProgramCollectives(self.ends[0], "p", SOURCE).edge_senders(TARGET, 1, to, specs)
+        into = ProgramCollectives(self.ends[1], "p", TARGET).edge_receivers(SOURCE, 0, of, specs)
         self.out, self.into = out, into
         self.give(seconds)
 

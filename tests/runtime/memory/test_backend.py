@@ -29,9 +29,9 @@ def test_memory_is_aligned_and_of_the_size_that_was_asked(nbytes: int) -> None:
 
 
 def test_more_memory_than_there_is_becomes_an_error_that_says_how_much() -> None:
-    with pytest.raises(MemoryLimitError, match=r"1e\+09 GB cannot be had"):
+    with pytest.raises(MemoryLimitError, match=r"cannot allocate 1e\+09 GB"):
         CpuBackend().empty(10**18)
-    with pytest.raises(MemoryLimitError, match=r"GB cannot be had"):
+    with pytest.raises(MemoryLimitError, match=r"cannot allocate \S+ GB"):
         CpuBackend().empty(2**63 - 1 - ALIGNMENT)
 
 

@@ -224,7 +224,7 @@ def test_formats_and_levels_that_do_not_exist_are_refused() -> None:
 def test_an_event_or_field_that_is_not_declared_is_a_mistake(
     event: str, fields: dict[str, str]
 ) -> None:
-    with pytest.raises(ArgumentError, match="not in EVENTS"):
+    with pytest.raises(ArgumentError, match="not declared in EVENTS"):
         LOG.tell(event, **fields)
 
 

@@ -134,7 +134,7 @@ def test_a_slot_that_cannot_be_is_refused(start: int, turn: int, nbytes: int) ->
 
 def test_memory_without_a_board_is_refused() -> None:
     small = SharedMemorySegment.create(10)
-    with pytest.raises(TransportError, match="room"):
+    with pytest.raises(TransportError, match="too small to hold an array"):
         SharedArrayReader(small.token)
 
 

@@ -18,8 +18,7 @@ from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.ordering.search import searchsorted
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select, transcendental
+from graphflow.ops.pointwise import arithmetic, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype, full_like
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.tensors import slicing as window
@@ -41,7 +40,7 @@ def _extract(call: NodeCall) -> Outputs:
 @operator("Binarizer", domain=ML)
 def _binarize(call: NodeCall) -> Outputs:
     x = call.tensor(0)
-    return astype(elementwise.greater(x, call.attr("threshold", 0.0)), x.dtype)
+    return astype(comparison.greater(x, call.attr("threshold", 0.0)), x.dtype)
 
 
 @operator("Scaler", domain=ML)
@@ -56,9 +55,9 @@ def _normalize(call: NodeCall) -> Outputs:
     x, how = _floats(call.tensor(0)), call.attr("norm", "MAX")
     axis = x.ndim - 1
     if how == "MAX":
-        norm = extrema.max(elementwise.abs(x), axis=axis, keepdims=True)
+        norm = extrema.max(arithmetic.abs(x), axis=axis, keepdims=True)
     elif how == "L1":
-        norm = reduce.sum(elementwise.abs(x), axis=axis, keepdims=True)
+        norm = reduce.sum(arithmetic.abs(x), axis=axis, keepdims=True)
     elif how == "L2":
         norm = transcendental.sqrt(reduce.sum(x * x, axis=axis, keepdims=True))
     else:
@@ -72,7 +71,7 @@ def _impute(call: NodeCall) -> Outputs:
     word = "float" if kind(x.dtype) == "float" else "int64"
     lost = call.attr(f"replaced_value_{word}", 0)
     values = np.asarray(call.required_attr(f"imputed_value_{word}s"), x.dtype)
-    absent = elementwise.isnan(x) if lost != lost else elementwise.equal(x, lost)
+    absent = comparison.isnan(x) if lost != lost else comparison.equal(x, lost)
     return select.where(absent, values, x)
 
 
@@ -84,7 +83,7 @@ def _one_hot(call: NodeCall) -> Outputs:
     if not categories or not call.attr("zeros", 1):
         raise RunOnHost("categories are strings, or must all be known")
     x = astype(call.tensor(0), "int64")
-    return astype(elementwise.equal(expand_dims(x, -1), np.asarray(categories)), "float32")
+    return astype(comparison.equal(expand_dims(x, -1), np.asarray(categories)), "float32")
 
 
 @operator("FeatureVectorizer", domain=ML)
@@ -147,7 +146,7 @@ def _encode(call: NodeCall) -> Outputs:
         line = line.astype(x.dtype)
     places = select.minimum(searchsorted(line, x), len(line) - 1)
     found = take(as_tensor(table), places, 0)
-    hit = elementwise.equal(take(as_tensor(line), places, 0), x)
+    hit = comparison.equal(take(as_tensor(line), places, 0), x)
     return select.where(hit, found, full_like(found, _default(call, values.dtype)))
 
 
@@ -198,7 +197,7 @@ def _classify(call: NodeCall) -> Outputs:
     scores = astype(apply_post_transform(call, scores, post), "float32")
     if rows == 1 and len(labels) == 1:
         limit = 0.0 if post == "NONE" else 0.5
-        passed = elementwise.greater_equal(reshape(scores, (-1,)), limit)
+        passed = comparison.greater_equal(reshape(scores, (-1,)), limit)
         return [select.where(passed, np.int64(labels[0]), np.int64(0)), scores]
     return [
         take(as_tensor(np.asarray(labels, np.int64)), extrema.argmax(scores, axis=1), 0),

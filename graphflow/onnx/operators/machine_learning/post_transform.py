@@ -6,8 +6,7 @@ import math
 
 from graphflow.ir.op import Tensor
 from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.ops.pointwise import activations, select, transcendental
-from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import activations, arithmetic, comparison, select, transcendental
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.reductions.softmax import softmax
 
@@ -37,12 +36,12 @@ def _softmax_zero(x: Tensor) -> Tensor:
     """Compute a softmax in which zeros stay zeros; rows of zeros become 0.5."""
     most = extrema.max(x, axis=-1, keepdims=True)
     parts = select.where(
-        elementwise.greater(elementwise.abs(x), 1e-7),
+        comparison.greater(arithmetic.abs(x), 1e-7),
         transcendental.exp(x - most),
         x * transcendental.exp(-most),
     )
     total = reduce.sum(parts, axis=-1, keepdims=True)
-    none = elementwise.equal(total, 0)
+    none = comparison.equal(total, 0)
     return select.where(none, 0.5, parts / select.where(none, 1.0, total))
 
 
@@ -54,8 +53,8 @@ def _probit(x: Tensor) -> Tensor:
     a = 0.147
     y = x * 2 - 1
     inner = (1 - y) * (1 + y)
-    log = transcendental.log(select.where(elementwise.equal(inner, 0), 1.0, inner))
+    log = transcendental.log(select.where(comparison.equal(inner, 0), 1.0, inner))
     half = 2 / (math.pi * a) + log * 0.5
     root = transcendental.sqrt(transcendental.sqrt(half * half - log / a) - half)
-    result: Tensor = elementwise.sign(y) * root * math.sqrt(2)
+    result: Tensor = arithmetic.sign(y) * root * math.sqrt(2)
     return result

@@ -26,8 +26,7 @@ from graphflow.onnx.loading.segments import OnnxBody
 from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.matrices import matmul as linalg
-from graphflow.ops.pointwise import activations, select, transcendental
-from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import activations, arithmetic, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.tensors.creation import full
@@ -78,7 +77,7 @@ def _power(x: Tensor, degree: int) -> Tensor:
     if 1 <= degree <= 8:
         product: Tensor = reduce_by(mul, [x] * degree)
         return product
-    result: Tensor = elementwise.pow(x, degree)
+    result: Tensor = arithmetic.pow(x, degree)
     return result
 
 
@@ -91,7 +90,7 @@ def _regressor(call: NodeCall) -> Outputs:
         x = _kernel(call, x, vectors)
     scores = linalg.matmul(x, weights.reshape(-1, 1)) + rho[:1]
     if call.attr("one_class", 0):
-        scores = select.where(elementwise.greater(scores, 0), 1.0, -1.0)
+        scores = select.where(comparison.greater(scores, 0), 1.0, -1.0)
     return astype(
         apply_post_transform(call, scores, call.attr("post_transform", "NONE")), "float32"
     )
@@ -119,10 +118,10 @@ def _classifier(call: NodeCall) -> Outputs:
     if len(rho) == 1 and classes == 2:
         certain = not probable and bool((weights >= 0).all())
         if certain:
-            best = select.where(elementwise.greater_equal(extrema.max(votes, axis=1), 0.5), 1, best)
+            best = select.where(comparison.greater_equal(extrema.max(votes, axis=1), 0.5), 1, best)
         table = labels
     elif len(rho) == 1 and classes == 1:
-        best = astype(elementwise.greater(extrema.max(votes, axis=1), 0), "int64")
+        best = astype(comparison.greater(extrema.max(votes, axis=1), 0), "int64")
         table = [0, 1]
     else:
         table = labels or [0]
@@ -160,7 +159,7 @@ def _votes(scores: Tensor, classes: int) -> Tensor:
     wins, losses = np.zeros((len(pairs), classes)), np.zeros((len(pairs), classes))
     for row, (i, j) in enumerate(pairs):
         wins[row, i], losses[row, j] = 1, 1
-    won = astype(elementwise.greater(scores, 0), "float64")
+    won = astype(comparison.greater(scores, 0), "float64")
     votes: Tensor = linalg.matmul(won, wins) + linalg.matmul(1 - won, losses)
     return votes
 
@@ -185,8 +184,8 @@ def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
         """Return Q·p, p·Q·p, and True for rows that have not converged."""
         qp = linalg.matmul(q, expand_dims(p, -1))[:, :, 0]
         pqp = reduce.sum(p * qp, axis=1, keepdims=True)
-        error = extrema.max(elementwise.abs(qp - pqp), axis=1, keepdims=True)
-        return qp, pqp, elementwise.greater_equal(error, 0.005 / classes)
+        error = extrema.max(arithmetic.abs(qp - pqp), axis=1, keepdims=True)
+        return qp, pqp, comparison.greater_equal(error, 0.005 / classes)
 
     def step(p: Tensor) -> Tensor:
         qp, pqp, moves = residual(p)

@@ -22,8 +22,7 @@ from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Array
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise import comparison, select
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema
 from graphflow.ops.reductions import reduce as sums
@@ -33,8 +32,8 @@ from graphflow.ops.tensors.take import take
 from graphflow.ops.tensors.take_along_axis import take_along_axis
 
 _COMPARISONS: dict[int, Callable[[Any, Any], Tensor]] = {
-    0: elementwise.less_equal, 1: elementwise.less, 2: elementwise.greater_equal,
-    3: elementwise.greater, 4: elementwise.equal, 5: elementwise.not_equal,
+    0: comparison.less_equal, 1: comparison.less, 2: comparison.greater_equal,
+    3: comparison.greater, 4: comparison.equal, 5: comparison.not_equal,
 }  # fmt: skip
 _MEMBER, _LEAF = 6, 7
 _WORDS = {
@@ -93,8 +92,8 @@ class Forest:
             value = take_along_axis(x, take(features, places, 0), 1)
             goes = test(value, places)
             if self.missing.any():
-                lost = elementwise.logical_and(elementwise.isnan(value), take(missing, places, 0))
-                goes = elementwise.logical_or(goes, lost)
+                lost = comparison.logical_and(comparison.isnan(value), take(missing, places, 0))
+                goes = comparison.logical_or(goes, lost)
             places = select.where(goes, take(yes, places, 0), take(no, places, 0))
         return places
 
@@ -106,7 +105,7 @@ class Forest:
 
         def passes(mode: int, value: Tensor, places: Tensor) -> Tensor:
             if mode == _MEMBER and members is not None:
-                same = elementwise.equal(expand_dims(value, -1), take(members, places, 0))
+                same = comparison.equal(expand_dims(value, -1), take(members, places, 0))
                 found: Tensor = sums.any(same, axis=-1)
                 return found
             return _COMPARISONS[mode](value, take(splits, places, 0))
@@ -116,10 +115,10 @@ class Forest:
                 return passes(used[0], value, places)
             mode = take(modes, places, 0)
             chosen = [
-                elementwise.logical_and(elementwise.equal(mode, m), passes(m, value, places))
+                comparison.logical_and(comparison.equal(mode, m), passes(m, value, places))
                 for m in used
             ]
-            passed: Tensor = reduce(elementwise.logical_or, chosen)
+            passed: Tensor = reduce(comparison.logical_or, chosen)
             return passed
 
         return test
@@ -282,7 +281,7 @@ def _named_forest(call: NodeCall) -> tuple[Forest, dict[tuple[int, int], int]]:
 
 
 def _scores(call: NodeCall, what: str, targets: int, how: str) -> Tensor:
-    """Return the scores (rows, targets) of a forest whose leaf weights are attributes `what`_…"""
+    """Return scores (rows, targets); the attributes of leaf weights begin with `what`."""
     x = _as_floats(call.tensor(0))
     forest, places = _named_forest(call)
     values = _floats(call, f"{what}_weights")

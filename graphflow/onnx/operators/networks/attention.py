@@ -14,8 +14,7 @@ from graphflow.ir.spec import Size, floordiv
 from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.attention import attention_op as attention
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select
+from graphflow.ops.pointwise import comparison, select
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors import slicing as window
 from graphflow.ops.tensors.creation import arange
@@ -91,14 +90,14 @@ def _length_mask(call: NodeCall, q: Tensor, k: Tensor, causal: bool, sides: Any)
     lengths = reshape(astype(call.tensor(6), "int64"), (-1, 1, 1, 1))
     keys = arange(k.shape[2])
     own = expand_dims(arange(q.shape[2]), 1) + lengths - q.shape[2]  # (batch, 1, T, 1)
-    seen = elementwise.less(keys, lengths)
+    seen = comparison.less(keys, lengths)
     left, right = sides
     if causal:
         right = 0
     if right is not None:
-        seen = elementwise.logical_and(seen, elementwise.less_equal(keys, own + right))
+        seen = comparison.logical_and(seen, comparison.less_equal(keys, own + right))
     if left is not None:
-        seen = elementwise.logical_and(seen, elementwise.greater_equal(keys, own - left))
+        seen = comparison.logical_and(seen, comparison.greater_equal(keys, own - left))
     result: Tensor = seen
     return result
 
@@ -107,6 +106,6 @@ def _combine_masks(seen: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return seen
     if mask.dtype.kind == "b":
-        both: Tensor = elementwise.logical_and(seen, mask)
+        both: Tensor = comparison.logical_and(seen, mask)
         return both
     return select.where(seen, mask, -np.inf)

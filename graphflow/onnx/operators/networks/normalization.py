@@ -10,8 +10,7 @@ from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.networks import batch_norm, norm
 from graphflow.ops.networks.dropout import masked
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select, transcendental
+from graphflow.ops.pointwise import arithmetic, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype, ones_like
 from graphflow.ops.randomness.random import keep_mask
 from graphflow.ops.reductions import reduce
@@ -126,13 +125,13 @@ def _lrn(call: NodeCall) -> Outputs:
     x, size = call.tensor(0), call.required_attr("size")
     before = (size - 1) // 2
     widths = [(before, size - 1 - before) if i == 1 else (0, 0) for i in range(x.ndim)]
-    squares = pad(elementwise.square(x), widths)
+    squares = pad(arithmetic.square(x), widths)
     channels = x.shape[1]
     total: Any = window.window(squares, 1, 0, channels)
     for shift in range(1, size):
         total = total + window.window(squares, 1, shift, channels)
     base = call.attr("bias", 1.0) + total * (call.attr("alpha", 0.0001) / size)
-    return x / elementwise.pow(base, call.attr("beta", 0.75))
+    return x / arithmetic.pow(base, call.attr("beta", 0.75))
 
 
 @operator("LpNormalization")
@@ -141,12 +140,12 @@ def _lp_normalization(call: NodeCall) -> Outputs:
     x, p = call.tensor(0), call.attr("p", 2)
     axis = axis_of(call, -1, x.ndim)
     if p == 1:
-        size = reduce.sum(elementwise.abs(x), axis=axis, keepdims=True)
+        size = reduce.sum(arithmetic.abs(x), axis=axis, keepdims=True)
     elif p == 2:
-        size = transcendental.sqrt(reduce.sum(elementwise.square(x), axis=axis, keepdims=True))
+        size = transcendental.sqrt(reduce.sum(arithmetic.square(x), axis=axis, keepdims=True))
     else:
         raise call.unsupported_error(f"p = {p}; 1 and 2 are known")
-    return x / select.where(elementwise.equal(size, 0), 1, size)
+    return x / select.where(comparison.equal(size, 0), 1, size)
 
 
 @operator("Dropout")

@@ -9,7 +9,7 @@ from graphflow.ir.spec import product
 from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
-from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import arithmetic
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import reshape
@@ -46,8 +46,8 @@ def _column_major(x: Tensor, places: Tensor) -> Tensor:
     sizes = x.shape[2:]
     for i in range(len(sizes)):
         below = product(sizes[i + 1 :])
-        result = result + elementwise.floor_divide(rest, below) * factor
-        rest, factor = elementwise.remainder(rest, below), factor * sizes[i]
+        result = result + arithmetic.floor_divide(rest, below) * factor
+        rest, factor = arithmetic.remainder(rest, below), factor * sizes[i]
     total: Tensor = result
     return total
 
@@ -55,7 +55,7 @@ def _column_major(x: Tensor, places: Tensor) -> Tensor:
 def _over_all(x: Tensor, places: Tensor) -> Tensor:
     """Convert flat indices in a map to flat indices in the whole tensor."""
     maps = reshape(arange(x.shape[0] * x.shape[1]), (*x.shape[:2], *(1,) * (x.ndim - 2)))
-    result: Tensor = elementwise.add(places, maps * product(x.shape[2:]))
+    result: Tensor = arithmetic.add(places, maps * product(x.shape[2:]))
     return result
 
 
@@ -89,5 +89,5 @@ def _global_max(call: NodeCall) -> Outputs:
 @operator("GlobalLpPool")
 def _global_lp(call: NodeCall) -> Outputs:
     x, p = call.tensor(0), float(call.attr("p", 2))
-    total = reduce.sum(elementwise.pow(elementwise.abs(x), p), axis=_spatial(x), keepdims=True)
-    return elementwise.pow(total, 1.0 / p)
+    total = reduce.sum(arithmetic.pow(arithmetic.abs(x), p), axis=_spatial(x), keepdims=True)
+    return arithmetic.pow(total, 1.0 / p)

@@ -14,8 +14,7 @@ from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks import piecewise_activations as piecewise
 from graphflow.ops.networks import recurrent
 from graphflow.ops.networks.recurrent_cells import LstmCell, RecurrentWeights, State
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import rectifiers, select, transcendental
+from graphflow.ops.pointwise import arithmetic, comparison, rectifiers, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema
 from graphflow.ops.tensors.creation import zeros
@@ -177,9 +176,9 @@ def _quantize_dynamically(x: Tensor) -> Tensor:
     """Round x as `DynamicQuantizeLinear` does: to 256 levels between its minimum and maximum."""
     low, high = (select.minimum(extrema.min(x), 0), select.maximum(extrema.max(x), 0))
     width = (high - low) / 255
-    step = select.where(elementwise.equal(width, 0), 1.0, width)
-    zero = select.clip(elementwise.round(-low / step), 0, 255)
-    whole = select.clip(elementwise.round(x / step) + zero, 0, 255)
+    step = select.where(comparison.equal(width, 0), 1.0, width)
+    zero = select.clip(arithmetic.round(-low / step), 0, 255)
+    whole = select.clip(arithmetic.round(x / step) + zero, 0, 255)
     result: Tensor = (whole - zero) * step
     return result
 

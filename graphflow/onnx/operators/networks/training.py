@@ -11,8 +11,7 @@ from graphflow.onnx.loading.domains import TRAINING
 from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.onnx.loading.value_kinds import Known
-from graphflow.ops.pointwise import arithmetic as elementwise
-from graphflow.ops.pointwise import select, transcendental
+from graphflow.ops.pointwise import arithmetic, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.transforms.reverse_mode import gradients
 
@@ -43,7 +42,7 @@ def _find_tensor(call: NodeCall, name: str) -> Tensor:
     if isinstance(value, Known):
         return call.as_tensor(value)
     if not isinstance(value, Tensor):
-        raise call.unsupported_error(f"{name!r} is no tensor of this graph")
+        raise call.unsupported_error(f"{name!r} is not a tensor of this graph")
     return value
 
 
@@ -115,7 +114,7 @@ def _adam(
     squares = squares * beta + gradient * gradient * (1 - beta)
     power = astype(count, "float64")
     unbiased = transcendental.sqrt(1.0 - _power(beta, power)) / (1.0 - _power(alpha, power))
-    first = elementwise.greater(count, 0)
+    first = comparison.greater(count, 0)
     rate = rate * astype(select.where(first, unbiased, 1.0), rate.dtype)
     scale = transcendental.sqrt(squares) + call.attr("epsilon", 1e-6)
     x = x - astype(rate, x.dtype) * (mean / scale)
@@ -124,7 +123,7 @@ def _adam(
 
 
 def _power(base: float, exponent: Tensor) -> Tensor:
-    result: Tensor = elementwise.pow(base, exponent)
+    result: Tensor = arithmetic.pow(base, exponent)
     return result
 
 
@@ -138,7 +137,7 @@ def _momentum(
         raise call.unsupported_error(f"mode {mode!r}; it is standard or nesterov")
     gradient = _add_regularization(call, x, gradient)
     later: Any = call.required_attr("beta")
-    share = select.where(elementwise.greater(count, 0), later, 1.0)
+    share = select.where(comparison.greater(count, 0), later, 1.0)
     speed = speed * alpha + gradient * astype(share, x.dtype)
     ahead = gradient + speed * alpha if mode == "nesterov" else speed
     return x - astype(rate, x.dtype) * ahead, speed

@@ -15,7 +15,7 @@ from graphflow.ops.images import deformable_conv as deform
 from graphflow.ops.images import grid_sample as grid
 from graphflow.ops.images import resize, roi
 from graphflow.ops.images.adaptive_pooling import max_unpool
-from graphflow.ops.pointwise import arithmetic as elementwise
+from graphflow.ops.pointwise import arithmetic
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors import slicing as window
 from graphflow.ops.tensors.padding import pad
@@ -211,7 +211,7 @@ def _max_unpool(call: NodeCall) -> Outputs:
         for i, n in enumerate(x.shape[2:])
     ]
     y: Tensor = max_unpool(
-        x, elementwise.remainder(places, product(sizes)), kernel, strides, output_size=sizes
+        x, arithmetic.remainder(places, product(sizes)), kernel, strides, output_size=sizes
     )
     if not call.has(2):
         return y

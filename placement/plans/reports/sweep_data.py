@@ -11,10 +11,10 @@ from functools import cached_property
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.plans.comparison import summary
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.report import report
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.comparison import summary
+from graphflow.placement.plans.reports.report import report
+from graphflow.placement.plans.reports.tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SweepData:
         return self.curves[0].points[0].step
 
     def speedup(self, point: Point) -> float:
-        """How many times as fast as the first point of the first curve."""
+        """Return how many times as fast a point is as the first point of the first curve."""
         return self.base / point.step if point.step else math.inf
 
     def format_speedup(self, point: Point) -> str:

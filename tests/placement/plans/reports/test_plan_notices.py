@@ -8,7 +8,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_notices import constraints, ports
+from graphflow.placement.plans.reports.plan_notices import constraints, ports
 
 CLUSTER = gf.Cluster.hypothetical("2x2xt4", network="10gbe")
 

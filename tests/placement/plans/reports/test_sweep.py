@@ -13,7 +13,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.sweep import Curve, Point, Sweep, number
+from graphflow.placement.plans.reports.sweep import Curve, Point, Sweep, number
 
 SVG = "{http://www.w3.org/2000/svg}"
 

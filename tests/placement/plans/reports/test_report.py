@@ -11,8 +11,6 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import PlanError
-from graphflow.placement.plans.comparison import summary
-from graphflow.placement.plans.critical_path import critical_path
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import (
     Interval,
@@ -20,7 +18,9 @@ from graphflow.placement.plans.plan_records import (
     PlannedNode,
     PlannedTransfer,
 )
-from graphflow.placement.plans.tables import TextTable
+from graphflow.placement.plans.reports.comparison import summary
+from graphflow.placement.plans.reports.critical_path import critical_path
+from graphflow.placement.plans.reports.tables import TextTable
 from tests.placement.view.view_plans import HOSTILE, towers
 
 A, B = "/worker:0/cpu:0", "/worker:1/cpu:0"

@@ -9,8 +9,8 @@ from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_data import PlanData
-from graphflow.placement.plans.report import Report, report
-from graphflow.placement.plans.tables import TextTable, seconds_cell
+from graphflow.placement.plans.reports.report import Report, report
+from graphflow.placement.plans.reports.tables import TextTable, seconds_cell
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def compare(plans: Mapping[str, PlanData] | Sequence[PlanData]) -> Comparison:
 
 
 def summary(plan: PlanData) -> str:
-    """What a plan's cluster consists of: "16 × h100-sxm"."""
+    """Summarise the devices of a plan's cluster: "16 × h100-sxm"."""
     counts: dict[str, int] = {}
     for worker in plan.cluster.workers:
         for device in worker.devices:

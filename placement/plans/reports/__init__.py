@@ -1,0 +1,1 @@
+"""Reports, comparisons and sweeps of plans, as tables that print themselves."""
