@@ -415,8 +415,7 @@ class RemoteSteps(WorkerMembership):
         return Order(replace_fields(order, feeds=before, small=inside), arrays)
 
     def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
-        """Return a function that runs steps whose feeds have known sizes, without further
-        checks."""
+        """Return a function that runs steps whose feeds have known sizes, without checks."""
         loaded = self._programs[program]
         if not loaded.feeds:
             return None
