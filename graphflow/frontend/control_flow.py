@@ -77,6 +77,7 @@ def _call_graph(graph: Graph, args: Sequence[Any], name: str | None) -> tuple[Te
 def call_body(
     body: Body, operands: Sequence[Tensor], name: str | None, recompute: bool = False
 ) -> tuple[Tensor, ...]:
+    """Build a `call` node of a body, with new random streams."""
     attrs: dict[str, Any] = {"body": _with_new_streams(body)}
     if recompute:
         attrs["recompute"] = True
@@ -339,6 +340,7 @@ def while_loop(
 
 
 def require_function(fn: Any, what: str) -> None:
+    """Raise ArgumentError if `fn` is not callable."""
     if not callable(fn):
         raise ArgumentError(f"{what} is a function, not {fn!r}")
 

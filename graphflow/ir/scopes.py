@@ -31,6 +31,7 @@ class RandomStreams:
     count: int = 0
 
     def next(self) -> tuple[int, int]:
+        """Take the next stream: (seed, number)."""
         self.count += 1
         return (self.seed, self.count - 1)
 

@@ -68,6 +68,7 @@ class Backend(base.Backend):
     def run_model(
         cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
     ) -> tuple[Any, ...]:
+        """Load a model, and run it once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod

@@ -103,9 +103,11 @@ class _Cotangents:
         self._parts: dict[Tensor, list[Tensor]] = {}
 
     def add(self, tensor: Tensor, part: Tensor) -> None:
+        """Add a contribution to the cotangent of a tensor."""
         self._parts.setdefault(tensor, []).append(part)
 
     def has(self, tensor: Tensor) -> bool:
+        """Return True if a tensor has a contribution."""
         return tensor in self._parts
 
     def total(self, tensor: Tensor) -> Tensor:

@@ -110,13 +110,13 @@ class CheckpointStore:
         return self.epoch
 
     def _write_session(self) -> None:
-        told = {
+        content = {
             "session": self.session,
             "token": self.token,
             "epoch": self.epoch,
             "owner": self._owner,
         }
-        files.replace_file(self.root / _SESSION, json.dumps(told).encode())
+        files.replace_file(self.root / _SESSION, json.dumps(content).encode())
 
     def _rewrite_session(self) -> None:
         """Write session.json again if it is missing or outdated."""
@@ -140,8 +140,8 @@ class CheckpointStore:
     def _read_session(self) -> dict[str, str] | None:
         """Return the content of session.json; None if it is missing or invalid."""
         try:
-            told = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
-            found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
+            content = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
+            found = {key: str(content[key]) for key in ("session", "token", "epoch", "owner")}
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         except OSError as error:
@@ -167,9 +167,8 @@ class CheckpointStore:
         draft = None
         try:
             self.check_owner()
-            files.clean_up(
-                self.root, _LEFTOVER
-            )  # a worker may still have written to a draft that had failed
+            # A worker may still have written to a draft that had failed.
+            files.clean_up(self.root, _LEFTOVER)
             draft = CheckpointDraft.begin(target, step, self.epoch)
             self._rewrite_session()
             return draft
@@ -269,8 +268,7 @@ def newest(
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return an identity that differs if another folder takes the same name; None if there is
-    none."""
+    """Return an identity that differs for another folder of that name; None for no folder."""
     try:
         status = folder.stat()
     except OSError:

@@ -1,5 +1,4 @@
-"""The I/O loop of one session: its sockets, and the coordinator's machine that decides what to
-send.
+"""The I/O loop of one session: its sockets, and the coordinator's machine.
 
 The thread that waits for an operation drives the sockets until the outcome is there. In between, a
 thread of the loop drives them, so that heartbeats go on while the user's code computes. An
@@ -65,9 +64,8 @@ from graphflow.runtime.transport.zmq_sockets import abandon_context, open_contex
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
-_ROUTINE_EVENTS = frozenset(
-    (BeginOperation, WorkerMessageReceived, ReleaseStep)
-)  # these never cause the loss of a worker
+# Events that never cause the loss of a worker.
+_ROUTINE_EVENTS = frozenset((BeginOperation, WorkerMessageReceived, ReleaseStep))
 
 SLACK = 5.0  # seconds beyond a deadline until the sockets themselves count as stuck
 _CATCH_UP = 0.2  # seconds of delay after which a turn first receives what has arrived
@@ -170,9 +168,9 @@ class SessionIOLoop:
             PeerSharedMemory(partial(offer, worker), self._deferred)
             for worker, _ in enumerate(self._connections)
         ]
-        for worker, way in enumerate(self._connections):
-            self._waiter.add(way.channel.fileno(), worker)
-            self._waiter.add(way.channel.monitor_fileno(), ~worker)
+        for worker, connection in enumerate(self._connections):
+            self._waiter.add(connection.channel.fileno(), worker)
+            self._waiter.add(connection.channel.monitor_fileno(), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -202,9 +200,8 @@ class SessionIOLoop:
     def finish(self, operation: PendingOperation, seconds: float) -> Replies:
         """Run a submitted operation to its end; raises as `ask`."""
         self._wait(operation, time.monotonic() + seconds)
-        if (
-            operation.outcome is None
-        ):  # this process may have been stopped: what arrived meanwhile counts
+        # This process may have been stopped: what arrived meanwhile counts.
+        if operation.outcome is None:
             self._wait(operation, time.monotonic() + _CATCH_UP)
         outcome = operation.outcome
         if isinstance(outcome, Replies):
@@ -217,8 +214,7 @@ class SessionIOLoop:
         return operation.request in self._pending or operation.outcome is not None
 
     def add(self, event: CoordinatorEvent) -> None:
-        """Queue an event, without waking the loop's thread: the caller is about to drive the
-        sockets."""
+        """Queue an event without waking the loop's thread: the caller will drive the sockets."""
         self._events.append(event)
 
     def post(self, event: CoordinatorEvent) -> None:
@@ -252,11 +248,19 @@ class SessionIOLoop:
 
     def refused_workers(self) -> list[int]:
         """Return the workers whose last handshake failed; with keys, mostly for lack of trust."""
-        return [worker for worker, way in enumerate(self._connections) if way.channel.refused]
+        return [
+            worker
+            for worker, connection in enumerate(self._connections)
+            if connection.channel.refused
+        ]
 
     def silent_workers(self) -> list[int]:
         """Return the workers that accepted a connection, and have sent nothing on it yet."""
-        return [worker for worker, way in enumerate(self._connections) if way.channel.silent]
+        return [
+            worker
+            for worker, connection in enumerate(self._connections)
+            if connection.channel.silent
+        ]
 
     def unwelcomed_workers(self) -> list[int]:
         """Return the workers that have not answered since the session began."""
@@ -266,9 +270,8 @@ class SessionIOLoop:
         """End the thread and close the sockets. Idempotent."""
         self._stopping = True
         self._wakeup.wake()
-        if (
-            threading.current_thread() is not self._thread
-        ):  # the garbage collector may call this on it
+        # The garbage collector may call this method on the loop's own thread.
+        if threading.current_thread() is not self._thread:
             self._thread.join(SLACK)
 
     # Waiting -----------------------------------------------------------------------------------
@@ -337,8 +340,10 @@ class SessionIOLoop:
     # With the driver lock held -------------------------------------------------------------------
 
     def _drive(self, operation: PendingOperation, until: float, came: list[int]) -> None:
-        """Drive the sockets until the operation has an outcome, a signal arrived, or another
-        thread wants to."""
+        """Drive the sockets until the operation has an outcome.
+
+        It stops earlier if a signal arrived, or if another thread wants to drive.
+        """
         try:
             while not (operation.outcome or came or self._stopping or self._driver.wanted):
                 self._turn(operation, until)
@@ -369,21 +374,21 @@ class SessionIOLoop:
         now = time.monotonic()
         if now >= self._inflow_check_at:
             self._inflow_check_at = now + self._check_inflow(now)
-        due = self._machine.wake_at(0.0)
-        if now >= due:
-            if now > due + _CATCH_UP:  # the delay was this process's own
+        wake_at = self._machine.wake_at(0.0)
+        if now >= wake_at:
+            if now > wake_at + _CATCH_UP:  # the delay was this process's own
                 self._catch_up()
             self._handle(CoordinatorTick())
             self._note_early_exits()
-            due = self._machine.wake_at(0.0)
-        if due > self._inflow_check_at:
-            due = self._inflow_check_at
-        self._next_event_at = due
-        due = min(due, until) if operation.outcome is None else now
+            wake_at = self._machine.wake_at(0.0)
+        if wake_at > self._inflow_check_at:
+            wake_at = self._inflow_check_at
+        self._next_event_at = wake_at
+        wake_at = min(wake_at, until) if operation.outcome is None else now
         for worker in list(self._full) if self._full else ():
-            due = min(due, now + _RETRY)
+            wake_at = min(wake_at, now + _RETRY)
             self._flush(worker)
-        self._receive(self._wait_ready(due - now, SPIN_SECONDS if self._pending else 0.0))
+        self._receive(self._wait_ready(wake_at - now, SPIN_SECONDS if self._pending else 0.0))
 
     def _catch_up(self) -> None:
         """Receive what arrived while this process did not run, because it was stopped or starved.
@@ -445,14 +450,14 @@ class SessionIOLoop:
 
     def _receive_fast(self, worker: int) -> None:
         """Receive the next message of a worker's fast channel."""
-        way = self._connections[worker]
+        connection = self._connections[worker]
         try:
-            frames = way.fast_channel.receive() if way.fast_channel is not None else None
-        except (
-            TransportError,
-            ProtocolError,
-        ):  # if its process has ended, the main connection reports that
-            way.disable_fast_channel()
+            frames = (
+                connection.fast_channel.receive() if connection.fast_channel is not None else None
+            )
+        except (TransportError, ProtocolError):
+            # If the worker's process has ended, the main connection reports that.
+            connection.disable_fast_channel()
             return
         if frames is not None:
             self._handle_fast_frames(worker, frames)
@@ -462,21 +467,21 @@ class SessionIOLoop:
         self._handle_frames(worker, frames)
 
     def _handle_link_changes(self, worker: int) -> None:
-        way = self._connections[worker]
-        for up in way.channel.read_link_changes():
+        connection = self._connections[worker]
+        for up in connection.channel.read_link_changes():
             if up:
-                if (lane := way.open_fast_channel()) is not None:
-                    self._waiter.add(lane.fileno(), _FAST_CHANNEL + worker)
+                if (fast_channel := connection.open_fast_channel()) is not None:
+                    self._waiter.add(fast_channel.fileno(), _FAST_CHANNEL + worker)
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._link_down_event(worker))
 
     def _check_inflow(self, now: float) -> float:
-        """Check how many bytes of incomplete messages each worker has sent; return seconds to
-        the next check."""
+        """Check the bytes of incomplete messages of each worker; return seconds to the next
+        check."""
         most = 0
-        for worker, way in enumerate(self._connections):
-            under_way = way.channel.count_unframed(now)
+        for worker, connection in enumerate(self._connections):
+            under_way = connection.channel.count_unframed(now)
             most = max(most, under_way)
             if under_way > UNFRAMED_CAP:
                 self._check_flooding(worker, now)
@@ -498,8 +503,7 @@ class SessionIOLoop:
             self._handle(WorkerGone(worker, ENDLESS_MESSAGE, ended=False))
 
     def _note_early_exits(self) -> None:
-        """Report started processes that ended before they were connected: no link change reports
-        them."""
+        """Report started processes that ended before they were connected; no link reports them."""
         if self._local is None:
             return
         for worker in self._machine.unwelcomed_workers():
@@ -517,9 +521,8 @@ class SessionIOLoop:
         try:
             actions = self._machine.handle(event, time.monotonic())
         except GraphflowError as error:
-            if not isinstance(
-                event, BeginOperation
-            ):  # only a Begin may fail: an array's dtype cannot travel
+            # Only BeginOperation may fail: an array's dtype may have no name on the wire.
+            if not isinstance(event, BeginOperation):
                 raise
             self._settle(SettleOperation(event.request, error))
             return
@@ -555,10 +558,10 @@ class SessionIOLoop:
             self._flush(action.worker)
 
     def _flush(self, worker: int) -> None:
-        way = self._connections[worker]
+        connection = self._connections[worker]
         if self._machine.is_lost(worker):
-            way.unsent.clear()
-        is_full = way.flush()
+            connection.unsent.clear()
+        is_full = connection.flush()
         self._recently_sent.add(worker)
         (self._full.add if is_full else self._full.discard)(worker)
 
@@ -578,10 +581,10 @@ class SessionIOLoop:
 
     def _free(self) -> None:
         self._opened.close()
-        for loans in self.array_memory:
-            loans.close()
-        for way in self._connections:
-            way.close()
+        for memory in self.array_memory:
+            memory.close()
+        for connection in self._connections:
+            connection.close()
         self._context.destroy(linger=0)
 
 

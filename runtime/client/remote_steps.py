@@ -280,8 +280,8 @@ class RemoteSteps(WorkerMembership):
             if is_interrupt(error):
                 self._cancel_step(step, operation)
             self._failed_steps += 1
-            told = error.error if isinstance(error, Interrupt) else error
-            self._activity.on_abort(step, time.monotonic() - began, told)
+            cause = error.error if isinstance(error, Interrupt) else error
+            self._activity.on_abort(step, time.monotonic() - began, cause)
             raise
         if replies is not None:
             self._activity.on_commit(step, time.monotonic() - began, replies.nbytes, fed)
@@ -339,20 +339,20 @@ class RemoteSteps(WorkerMembership):
             begin = BeginOperation(request, orders, deadline, step, follows, is_held=True)
             return PendingStep(step, deadline, loop.submit(begin), loaded.is_free)
 
-    def finish(self, begun: PendingStep) -> StepResult:
+    def finish(self, pending: PendingStep) -> StepResult:
         """Decide the first of the steps that were begun; returns and raises as `step`."""
         with self._step_lock:
             loop = self._require_loop()
-            loop.add(ReleaseStep(begun.operation.request))
-            seconds = 2 * begun.deadline + SLACK  # its deadline starts when it may compute
-            wait = partial(loop.finish, begun.operation, seconds)
-            return _step_result(self._await_decision(begun.step, begun.operation, wait))
+            loop.add(ReleaseStep(pending.operation.request))
+            seconds = 2 * pending.deadline + SLACK  # its deadline starts when it may compute
+            wait = partial(loop.finish, pending.operation, seconds)
+            return _step_result(self._await_decision(pending.step, pending.operation, wait))
 
-    def undo(self, begun: Sequence[PendingStep]) -> None:
+    def undo(self, pending: Sequence[PendingStep]) -> None:
         """End steps that were begun and not decided; nothing of them happens."""
         self._failed_steps += 1
         self.cancel()
-        for each in begun:
+        for each in pending:
             with suppress(GraphflowError):
                 if self._loop is not None:
                     self._loop.finish(each.operation, SLACK)
@@ -376,12 +376,14 @@ class RemoteSteps(WorkerMembership):
         self._last_step = step
         self._add_failure_count(order)
         request = next(self._requests)
-        told = replace_fields(order, request=request)
-        unfed = Order(told)
+        numbered = replace_fields(order, request=request)
+        unfed = Order(numbered)
         orders = {}
         for worker in loaded.workers:
             given = feeds.get(worker)
-            orders[worker] = self._order_with_feeds(told, worker, given, waits) if given else unfed
+            orders[worker] = (
+                self._order_with_feeds(numbered, worker, given, waits) if given else unfed
+            )
         return request, orders
 
     def _order_with_feeds(
@@ -406,15 +408,14 @@ class RemoteSteps(WorkerMembership):
                 before.append(name)
                 sent: Array | Chunk = array
                 if self._loop is not None:
-                    loans = self._loop.array_memory[worker]
-                    sent = loans.lend("feed", order.request, name, array, defer=waits)
+                    memory = self._loop.array_memory[worker]
+                    sent = memory.lend("feed", order.request, name, array, defer=waits)
                 arrays.append(("feed", name, sent))
         self._activity.add_fed_bytes(nbytes)
         return Order(replace_fields(order, feeds=before, small=inside), arrays)
 
     def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
-        """Return a function that runs steps whose feeds have known sizes, without further
-        checks."""
+        """Return a function that runs steps whose feeds have known sizes, without checks."""
         loaded = self._programs[program]
         if not loaded.feeds:
             return None
@@ -427,10 +428,10 @@ class RemoteSteps(WorkerMembership):
         ) -> list[Array] | None:
             if self._programs.get(program) is not loaded:
                 return None
-            told = replace_fields(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
+            sized = replace_fields(order, bindings={**bindings, DRAWS: draws}, deadline=deadline)
             given = {worker: {name: feeds[name] for name in names} for worker, names in fed}
             with self._step_lock:
-                arrays = self._step(loaded, told, step, given).arrays
+                arrays = self._step(loaded, sized, step, given).arrays
             return [copy_if_borrowed(arrays[worker][name]) for worker, name in loaded.fetches]
 
         return run

@@ -90,12 +90,13 @@ class Hosts(Protocol):
         trace: bool,
         deadline: float,
     ) -> StepResult:
-        """Run a step: all workers compute, then all commit; or nothing happens, and the error is
-        raised."""
+        """Run a step: all workers compute, then all commit; or raise the error of one.
+
+        After an error nothing has changed.
+        """
 
     def wait_for_clocks(self) -> None:
-        """Wait, before a traced step, until times of all workers can be converted to this
-        process's clock."""
+        """Wait, before a traced step, until times of all workers can be converted to ours."""
 
     def begin(
         self,
@@ -111,15 +112,18 @@ class Hosts(Protocol):
         None if steps only run one after the other.
         """
 
-    def finish(self, begun: Any) -> StepResult:
+    def finish(self, pending: Any) -> StepResult:
         """Decide a step that was begun; as `step`."""
 
-    def undo(self, begun: Sequence[Any]) -> None:
+    def undo(self, pending: Sequence[Any]) -> None:
         """End steps that were begun; nothing of them happens."""
 
     def has_committed(self, step: int, error: BaseException) -> bool:
-        """Return True if the last step had committed when an interrupt, which raised `error`,
-        ended it."""
+        """Return True if the last step had committed when an interrupt ended it.
+
+        Args:
+            error: the exception that the interrupt raised.
+        """
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps."""
@@ -137,8 +141,7 @@ class Hosts(Protocol):
         """Drop programs, and variables by worker, which live elsewhere from now on."""
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
-        """Copy the variables of some workers now, and write a shard for each worker in the
-        background.
+        """Copy the variables of some workers now, and write their shards in the background.
 
         Args:
             root: the directory of the session's checkpoints.
@@ -148,7 +151,7 @@ class Hosts(Protocol):
     def draining_workers(self) -> set[int]:
         """Return the workers that were asked to end, and wait for the session to leave."""
 
-    def on_draining(self, told: Callable[[], None]) -> None:
+    def on_draining(self, callback: Callable[[], None]) -> None:
         """Register a callback that is called, on another thread, when a worker is asked to end."""
 
     def leave_draining(self) -> None:
@@ -237,10 +240,10 @@ class LocalHosts:
     ) -> None:
         """Return None: the calling thread computes, so nothing can begin earlier."""
 
-    def finish(self, begun: Any) -> StepResult:
+    def finish(self, pending: Any) -> StepResult:
         raise SessionError("an embedded session cannot begin a step ahead of its turn")
 
-    def undo(self, begun: Sequence[Any]) -> None:
+    def undo(self, pending: Sequence[Any]) -> None:
         """Do nothing: no step was begun."""
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
@@ -292,7 +295,7 @@ class LocalHosts:
     def draining_workers(self) -> set[int]:
         return set()
 
-    def on_draining(self, told: Callable[[], None]) -> None:
+    def on_draining(self, callback: Callable[[], None]) -> None:
         """Do nothing: this process is the session's own."""
 
     def leave_draining(self) -> None:

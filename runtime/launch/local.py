@@ -111,10 +111,12 @@ class LocalWorker:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
             what = f"ended before it listened, {ended or f'after it printed {line!r}'}"
-        told = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
+        message = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
         if ended is not None and not ended.by_itself:
-            raise WorkerLost(told, worker=self.index, reason=ended.reason, op=ended.op, ended=True)
-        raise RendezvousTimeout(told)
+            raise WorkerLost(
+                message, worker=self.index, reason=ended.reason, op=ended.op, ended=True
+            )
+        raise RendezvousTimeout(message)
 
     def wait_exit(self, seconds: float) -> WorkerExit | None:
         """Return how the process ended; None if it still runs after `seconds`."""
@@ -133,8 +135,7 @@ class LocalWorker:
         return WorkerExit(f"killed by signal {-status}", self._recorder.failed_op())
 
     def _is_out_of_memory(self, status: int) -> bool:
-        """Return True if the kernel killed it for lack of memory, or it ended with a
-        MemoryError."""
+        """Return True if the kernel killed it for lack of memory, or a MemoryError ended it."""
         if status == -signal.SIGKILL:
             return self._kills.has_happened()
         return status > 0 and "MemoryError" in self.error_tail()

@@ -214,6 +214,7 @@ class KernelEmitter:
             self._compute.add_line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
 
     def emit_commit(self, assign: Node) -> None:
+        """Emit the assignment of a variable, unless its update is deferred."""
         variable, value = assign.inputs[0], assign.outputs[0]
         if assign.inputs[1].node in self._layout.deferred:
             return

@@ -235,8 +235,10 @@ class CancelStep:
 
 @dataclass(frozen=True)
 class AttachPeerMemory:
-    """Action: attach shared memory in which the coordinator or another worker, `origin`, lends
-    arrays."""
+    """Action: attach shared memory in which `origin` lends arrays.
+
+    The origin is the coordinator or another worker.
+    """
 
     session: str
     origin: int

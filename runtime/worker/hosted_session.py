@@ -84,7 +84,7 @@ class HostedSession:
         report: receives each job that ended, from any thread.
         drive_until: drives the worker's sockets until a condition holds.
         wake: wakes the thread that drives the sockets.
-        admit_pipe: takes in a bulk connection that another worker offers.
+        admit_bulk_channel: takes in a bulk connection that another worker offers.
         listen_address: the worker's address as this process knows it.
         checkpoints: the root directory for shards of checkpoints, if this worker has one.
     """
@@ -106,7 +106,7 @@ class HostedSession:
         meters: Meters | None = None,
         checkpoints: str | None = None,
         listen_address: str = "",
-        admit_pipe: Callable[[BulkChannel], None] = BulkChannel.close,
+        admit_bulk_channel: Callable[[BulkChannel], None] = BulkChannel.close,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -121,7 +121,7 @@ class HostedSession:
             self._session, self._epoch, self._index, self.meters, self._addresses
         )
         self._listen_address = listen_address
-        self._admit_pipe = admit_pipe
+        self._admit_bulk_channel = admit_bulk_channel
         self._context = context
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
         self._threads = threads
@@ -140,7 +140,7 @@ class HostedSession:
         session = opening.session  # not self: a reference cycle would free the memory late
         self._coordinator_memory = PeerSharedMemory(
             lambda token: report(OfferMemoryToCoordinator(session, token))
-        )  # to the coordinator
+        )
         self._borrowed_memory: dict[int, SharedArrayReader] = {}
         self._idle = False  # the session's thread has no job, and drives the sockets
         # While these two are equal, the session's thread has no job, and sends nothing.
@@ -200,7 +200,7 @@ class HostedSession:
         """
         if token.startswith(TOKEN_WORD):
             if origin >= 0 and not self._keys:
-                accept_offer(token, self._addresses[origin], self._admit_pipe)
+                accept_offer(token, self._addresses[origin], self._admit_bulk_channel)
             return
         with contextlib.suppress(TransportError):
             self._borrowed_memory[origin] = SharedArrayReader(token)
@@ -212,14 +212,14 @@ class HostedSession:
             return None
         return borrower.defer_borrow(chunk.slot, chunk.turn, chunk.nbytes)
 
-    def update_link(self, heard: UpdatePeerLink) -> None:
+    def update_link(self, update: UpdatePeerLink) -> None:
         """Pass another worker's report to the link to it."""
-        link = self._links.get(heard.worker)
+        link = self._links.get(update.worker)
         if link is not None:
             before = link.resent_count
-            link.apply_update(heard)
+            link.apply_update(update)
             if again := link.resent_count - before:
-                peer = self._addresses[heard.worker]
+                peer = self._addresses[update.worker]
                 self.meters.add("graphflow_resent_messages_total", again, peer)
 
     def beat_links(self, beat: BeatPeerLinks) -> None:
@@ -340,14 +340,16 @@ class HostedSession:
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                lane = None if self._keys else UnixSocketChannel.connect(address)
-                outlet = (
+                fast_channel = None if self._keys else UnixSocketChannel.connect(address)
+                bulk_sender = (
                     BulkSender(self._listen_address)
                     if self._listen_address and not self._keys
                     else None
                 )
                 sealed = bool(self._keys)
-                self._links[worker] = PeerLink(channel, outbound, lane, outlet, sealed=sealed)
+                self._links[worker] = PeerLink(
+                    channel, outbound, fast_channel, bulk_sender, sealed=sealed
+                )
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._coordinator_memory.keep
@@ -388,9 +390,8 @@ class HostedSession:
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
-        if (
-            feeds
-        ):  # return lent feeds before the client learns of the end, and may need their memory
+        # Return lent feeds before the client learns of the end, and may need their memory.
+        if feeds:
             feeds.clear()
         for array in computed.fetches.values():
             if array.nbytes >= LEND_MIN_BYTES:

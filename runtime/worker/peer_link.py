@@ -84,14 +84,14 @@ class PeerLink:
         owned: bool,
         should_continue: Callable[[], bool],
     ) -> None:
-        """Send an array in chunks; wait while the peer has acknowledged too little and
-        `should_continue`.
+        """Send an array in chunks; wait while the peer has acknowledged too little.
 
         Args:
             owned: the array stays unchanged until the peer acknowledges it. Otherwise it is copied.
+            should_continue: called during waits; False ends the send.
 
         Raises:
-            TransportError: `should_continue` said to stop.
+            TransportError: `should_continue` returned False.
         """
         step = number if purpose == "edge" else 0
         if step != self._last_sent[0]:
@@ -109,9 +109,8 @@ class PeerLink:
         ):
             return
         require_whole(array)
-        checked = not isinstance(
-            self._side_channel, BulkChannel
-        )  # which seals what it carries itself
+        # A bulk channel has checksums of its own.
+        checked = not isinstance(self._side_channel, BulkChannel)
         for chunk, data in split_array(
             purpose, number, name, array, checked=checked, far=self._far
         ):
@@ -163,18 +162,18 @@ class PeerLink:
             for token in filter(None, tokens):
                 self._transmit(self._outbound.wrap_unnumbered(Share(token)))
 
-    def apply_update(self, heard: UpdatePeerLink) -> None:
+    def apply_update(self, update: UpdatePeerLink) -> None:
         """Take in the peer's report. Never waits."""
         with self._lock:
-            self._outbound.received = heard.received
-            if self._outbound.acknowledge(heard.acknowledged):
+            self._outbound.received = update.received
+            if self._outbound.acknowledge(update.acknowledged):
                 self._unanswered_asks = 0
                 self._changed.notify_all()
-            if heard.told is not None:
-                self._transmit(self._outbound.wrap_unnumbered(heard.told))
-            if heard.wanted is not None:
-                for letter in self._outbound.resend(heard.wanted):
-                    self._transmit(letter)
+            if update.told is not None:
+                self._transmit(self._outbound.wrap_unnumbered(update.told))
+            if update.wanted is not None:
+                for outgoing in self._outbound.resend(update.wanted):
+                    self._transmit(outgoing)
 
     @property
     def resent_count(self) -> int:
@@ -200,8 +199,10 @@ class PeerLink:
                 self._channel.reset()
 
     def find_unacknowledged(self) -> tuple[int, tuple[int, Key]] | None:
-        """Return how often the peer was asked in vain, and the last (step, edge); None if it may
-        be slow."""
+        """Return how often the peer was asked in vain, and the last (step, edge) sent.
+
+        None if the peer may just be slow.
+        """
         if self._unanswered_asks <= _MAX_UNANSWERED_ASKS or not self._outbound.pending:
             return None
         return self._unanswered_asks, self._last_sent
@@ -221,26 +222,26 @@ class PeerLink:
                 raise TransportError(f"{self._channel.address} takes no more messages")
             self._changed.wait(_ROOM_POLL_SECONDS)
 
-    def _transmit(self, letter: OutgoingMessage) -> None:
-        frames = _frames(letter)
+    def _transmit(self, outgoing: OutgoingMessage) -> None:
+        frames = _frames(outgoing)
         known = self._outbound.acknowledged
         if (
             self._bulk_sender is not None
-            and (pipe := self._bulk_sender.channel) is not self._side_channel
+            and (bulk_channel := self._bulk_sender.channel) is not self._side_channel
         ):
-            self._side_channel = pipe
-            if pipe is not None:  # it must not overtake messages on the main connection
-                pipe.last_over_zmq = self._outbound.last_sent
+            self._side_channel = bulk_channel
+            if bulk_channel is not None:  # it must not overtake messages on the main connection
+                bulk_channel.last_over_zmq = self._outbound.last_sent
         beside = self._side_channel
-        if beside is not None and beside.send_in_order(frames, letter.envelope.sequence, known):
+        if beside is not None and beside.send_in_order(frames, outgoing.envelope.sequence, known):
             return
         # The window is smaller than the queue, which is therefore full only after a long cut. The
         # peer then asks for the messages that the queue refused.
-        if isinstance(letter.message, Chunk) and not letter.message.checksum:
-            frames = _frames(with_checksum(letter))
+        if isinstance(outgoing.message, Chunk) and not outgoing.message.checksum:
+            frames = _frames(with_checksum(outgoing))
         self._channel.send_unlocked(frames)
 
 
-def _frames(letter: OutgoingMessage) -> list[Any]:
-    head = encode(letter.envelope, letter.message)
-    return [head] if letter.data is None else [head, letter.data]
+def _frames(outgoing: OutgoingMessage) -> list[Any]:
+    head = encode(outgoing.envelope, outgoing.message)
+    return [head] if outgoing.data is None else [head, outgoing.data]

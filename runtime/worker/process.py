@@ -75,9 +75,8 @@ from graphflow.runtime.worker.worker_gauges import register_worker_gauges
 from graphflow.runtime.worker.worker_status import make_report
 
 _TICK = 0.5  # seconds
-_WAKEUP, _LISTENER, _PARENT, _FAST_LISTENER, _FIRST_CHANNEL = range(
-    5
-)  # tags of the waiter's descriptors
+# Tags of the waiter's descriptors.
+_WAKEUP, _LISTENER, _PARENT, _FAST_LISTENER, _FIRST_CHANNEL = range(5)
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages received in a row, before anything else has its turn
 _MAX_UNSENT = 4096  # answers that wait for one connection; no session has as many in flight
@@ -165,13 +164,13 @@ class WorkerProcess:
         self._waiter.add(self._listener.fileno(), _LISTENER)
         # The socket's descriptor signals new messages only after the socket was found empty.
         self._has_unread = True
-        self._lanes = UnixSocketListener(self.address if self._guard is None else "")
-        self._pipes = BulkReceivers()
-        self._new_pipes: deque[tuple[str, BulkChannel]] = deque()
+        self._fast_listener = UnixSocketListener(self.address if self._guard is None else "")
+        self._bulk_receivers = BulkReceivers()
+        self._new_bulk_channels: deque[tuple[str, BulkChannel]] = deque()
         # Fast channels and bulk connections, by their tags in the waiter.
         self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
-        if self._lanes.fileno() >= 0:
-            self._waiter.add(self._lanes.fileno(), _FAST_LISTENER)
+        if self._fast_listener.fileno() >= 0:
+            self._waiter.add(self._fast_listener.fileno(), _FAST_LISTENER)
 
     def stop(self) -> None:
         """End `run` soon. For signal handlers and other threads."""
@@ -217,8 +216,7 @@ class WorkerProcess:
             raise self._failure
 
     def _has_drained(self) -> bool:
-        """Return True if the process was asked to end, and no session is left that could still
-        leave."""
+        """Return True if the process was asked to end, and no session is left to wait for."""
         if self._drain_deadline == math.inf:
             return False
         now = time.monotonic()
@@ -255,9 +253,9 @@ class WorkerProcess:
         self._listener.close(words)
         for route, _ in list(self._fast_channels.values()):
             self._drop_fast_channel(route)
-        while self._new_pipes:
-            self._new_pipes.popleft()[1].close()
-        self._lanes.close()
+        while self._new_bulk_channels:
+            self._new_bulk_channels.popleft()[1].close()
+        self._fast_listener.close()
         if self._guard is not None:
             self._guard.close()
         self._wakeup.close()
@@ -279,8 +277,8 @@ class WorkerProcess:
         """Handle all events, after waiting for one if there is none."""
         if self._reported:
             self._handle_reported()
-        while self._new_pipes:
-            self._add_pipe(*self._new_pipes.popleft())
+        while self._new_bulk_channels:
+            self._add_bulk_channel(*self._new_bulk_channels.popleft())
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick_at = now + _TICK
@@ -325,24 +323,24 @@ class WorkerProcess:
             self._handle_frames(*arrived)
 
     def _accept_fast_channel(self) -> None:
-        admitted = self._lanes.accept()
+        admitted = self._fast_listener.accept()
         if admitted is not None:
             tag = _FIRST_CHANNEL + admitted[1].fileno()
             self._fast_channels[tag] = admitted
             self._waiter.add(admitted[1].fileno(), tag)
 
-    def _queue_pipe(self, session: str, pipe: BulkChannel) -> None:
+    def _queue_bulk_channel(self, session: str, bulk_channel: BulkChannel) -> None:
         """Queue a bulk connection to add. Callable from any thread."""
-        self._new_pipes.append((session, pipe))
+        self._new_bulk_channels.append((session, bulk_channel))
         self._wakeup.wake()
 
-    def _add_pipe(self, session: str, pipe: BulkChannel) -> None:
+    def _add_bulk_channel(self, session: str, bulk_channel: BulkChannel) -> None:
         if session not in self._sessions:
-            pipe.close()
-        elif (route := self._pipes.add(session, pipe)) is not None:
-            tag = _FIRST_CHANNEL + pipe.fileno()
-            self._fast_channels[tag] = route, pipe
-            self._waiter.add(pipe.fileno(), tag)
+            bulk_channel.close()
+        elif (route := self._bulk_receivers.add(session, bulk_channel)) is not None:
+            tag = _FIRST_CHANNEL + bulk_channel.fileno()
+            self._fast_channels[tag] = route, bulk_channel
+            self._waiter.add(bulk_channel.fileno(), tag)
 
     def _receive_fast(self, tag: int) -> None:
         """Receive the next message of a fast channel or a bulk connection."""
@@ -370,13 +368,13 @@ class WorkerProcess:
 
     def _drop_fast_channel(self, route: bytes) -> None:
         """Close a fast channel or a bulk connection; its peer's further messages come by ZeroMQ."""
-        lane = self._lanes.get(route)
+        lane = self._fast_listener.get(route)
         if lane is not None:
             del self._fast_channels[_FIRST_CHANNEL + lane.fileno()]
-            self._lanes.drop(route)
-        elif (pipe := self._pipes.drop(route)) is not None:
-            del self._fast_channels[_FIRST_CHANNEL + pipe.fileno()]
-            pipe.close()
+            self._fast_listener.drop(route)
+        elif (bulk_channel := self._bulk_receivers.drop(route)) is not None:
+            del self._fast_channels[_FIRST_CHANNEL + bulk_channel.fileno()]
+            bulk_channel.close()
 
     def _handle_reported(self) -> None:
         while self._reported:
@@ -508,7 +506,7 @@ class WorkerProcess:
                 meters=self.meters,
                 checkpoints=self._checkpoints,
                 listen_address=self.address,
-                admit_pipe=partial(self._queue_pipe, action.session),
+                admit_bulk_channel=partial(self._queue_bulk_channel, action.session),
             )
             _log.tell(
                 "session.opened", session=action.session, epoch=action.epoch,
@@ -520,12 +518,12 @@ class WorkerProcess:
             if self._guard is not None:
                 self._guard.forget_session(action.session)
             self._closing_sessions[action.session] = closed = self._sessions.pop(action.session)
-            for route in self._pipes.routes_of(action.session):
+            for route in self._bulk_receivers.routes_of(action.session):
                 self._drop_fast_channel(route)
-            told = closed.activity.report()
+            activity = closed.activity.report()
             _log.tell(
-                "session.closed", session=action.session, seconds=told["age"],
-                steps=told["committed"],
+                "session.closed", session=action.session, seconds=activity["age"],
+                steps=activity["committed"],
             )  # fmt: skip
 
     def _report_event(
@@ -558,14 +556,14 @@ class WorkerProcess:
         self._send_frames(frames, action.fast_route, action.route, number, action.acknowledged)
 
     def _send_frames(
-        self, frames: list[Any], beside: bytes, route: bytes, number: int, acknowledged: int
+        self, frames: list[Any], fast_route: bytes, route: bytes, number: int, acknowledged: int
     ) -> None:
         """Send a message over the fast channel `beside` a connection, or over the connection."""
-        lane = self._lanes.get(beside or route)
+        lane = self._fast_listener.get(fast_route or route)
         if lane is not None:
             if lane.send_in_order(frames, number, acknowledged):
                 return
-            if not beside:
+            if not fast_route:
                 return  # there is no other route to that peer
         waiting = self._unsent.setdefault(route, deque())
         if len(waiting) >= _MAX_UNSENT:

@@ -69,13 +69,16 @@ class HostNode:
 
     @property
     def key(self) -> tuple[str, str]:
+        """The domain and the operator."""
         return (normal_domain(self.proto.domain), self.proto.op_type)
 
     @property
     def version(self) -> int:
+        """The opset version of the node's domain."""
         return self.opsets.get(self.key[0], 1)
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute as a Python value."""
         for attribute in self.proto.attribute:
             if attribute.name == name:
                 return attribute_value(attribute)
