@@ -29,7 +29,7 @@ from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
 from graphflow.ops.networks.dropout import dropout
-from graphflow.ops.networks.layer import Layer
+from graphflow.ops.networks.layer_base import Layer
 from graphflow.ops.networks.layers import (
     BatchNorm,
     BatchNorm1d,

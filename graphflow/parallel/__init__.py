@@ -5,7 +5,8 @@ from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
-from graphflow.parallel.pipelining.schedules import (
+from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.pipelining.standard_schedules import (
     chimera,
     gpipe,
     interleaved,
@@ -15,7 +16,6 @@ from graphflow.parallel.pipelining.schedules import (
     zb_h2,
     zb_v,
 )
-from graphflow.parallel.pipelining.staleness import staleness
 from graphflow.parallel.pipelining.timeline import draw, run
 from graphflow.parallel.report import StrategyReport as Report
 from graphflow.parallel.resharding.collectives import (

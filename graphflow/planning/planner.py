@@ -23,7 +23,7 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.planning import FixedAssignment, plan_graph
+from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
 from graphflow.planning.trace_feedback import (
     idle_fetches,
     is_known,

@@ -30,7 +30,7 @@ from graphflow.placement.calibration.trace_corrections import (
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.planning import session_kind, units
+from graphflow.placement.plans.plan_builder import session_kind, units
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep

@@ -56,7 +56,7 @@ from graphflow.recovery.checkpoint_writer import save_in_shards
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.tracing.trace import Trace, check_writable
-from graphflow.sessions.session_parts import open_session
+from graphflow.sessions.session_opening import open_session
 
 Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")

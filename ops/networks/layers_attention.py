@@ -13,7 +13,7 @@ from graphflow.ir.op import Tensor, as_tensor, name_scope, user_location
 from graphflow.ir.spec import Size, show_shape
 from graphflow.ops.attention.attention_op import attention
 from graphflow.ops.matrices.matmul import add_bias, matmul
-from graphflow.ops.networks.layer import (
+from graphflow.ops.networks.layer_base import (
     Layer,
     parameter,
     require_sizes,

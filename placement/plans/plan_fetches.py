@@ -21,7 +21,7 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections, 
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.planning import plan_graph
+from graphflow.placement.plans.plan_builder import plan_graph
 from graphflow.strategy import divide_graph
 
 

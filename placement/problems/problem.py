@@ -17,12 +17,12 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
+from graphflow.placement.compiled_loops import graph_loops
+from graphflow.placement.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.arrays import Floats, Ints, array_of, freeze, is_empty, put
 from graphflow.placement.problems.assignment import Assignment
 from graphflow.placement.problems.from_networkx import NetworkxReader
 from graphflow.placement.problems.problem_checks import check, check_values
-from graphflow.placement.solvers import graph_loops
-from graphflow.placement.solvers.loop_compiler import native
 
 Output = tuple[int, float, tuple[int, ...]]
 """A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""

@@ -1,1 +1,1 @@
-"""HiGHS for mixed-integer programs, and the compiler for loops of placers."""
+"""Mixed-integer programs for HiGHS."""

@@ -12,9 +12,9 @@ from itertools import repeat
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.placement.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Floats, Ints
 from graphflow.placement.solvers.highs import MixedIntegerProgram
-from graphflow.placement.solvers.loop_compiler import native
 from graphflow.placement.stages import loops as stage_loops
 from graphflow.placement.stages.units import StageUnits
 

@@ -15,13 +15,13 @@ import pytest
 from tests.house.sources import LINKED_PACKAGES, ROOT, Source, sources
 
 EXEMPT = {
-    "graphflow/parallel/pipelining/schedules.py:interleaved": "the schedule's name, public",
+    "graphflow/parallel/pipelining/standard_schedules.py:interleaved": "public",
     "graphflow/parallel/report.py:StrategyReport.between": "public",
     "ops/base/batching_rules.py:along": "public: ops of users name it",
     "ops/pointwise/elementwise.py:elementwise.into": "it stands in for the parameter of that name",
     "placement/clusters/cluster.py:Cluster.pinned": "public",
     "placement/simulation/simulator.py:Timeline.on": "public",
-    "placement/solvers/python_to_llvm.py:_Body._for": "named after the statement it translates",
+    "placement/compiled_loops/python_to_llvm.py:_Body._for": "named after a statement",
     "runtime/tracing/trace.py:Trace.measured": "public",
     "ops/ordering/search.py:searchsorted": "the name that numpy and the array API standard have",
 }

@@ -20,7 +20,7 @@ from graphflow.placement.calibration.calibrate import step_overhead
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan, devices_of
-from graphflow.placement.plans.planning import plan_graph
+from graphflow.placement.plans.plan_builder import plan_graph
 from graphflow.planning.trace_feedback import idle_fetches, learn, span_overhead, step_cost
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.client.cluster_survey import ClusterSurvey

@@ -18,7 +18,7 @@ from functools import lru_cache
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.parallel.estimation.gpt import GPT, BlockCost, block_cost, head_cost
 from graphflow.parallel.pipelining.schedule import Schedule
-from graphflow.parallel.pipelining.schedules import interleaved, one_f_one_b
+from graphflow.parallel.pipelining.standard_schedules import interleaved, one_f_one_b
 from graphflow.parallel.pipelining.timeline import run
 from graphflow.placement.clusters.hardware_catalog import Wire, product, wire
 

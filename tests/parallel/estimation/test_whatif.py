@@ -15,7 +15,7 @@ from graphflow.errors import ClusterError, MemoryLimitError, ScheduleError
 from graphflow.parallel.estimation.estimate import HardwareSite, pipeline_seconds
 from graphflow.parallel.estimation.gpt import GPT, block_cost
 from graphflow.parallel.estimation.whatif import what_if
-from graphflow.parallel.pipelining.schedules import interleaved, one_f_one_b
+from graphflow.parallel.pipelining.standard_schedules import interleaved, one_f_one_b
 from graphflow.parallel.pipelining.timeline import run
 from graphflow.placement.clusters.hardware_catalog import PRODUCTS, product, wire
 

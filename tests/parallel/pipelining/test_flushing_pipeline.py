@@ -17,9 +17,9 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.schedule import SCHEDULES, Schedule, Task
-from graphflow.parallel.pipelining.schedules import one_f_one_b, pipedream
 from graphflow.parallel.pipelining.stages import stages_of
 from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.pipelining.standard_schedules import one_f_one_b, pipedream
 from graphflow.parallel.pipelining.timeline import run
 from graphflow.parallel.sharding.sharded_graph import FeedSlice
 from graphflow.passes import optimize

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from graphflow.errors import ScheduleError
 from graphflow.parallel.pipelining.schedule import SCHEDULES, Schedule, Task, execution_order
-from graphflow.parallel.pipelining.schedules import (
+from graphflow.parallel.pipelining.staleness import staleness
+from graphflow.parallel.pipelining.standard_schedules import (
     chimera,
     gpipe,
     interleaved,
@@ -20,7 +21,6 @@ from graphflow.parallel.pipelining.schedules import (
     zb_h2,
     zb_v,
 )
-from graphflow.parallel.pipelining.staleness import staleness
 from graphflow.parallel.pipelining.timeline import draw, run
 
 SIZES = st.integers(1, 7)

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CompileError
-from graphflow.placement.solvers.llvm_lines import ITEM
-from graphflow.placement.solvers.python_to_llvm import program
+from graphflow.placement.compiled_loops.llvm_lines import ITEM
+from graphflow.placement.compiled_loops.python_to_llvm import program
 
 
 def native(module: ModuleType, name: str) -> Callable[..., Any]:

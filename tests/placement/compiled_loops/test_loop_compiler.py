@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import CompileError
-from graphflow.placement.solvers.loop_compiler import native
+from graphflow.placement.compiled_loops.loop_compiler import native
 
 SOURCE = """
 from math import exp, log, sqrt

@@ -18,7 +18,7 @@ from types import FunctionType, ModuleType
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
-from graphflow.placement.solvers.llvm_lines import (
+from graphflow.placement.compiled_loops.llvm_lines import (
     ITEM,
     LLVM,
     Lines,
