@@ -65,8 +65,6 @@ class Resharder(ShardBuilder):
         for window in list(self._windows)[seen_so_far:]:
             del self._windows[window]
 
-    # Layouts ------------------------------------------------------------------------------------
-
     def is_same_split(self, size: Any, a: AxisSplit, b: AxisSplit) -> bool:
         """Return True if two splits give every place the same extent of a size."""
         if a == b:
