@@ -1,4 +1,4 @@
-"""What if: training steps of large GPTs on clusters that one does not have.
+"""Estimates of training steps: large GPTs on clusters that are not at hand.
 
     found = gf.parallel.what_if(gf.parallel.GPT(layers=96, width=12288, heads=96), "a100+half",
                                 devices=1024, batch=1536)

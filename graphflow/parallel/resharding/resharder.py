@@ -366,6 +366,7 @@ class Resharder(ShardBuilder):
         places = [p for p in self.mesh.places if not any(self.mesh.coordinate(p, a) for a in spare)]
 
         def reduce_axis(axis: str, build: Callable[[list[Tensor], Place], Tensor]) -> None:
+            """Combine what places have along a mesh axis, at those with coordinate 0."""
             nonlocal places
             places = [p for p in places if self.mesh.coordinate(p, axis) == 0]
             sent: dict[SentTensor, float] = {}
