@@ -166,7 +166,7 @@ class Op:
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
         native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
-            `kernels.native.Task` with the same bits; None where there is none.
+            `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
         joint: for collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
