@@ -36,7 +36,7 @@ from graphflow.runtime.protocol.coordinator_events import (
 )
 from graphflow.runtime.protocol.fast_path import SteadyStateStep
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small
+from graphflow.runtime.wire.array_codec import SMALL_TOTAL_BYTES, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,

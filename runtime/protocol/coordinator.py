@@ -56,7 +56,7 @@ from graphflow.runtime.protocol.reliable_stream import (
     stale_error,
 )
 from graphflow.runtime.protocol.remote_errors import error_from_message, printable_text
-from graphflow.runtime.wire.frame_codec import Buffer, return_borrowed
+from graphflow.runtime.wire.array_codec import Buffer, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,

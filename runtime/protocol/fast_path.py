@@ -32,7 +32,7 @@ from graphflow.runtime.protocol.worker_events import (
     WorkerAction,
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, decode_small, encode_small
+from graphflow.runtime.wire.array_codec import SMALL_TOTAL_BYTES, decode_small, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Compute,

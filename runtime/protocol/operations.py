@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.runtime.protocol.coordinator_events import BeginOperation, Replies
+from graphflow.runtime.wire.array_codec import decode_small, message_parts
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.frame_codec import decode_small, message_parts
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,

@@ -23,7 +23,8 @@ from typing import NamedTuple
 from graphflow import _version
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, StaleEpoch, StaleSession
-from graphflow.runtime.wire.frame_codec import WIRE_VERSION, Buffer, checksum, is_intact
+from graphflow.runtime.wire.array_codec import Buffer, checksum, is_intact
+from graphflow.runtime.wire.frame_codec import WIRE_VERSION
 from graphflow.runtime.wire.messages import (
     UNNUMBERED,
     Ack,

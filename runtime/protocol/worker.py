@@ -52,8 +52,8 @@ from graphflow.runtime.protocol.worker_events import (
     WorkerTick,
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
+from graphflow.runtime.wire.array_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,

@@ -27,14 +27,14 @@ from graphflow.runtime.protocol.worker_events import (
     SendMessage,
     WorkerAction,
 )
-from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.frame_codec import (
+from graphflow.runtime.wire.array_codec import (
     SMALL_TOTAL_BYTES,
-    SPANS_A_MESSAGE,
     decode_small,
     encode_small,
     message_parts,
 )
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
+from graphflow.runtime.wire.frame_codec import SPANS_A_MESSAGE
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,

@@ -31,7 +31,8 @@ from graphflow.base.addresses import parse_tcp
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.transport.unix_socket import OrderedSideChannel
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
+from graphflow.runtime.wire.frame_codec import CONTROL_CAP
 
 TOKEN_WORD = "pipe"
 """The first word of an offer's token."""

@@ -43,7 +43,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     is_whole,
 )
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
-from graphflow.runtime.wire.frame_codec import BorrowedBuffer
+from graphflow.runtime.wire.array_codec import BorrowedBuffer
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,

@@ -27,12 +27,8 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     require_whole,
 )
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
-from graphflow.runtime.wire.frame_codec import (
-    encode,
-    encode_small,
-    lend_array,
-    split_array,
-)
+from graphflow.runtime.wire.array_codec import encode_small, lend_array, split_array
+from graphflow.runtime.wire.frame_codec import encode
 from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not accepted
