@@ -22,7 +22,7 @@ from graphflow.ir.spec import kind as kind_of
 
 @dataclass(frozen=True)
 class Initializer:
-    """How to fill a variable: a kind, its parameters a and b, and a random stream.
+    """The recipe for a variable's first value: a kind, its parameters a and b, and a random stream.
 
     Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b.
     """

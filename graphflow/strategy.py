@@ -38,7 +38,7 @@ class VariableShards(Protocol):
 
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """Which part of the whole variable each one has."""
+        """Return the part of the whole variable that each shard has."""
 
 
 class PartitionedGraph(Protocol):

@@ -34,7 +34,7 @@ _SUGGESTED = 4
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a session loaded from a checkpoint, by name. Print it.
+    """The variables that a session loaded from a checkpoint, by name. Print it.
 
     Attributes:
         source: the folder or file.

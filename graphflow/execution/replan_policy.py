@@ -1,4 +1,4 @@
-"""When a session with replan="auto" looks for a better placement, and what replanning achieved.
+"""The policy of replan="auto": when to look for a better placement, and what replanning achieved.
 
 The session traces short windows of steps at ever longer distances. It plans again only if a window
 drifted from the prediction, and changes the placement only for a gain of a tenth. So placements

@@ -1,1 +1,1 @@
-"""How users write graphs: placeholders and variables, traced functions, control flow, feeds."""
+"""The ways to write graphs: placeholders and variables, traced functions, control flow, feeds."""

@@ -1,1 +1,1 @@
-"""Where each node of a session runs: plan, deploy, profile, learn from traces, migrate."""
+"""Planning of a session's nodes: plan, deploy, profile, learn from traces, migrate."""

@@ -1,1 +1,1 @@
-"""How a session survives: recovery from lost workers, periodic checkpoints, SIGTERM."""
+"""Survival of sessions: recovery from lost workers, periodic checkpoints, SIGTERM."""

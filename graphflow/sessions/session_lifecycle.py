@@ -1,4 +1,4 @@
-"""How a session stays open, and the ways in which it ends.
+"""The life of a session: its lock, and the ways in which it ends.
 
 A thread that works in a session holds its lock, and has checked that the session is open, has lost
 nothing, and belongs to this process. A session ends when it is closed, when its block ends, or at

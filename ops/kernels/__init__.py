@@ -1,1 +1,1 @@
-"""What kernels are made of: the threads they share."""
+"""Kernels: generated code, and the threads that it shares."""

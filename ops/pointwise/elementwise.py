@@ -1,4 +1,4 @@
-"""How elementwise ops are declared: `elementwise`, and sample inputs for them.
+"""The declaration of elementwise ops, and sample inputs for them.
 
 Each op gives `expr`, the value of one element. It serves numpy, CuPy and the kernel generators
 alike. An op that is a single ufunc also gets `into`, so that it writes straight to its buffer.

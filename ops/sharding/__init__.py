@@ -1,4 +1,4 @@
-"""How ops may be split over devices: the public path of the sharding rules (docs/extending.md).
+"""Rules for splitting ops over devices: the public path of the sharding rules (docs/extending.md).
 
 Rules have the names of their ops. The names that they had before stay importable from here.
 """

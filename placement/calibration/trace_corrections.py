@@ -1,4 +1,4 @@
-"""What traced steps taught about this machine, and how it corrects the cost model.
+"""Corrections of the cost model that traced steps taught about this machine.
 
     traced nodes and transfers ─observe→ TraceCorrections ─factor, link→ the session's next plan
                                             └─write_corrections→ a file beside the profile

@@ -1,4 +1,4 @@
-"""What traces of a placed graph teach about the times of its nodes."""
+"""Observations about the times of nodes, from traces of a placed graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 
 @dataclass(frozen=True)
 class TraceObservation:
-    """What a trace can teach about a placed node: the bucket of its ratio, what calibration alone
+    """One observation of a placed node: the bucket of its ratio, what calibration alone
     predicts (seconds)."""
 
     bucket: Bucket

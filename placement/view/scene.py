@@ -43,7 +43,7 @@ class Box:
     measured: float | None
 
     def facts(self) -> list[tuple[str, str]]:
-        """What hovering over it tells, as (what, text)."""
+        """Return the facts of a box's tooltip, as (what, text)."""
         node = self.node
         took = show_seconds(node.finish - node.start)
         if self.measured is not None:

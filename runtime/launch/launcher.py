@@ -1,4 +1,4 @@
-"""What a session requires of the processes that it starts itself.
+"""The interface of launchers: processes that a session starts itself.
 
 One kind of launcher exists today: `local.LocalWorkers`, which starts workers on this machine. A
 launcher for another scheduler is one new file that provides this protocol, plus its choice in
@@ -15,7 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """How a worker's process ended.
+    """The end of a worker's process.
 
     Attributes:
         reason: in a few words, such as "exit status 1", "killed by signal 9" or `OUT_OF_MEMORY`.

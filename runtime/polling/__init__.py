@@ -1,1 +1,1 @@
-"""Which thread polls the sockets, and how others wake it."""
+"""Polling of sockets: the thread that does it, and how others wake it."""

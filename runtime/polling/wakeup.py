@@ -1,4 +1,4 @@
-"""How a thread waits for many sockets at once, and how another thread wakes it."""
+"""Waiting for many sockets at once, and waking the thread that waits."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class _ClosedSession:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How the earlier worker process ended: the reason, the op, and the op's session."""
+    """The end of the earlier worker process: the reason, the op, and the op's session."""
 
     reason: str
     op: str = ""

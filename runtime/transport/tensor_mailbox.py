@@ -24,7 +24,7 @@ The arguments are "sent" or "received", the worker, the edge, and the bytes.
 
 
 class Awaited(NamedTuple):
-    """What a thread waits for, in the words of errors.
+    """The message that a thread waits for, in the words of errors.
 
     `worker` is the worker that it comes from. None: this worker, or several.
     """

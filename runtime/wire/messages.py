@@ -75,7 +75,7 @@ class TensorParcel(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What one host computed in a step.
+    """The results of one host in a step.
 
     The fetched arrays belong to the receiver, and may be lent. Peaks are in bytes for each device.
     """
@@ -87,7 +87,7 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True)
 class HostUsage:
-    """What a session uses of one host.
+    """The memory and time that a session uses of one host.
 
     Attributes:
         arenas: Bytes of its programs' arenas, by device.
@@ -102,7 +102,7 @@ class HostUsage:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What all hosts computed in a step that commits.
+    """The results of all hosts in a step that commits.
 
     `errors` is, for each worker with a clock of its own, by how many seconds its spans may be off.
     """
@@ -117,7 +117,7 @@ class StepResult:
 
 
 class Envelope(NamedTuple):
-    """What every message carries beside its content.
+    """The fields that every message carries beside its content.
 
     Attributes:
         epoch: Fences messages that a session sent before it was recovered.

@@ -1,4 +1,4 @@
-"""When the tasks of a schedule run: a simulation in seconds, and a drawing in text.
+"""Timelines of schedules: a simulation in seconds, and a drawing in text.
 
 timeline = run(one_f_one_b(4, 8), forward=1.0, backward=2.0)
 timeline.idle, timeline.stored
@@ -28,7 +28,7 @@ from graphflow.parallel.pipelining.schedule import (
 
 @dataclass(frozen=True)
 class ScheduleTimeline:
-    """When each task of a schedule runs, in seconds.
+    """The start and end of each task of a schedule, in seconds.
 
     Attributes:
         spans: for each device, (task, start, end) of its tasks.

@@ -1,4 +1,4 @@
-"""Which placeholders of a graph hold the batch, that is samples along their first axis."""
+"""Placeholders of a graph that hold the batch, that is samples along their first axis."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class TapTable(NamedTuple):
 
 
 class WindowMap(NamedTuple):
-    """Which pixels each position sees.
+    """The pixels that each position sees.
 
     Attributes:
         sizes: the spatial axes of the convolution's input.

@@ -1,1 +1,1 @@
-"""Which nodes run as one kernel, and the loop nests that those kernels are."""
+"""Fusion of nodes into kernels, and the loop nests of these kernels."""

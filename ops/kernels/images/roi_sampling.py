@@ -19,7 +19,7 @@ _PICK_ELEMENTS = 1 << 20  # elements of which the largest are picked together
 
 
 class BinGrid(NamedTuple):
-    """How boxes are cut into bins.
+    """The bins into which boxes are cut.
 
     Attributes:
         size: bins (down, across).

@@ -61,7 +61,7 @@ class HeadsLayout:
 
 @dataclass(frozen=True)
 class BandPattern:
-    """Which keys a query may see, and the scale of scores.
+    """The keys that a query may see, and the scale of scores.
 
     A query sees keys from `left` before its own place (its index + offset) to `right` after it;
     None for any number.

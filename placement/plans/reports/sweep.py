@@ -1,4 +1,5 @@
-"""What-if sweeps: one graph planned for many clusters, and where more of them no longer pays.
+"""Sweeps over hypothetical clusters: one graph planned for many clusters, and where more of them
+no longer pays.
 
 fetches + clusters ─plan each→ Sweep ─→ table, speed-up curves (SVG, HTML)
 """
