@@ -44,6 +44,7 @@ def exchange_halo(
         return group
 
     def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
+        """Return the parts of a range that a place receives, in order."""
         found = []
         for other in neighbours(place):
             own = builder.partitioner.piece(size, split, other)

@@ -65,8 +65,6 @@ class Resharder(ShardBuilder):
         for window in list(self._windows)[seen_so_far:]:
             del self._windows[window]
 
-    # Layouts ------------------------------------------------------------------------------------
-
     def is_same_split(self, size: Any, a: AxisSplit, b: AxisSplit) -> bool:
         """Return True if two splits give every place the same extent of a size."""
         if a == b:
@@ -368,6 +366,7 @@ class Resharder(ShardBuilder):
         places = [p for p in self.mesh.places if not any(self.mesh.coordinate(p, a) for a in spare)]
 
         def reduce_axis(axis: str, build: Callable[[list[Tensor], Place], Tensor]) -> None:
+            """Combine what places have along a mesh axis, at those with coordinate 0."""
             nonlocal places
             places = [p for p in places if self.mesh.coordinate(p, axis) == 0]
             sent: dict[SentTensor, float] = {}
