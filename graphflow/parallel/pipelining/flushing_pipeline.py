@@ -126,8 +126,8 @@ def paths_of(schedule: Schedule) -> list[list[int]]:
         raise schedule_error(
             f"schedule {schedule.name!r}",
             f"micro-batches take {len(paths)} paths through the devices, {len(few)} in one "
-            f"(such as {few[0]}) and {len(many)} in another (such as {many[0]}); send as many in each, as "
-            "gf.parallel.chimera(2, 4) does, or all in one",
+            f"(such as {few[0]}) and {len(many)} in another (such as {many[0]}); send as many in "
+            "each, as gf.parallel.chimera(2, 4) does, or all in one",
         )
     return paths
 
