@@ -204,7 +204,7 @@ def test_scores_of_rotary_vectors_depend_on_their_distance_only() -> None:
 
 def test_rotary_refuses_what_does_not_fit() -> None:
     x = gf.placeholder("float32", (2, 5, 6))
-    with pytest.raises(ArgumentError, match=r"rotary at .*test_attention_op.*even number"):
+    with pytest.raises(ArgumentError, match=r"rotary at .*test_attention_op.*even int"):
         nn.rotary(x, size=3)
     with pytest.raises(ArgumentError, match="base"):
         nn.rotary(x, base=0)
