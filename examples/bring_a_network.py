@@ -1,12 +1,12 @@
-"""Bring a network that somebody else wrote: read it from ONNX, place it over two workers, run it.
+"""Run a network from an ONNX file on one worker and on two.
 
-Prints predicted and measured times on one worker and on two, whether both give the same bits, and
-how far the results are from those of ONNX's own reference.
+Prints predicted and measured step times, whether both results have the same bits, and how far they
+are from ONNX's own reference.
 
     pip install '.[onnx]'
     python examples/bring_a_network.py [model.onnx] [--batch 1] [--runs 5]
 
-Without a file it takes SqueezeNet as the onnx package brings it along (with constant weights).
+Without a file it uses the SqueezeNet of the onnx package (with constant weights).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from command_line import positive, run
+from command_line import positive_int, run_program
 from rich.console import Console
 from rich.table import Table
 
@@ -28,8 +28,8 @@ BUNDLED = "backend/test/data/light/light_squeezenet.onnx"  # in the onnx package
 Feed = dict[gf.Tensor, np.ndarray]
 
 
-def feeds_for(model: gf.onnx.Model, batch: int) -> dict[str, np.ndarray]:
-    """Random numbers for every input; sizes that are not known become the batch."""
+def make_feeds(model: gf.onnx.Model, batch: int) -> dict[str, np.ndarray]:
+    """Return random numbers for every input; unknown sizes become the batch."""
     rng = np.random.default_rng(0)
     feeds = {}
     for name, x in model.inputs.items():
@@ -38,8 +38,8 @@ def feeds_for(model: gf.onnx.Model, batch: int) -> dict[str, np.ndarray]:
     return feeds
 
 
-def timed(session: gf.Session, outputs: list[gf.Tensor], feed: Feed, runs: int) -> list[float]:
-    """Seconds of some runs after the first, which compiles."""
+def time_runs(session: gf.Session, outputs: list[gf.Tensor], feed: Feed, runs: int) -> list[float]:
+    """Return the seconds of some runs after the first, which compiles."""
     session.run(outputs, feed)
     seconds = []
     for _ in range(runs):
@@ -53,9 +53,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("model", nargs="?", type=Path, help="an .onnx file; default: SqueezeNet")
     parser.add_argument(
-        "--batch", type=positive, default=1, help="for sizes that the file leaves open; 1"
+        "--batch", type=positive_int, default=1, help="size of dynamic dimensions; default: 1"
     )
-    parser.add_argument("--runs", type=positive, default=5, help="timed runs on each cluster; 5")
+    parser.add_argument(
+        "--runs", type=positive_int, default=5, help="timed runs on each cluster; default: 5"
+    )
     options = parser.parse_args()
     import onnx
 
@@ -66,7 +68,7 @@ def main() -> None:
     except (OSError, gf.errors.GraphflowError) as error:
         parser.exit(2, f"{str(error).partition(chr(10))[0]}\n")
     console.print(model)
-    named = feeds_for(model, options.batch)
+    named = make_feeds(model, options.batch)
     outputs = [model.outputs[name] for name in model.output_names]
     feed = {model.inputs[name]: value for name, value in named.items()}
 
@@ -74,7 +76,7 @@ def main() -> None:
     results = []
     for workers in (1, 2):
         with gf.Session(gf.Cluster.local(workers=workers, threads=1)) as session:
-            seconds = timed(session, outputs, feed, options.runs)
+            seconds = time_runs(session, outputs, feed, options.runs)
             results.append(session.run(outputs, feed))
             plan = session.plan()
         table.add_row(
@@ -95,12 +97,12 @@ def main() -> None:
 
 
 def compare(console: Console, proto: Any, feeds: dict[str, np.ndarray], found: dict) -> None:
-    """How far results are from those of ONNX's reference, where that knows the file's opset."""
+    """Print how far results are from ONNX's reference, if that supports the file's opset."""
     from onnx.reference import ReferenceEvaluator
 
     opset = next(entry.version for entry in proto.opset_import if not entry.domain)
-    if opset < 13:  # it computes old operators (Softmax…) as their later versions
-        console.print(f"opset {opset}: older than what ONNX's reference computes, so not compared")
+    if opset < 13:  # the reference computes old operators as their later versions
+        console.print(f"opset {opset}: ONNX's reference does not support it, so not compared")
         return
     expected = ReferenceEvaluator(proto).run(list(found), feeds)
     for (name, ours), theirs in zip(found.items(), expected, strict=True):
@@ -109,4 +111,4 @@ def compare(console: Console, proto: Any, feeds: dict[str, np.ndarray], found: d
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -1,5 +1,5 @@
-"""What the examples share as programs: numbers and folders from the command line, and one line in
-place of a traceback where something is wrong."""
+"""Shared by the example programs: argument checks, and one line instead of a traceback for an
+error."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from typing import NoReturn
 import graphflow as gf
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
+def positive_int(text: str) -> int:
+    """Return the positive integer that a text holds."""
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
 
 
 def check_folder(parser: argparse.ArgumentParser, option: str, folder: Path) -> None:
-    """End the program, with a line that says why, if no files can be written to a folder. The
-    folder itself is made when there is something to write."""
+    """Exit with a line that says why, if no files can be written to a folder.
+
+    A missing folder is removed again; the program creates it when there is something to write.
+    """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,25 +42,27 @@ def check_folder(parser: argparse.ArgumentParser, option: str, folder: Path) -> 
                 made.rmdir()
 
 
-def run(main: Callable[[], None]) -> None:
-    """Run a program. What is wrong becomes a line and an exit status that is not 0."""
+def run_program(main: Callable[[], None]) -> None:
+    """Run a program; an error becomes one line and a non-zero exit status."""
     try:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without "×" gets a "?"
+        if isinstance(sys.stdout, io.TextIOWrapper):  # print "?" where the locale lacks "×"
             sys.stdout.reconfigure(errors="replace")
         main()
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # who reads what is printed has enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except ModuleNotFoundError as error:
-        _end(f"{error}; the examples' libraries come with pip install '.[demo,viz,onnx,metrics]'")
+        _exit_with(
+            f"{error}; install the examples' libraries: pip install '.[demo,viz,onnx,metrics]'"
+        )
     except (gf.errors.GraphflowError, OSError) as error:
-        _end(str(error).partition("\n")[0])
+        _exit_with(str(error).partition("\n")[0])
 
 
-def _end(why: str) -> NoReturn:
+def _exit_with(why: str) -> NoReturn:
     print(f"{Path(sys.argv[0]).name}: {why}", file=sys.stderr)
     raise SystemExit(1)

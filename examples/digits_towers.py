@@ -1,11 +1,13 @@
 """Train an ensemble of four wide towers on real digits, placed over two workers by the cost model.
 
-No node is pinned. The model is planned for one worker and for two; both train, side by side and in
-turns, and the script says what was predicted, what was measured, and how well the ensemble reads
-digits that it has not seen. It writes plan.html and trace.json.
+No node is pinned. The model is planned for one worker and for two, and both train in turns. The
+script prints predicted and measured times, and the accuracy on held-out digits. It writes plan.html
+and trace.json.
 
     pip install '.[demo]'
     python examples/digits_towers.py [--towers 4] [--width 1024] [--batch 128] [--epochs 24]
+
+Both files go to the folder --out, by default the current one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from command_line import check_folder, positive, run
+from command_line import check_folder, positive_int, run_program
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -25,12 +27,12 @@ from rich.table import Table
 import graphflow as gf
 
 CLASSES, PIXELS = 10, 64
-TURN = 6  # steps
+TURN = 6  # steps that a session runs before the other one
 Feed = dict[gf.Tensor, np.ndarray]
 
 
 class Towers:
-    """The averaged logits of several two-layer towers, each with weights of its own."""
+    """The averaged logits of several two-layer towers, each with its own weights."""
 
     def __init__(self, towers: int, width: int, seed: int = 0) -> None:
         with gf.random.seed(seed):
@@ -59,8 +61,8 @@ class Towers:
 
 
 def main() -> None:
-    options, console = arguments(), Console()
-    images, test_images, labels, test_labels = digits()
+    options, console = parse_arguments(), Console()
+    images, test_images, labels, test_labels = split_digits()
     if options.batch > len(images):
         raise SystemExit(f"--batch {options.batch}: there are {len(images)} images to train on")
     model = Towers(options.towers, options.width)
@@ -74,7 +76,7 @@ def main() -> None:
             shapes = {placeholder: array.shape for placeholder, array in feeds[0].items()}
             for session in (one, two):
                 session.compile([step, model.accuracy], shapes)
-        loss, measured = train_by_turns([one, two], step, feeds)
+        loss, measured = train_in_turns([one, two], step, feeds)
         accuracy = float(two.run(model.accuracy, model.feed(test_images, test_labels)))
         weights = gf.Graph(model.loss).variables
         same = all(np.array_equal(*(s.get(w.outputs[0]) for s in (one, two))) for w in weights)
@@ -83,7 +85,7 @@ def main() -> None:
         with two.trace(options.out / "trace.json"):
             for feed in feeds[:20]:
                 two.run(step, feed)
-        plans = [one.plan(step), two.plan(step)]  # of what was traced, with what was measured
+        plans = [one.plan(step), two.plan(step)]  # with the measurements of the traced steps
         plans[1].save(options.out / "plan.html")
 
     report_times(console, plans, measured)
@@ -96,11 +98,11 @@ def main() -> None:
     console.print(f"Wrote {options.out / 'plan.html'} (open it in a browser)")
     console.print(f"  and {options.out / 'trace.json'} (open it at ui.perfetto.dev).")
     if accuracy < 0.96:
-        raise SystemExit(f"held-out accuracy {accuracy:.2%} is below the 96 % that is expected")
+        raise SystemExit(f"held-out accuracy {accuracy:.2%} is below the expected 96 %")
 
 
-def digits() -> list[np.ndarray]:
-    """Images and labels of scikit-learn's 1,797 digits: to train on, and a fifth held out."""
+def split_digits() -> list[np.ndarray]:
+    """Return images and labels of scikit-learn's 1,797 digits; a fifth is held out for tests."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -112,7 +114,7 @@ def digits() -> list[np.ndarray]:
 def batches(
     model: Towers, images: np.ndarray, labels: np.ndarray, size: int, epochs: int
 ) -> Iterator[Feed]:
-    """Feeds for some epochs, shuffled anew in each."""
+    """Yield feeds for some epochs, shuffled anew in each."""
     random = np.random.default_rng(0)
     for _ in range(epochs):
         order = random.permutation(len(images))
@@ -121,13 +123,13 @@ def batches(
             yield model.feed(images[rows], labels[rows])
 
 
-def train_by_turns(
+def train_in_turns(
     sessions: list[gf.Session], step: list[gf.Tensor], feeds: list[Feed]
 ) -> tuple[float, list[float]]:
-    """Give every feed to each session: the last loss, and each one's median seconds of a step.
+    """Train each session on all feeds; return the last loss, and the median step time of each.
 
-    A turn is several steps: workers still apply a step's updates while the next one begins, and the
-    first step of a turn would run beside the updates of the other session.
+    A turn is several steps. Workers still apply a step's updates while the next one begins, so the
+    first step of a turn competes with the updates of the other session.
     """
     seconds: list[list[float]] = [[] for _ in sessions]
     turns = [feeds[start : start + TURN] for start in range(0, len(feeds), TURN)]
@@ -137,7 +139,7 @@ def train_by_turns(
                 start = time.perf_counter()
                 loss, _ = session.run(step, feed)
                 taken.append(time.perf_counter() - start)
-    warm = len(feeds) // 4  # the first steps find cold caches
+    warm = len(feeds) // 4  # leave out steps with cold caches
     return float(loss), [median(taken[warm:]) for taken in seconds]
 
 
@@ -158,15 +160,17 @@ def report_times(console: Console, plans: list[gf.Plan], measured: list[float]) 
     )
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("towers", 4), ("width", 1024), ("batch", 128), ("epochs", 24)):
-        parser.add_argument(f"--{name}", type=positive, default=default, help=f"{default}")
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder of the two files")
+        parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{default}")
+    parser.add_argument(
+        "--out", type=Path, default=Path("."), help="folder for plan.html and trace.json"
+    )
     options = parser.parse_args()
     check_folder(parser, "--out", options.out)
     return options
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -1,11 +1,12 @@
 """Look into a cluster while it works: status, traces, metrics and logs of two workers.
 
-The script starts two workers of its own, as two machines would have them, trains a model whose
-halves are pinned to them, and shows what each way of looking in tells. The same commands work on a
-cluster of yours; see docs/observability.md.
+The script starts two workers, trains a model whose halves are pinned to them, and shows what each
+tool reports. The same commands work on your own cluster; see docs/observability.md.
 
     pip install '.[metrics]'
     python examples/inspect_cluster.py [--steps 300] [--width 256] [--metrics 127.0.0.1:9109]
+
+It writes trace.json to the current folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from command_line import check_folder, positive, run
+from command_line import check_folder, positive_int, run_program
 
 import graphflow as gf
 from graphflow.cli.main import main as graphflow
@@ -29,8 +30,8 @@ INPUTS, CLASSES, BATCH = 64, 10, 128
 
 
 @contextmanager
-def worker(log: Path) -> Iterator[str]:
-    """A worker process, as `graphflow worker` starts one; the address at which it listens."""
+def start_worker(log: Path) -> Iterator[str]:
+    """Start a worker process with `graphflow worker`, and yield its address."""
     command = [sys.executable, "-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*"]
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -49,8 +50,8 @@ def worker(log: Path) -> Iterator[str]:
             process.stdout.close()
 
 
-def model(width: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor, gf.Tensor]:
-    """A network whose first half is on one worker and the second on the other."""
+def build_model(width: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor, gf.Tensor]:
+    """Return inputs, labels, loss and training step of a network on two workers."""
     x = gf.placeholder("float32", (None, INPUTS), name="x")
     labels = gf.placeholder("int64", (None,), name="labels")
 
@@ -68,16 +69,16 @@ def model(width: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor, gf.Tensor]:
     return x, labels, loss, gf.optim.SGD(0.1).minimize(loss)
 
 
-def title(text: str) -> None:
+def print_title(text: str) -> None:
     print(f"\n--- {text}\n", flush=True)
 
 
-def look(cluster: Path, log: Path, steps: int, width: int, metrics: str) -> None:
-    """Train, and look."""
+def train_and_inspect(cluster: Path, log: Path, steps: int, width: int, metrics: str) -> None:
+    """Train, and print what each tool reports."""
     rng = np.random.default_rng(0)
     images = rng.standard_normal((BATCH, INPUTS)).astype("float32")
     labels = rng.integers(0, CLASSES, BATCH)
-    x, y, loss, train = model(width)
+    x, y, loss, train = build_model(width)
     feed = {x: images, y: labels}
     with gf.Session(cluster, metrics=metrics) as session:
         before = float(session.run(loss, feed))
@@ -85,43 +86,43 @@ def look(cluster: Path, log: Path, steps: int, width: int, metrics: str) -> None
             session.run([loss, train], feed)
         print(f"{steps} steps: loss {before:.3f} → {float(session.run(loss, feed)):.3f}")
 
-        title(f"graphflow status {cluster.name}")
+        print_title(f"graphflow status {cluster.name}")
         graphflow(["status", str(cluster)])
 
-        title("with session.trace('trace.json') as trace: …; print(trace)")
+        print_title("with session.trace('trace.json') as trace: …; print(trace)")
         with session.trace("trace.json") as trace:
             for _ in range(20):
                 session.run([loss, train], feed)
         print(trace)
         print("\ntrace.json: open it at https://ui.perfetto.dev")
 
-        title(f"curl http://{metrics}/metrics")
+        print_title(f"curl http://{metrics}/metrics")
         with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5) as page:
             lines = page.read().decode().splitlines()
         wanted = ("graphflow_steps", "graphflow_workers", "graphflow_round", "graphflow_feed")
         print("\n".join(line for line in lines if line.startswith(wanted)))
-    title("what the first worker logged")
+    print_title("what the first worker logged")
     print(log.read_text(), end="")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=positive, default=300)
-    parser.add_argument("--width", type=positive, default=256)
-    parser.add_argument("--metrics", default="127.0.0.1:9109", help="where they are served")
+    parser.add_argument("--steps", type=positive_int, default=300)
+    parser.add_argument("--width", type=positive_int, default=256)
+    parser.add_argument("--metrics", default="127.0.0.1:9109", help="address to serve metrics at")
     given = parser.parse_args()
     check_folder(parser, "trace.json", Path())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         logs = [folder / f"worker{i}.log" for i in range(2)]
-        with worker(logs[0]) as first, worker(logs[1]) as second:
+        with start_worker(logs[0]) as first, start_worker(logs[1]) as second:
             cluster = folder / "cluster.toml"
             cluster.write_text(
                 "".join(f'[[workers]]\naddress = "{each}"\n' for each in (first, second))
                 + '[defaults]\ndevices = ["cpu:0"]\nthreads = 1\n'
             )
-            look(cluster, logs[0], given.steps, given.width, given.metrics)
+            train_and_inspect(cluster, logs[0], given.steps, given.width, given.metrics)
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

@@ -1,13 +1,13 @@
-"""One small GPT, trained by each strategy: the model stays, the numbers stay, what travels differs.
+"""Train one small GPT with each strategy: the same model and losses, different communication.
 
     python examples/strategies.py                 # two worker processes (products: four)
     python examples/strategies.py --here          # all shards in this process
     python examples/strategies.py --only data "zero bubble" --steps 30 --out /tmp/compared
 
-Prints the loss curves side by side, then of each strategy the step time (predicted and measured),
-what it sends in a step, and where its plan and its trace are. A folder, strategies/, has for each
-strategy a page with its plan (bokeh: pip install 'graphflow[viz]', else a drawing) and a trace for
-https://ui.perfetto.dev, and index.html, which shows all of it side by side.
+Prints the loss curves side by side; then for each strategy the step time (predicted and measured),
+the bytes that it sends in a step, and its files. The folder strategies/ gets for each strategy a
+page with its plan (with bokeh: pip install 'graphflow[viz]'; else a drawing) and a trace for
+https://ui.perfetto.dev. Its index.html shows all of them side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from command_line import check_folder, positive, run
+from command_line import check_folder, positive_int, run_program
 
 import graphflow as gf
 
@@ -33,7 +33,7 @@ TEXT = (
     "needs of another travels between them. "
 ) * 8
 BATCH, TIME, WIDTH, HEADS, LAYERS = 8, 32, 32, 2, 2
-TRACED = 3  # steps
+TRACED_STEPS = 3
 
 ONE = "one device"
 TENSOR = {
@@ -86,11 +86,11 @@ class Trainer:
 
     @property
     def step(self) -> list[gf.Tensor]:
-        """What is run."""
+        """The fetches of a training step."""
         return [self.loss, self.train]
 
     def feeds(self, steps: int) -> list[dict[gf.Tensor, np.ndarray]]:
-        """A batch of stretches of the text for each step, the same ones for all strategies."""
+        """Return a batch of pieces of the text for each step, the same for all strategies."""
         random = np.random.default_rng(1)
         found = []
         for _ in range(steps):
@@ -102,7 +102,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Result:
-    """How a strategy did: losses, the plan, seconds of a step, bytes that travel, its report."""
+    """Losses, plan, seconds of a step, bytes sent in a step, report, and files of a strategy."""
 
     losses: list[float]
     plan: gf.Plan
@@ -112,21 +112,21 @@ class Result:
     files: tuple[str, str]
 
     @property
-    def told(self) -> str:
-        """Step time and bytes, in a few words."""
+    def summary(self) -> str:
+        """Step time and bytes in a few words."""
         return (
             f"{self.plan.makespan * 1e3:7.2f} ms predicted, {self.seconds * 1e3:7.2f} measured, "
             f"{self.bytes:>9,} bytes a step"
         )
 
 
-def trained(name: str, cluster: gf.Cluster, steps: int, out: Path) -> Result:
-    """Train by a strategy, the last steps traced; write its trace and its plan."""
+def train(name: str, cluster: gf.Cluster, steps: int, out: Path) -> Result:
+    """Train with a strategy, trace the last steps, and write trace and plan."""
     strategy, trainer = STRATEGIES[name], Trainer(STRATEGIES[name])
     stem = name.replace(", ", "-").replace(" ", "-")
     losses, seconds = [], []
     feeds = trainer.feeds(steps)
-    plain = max(1, steps - TRACED)
+    plain = max(1, steps - TRACED_STEPS)
     with gf.Session(gf.Cluster.here() if strategy is None else cluster) as session:
         for feed in feeds[:plain]:
             start = time.perf_counter()
@@ -136,15 +136,15 @@ def trained(name: str, cluster: gf.Cluster, steps: int, out: Path) -> Result:
             for feed in feeds[plain:]:
                 losses.append(float(session.run(trainer.step, feed)[0]))
         plan = session.plan(trainer.step)
-    drawn = saved(plan, out / f"{stem}.plan")
+    drawn = save_plan(plan, out / f"{stem}.plan")
     report = None if strategy is None else strategy.report(trainer.step, cluster)
     sent = 0 if report is None else report.bytes
     files = (drawn.name, f"{stem}.trace.json")
     return Result(losses, plan, median(seconds[1:] or seconds), sent, report, files)
 
 
-def saved(plan: gf.Plan, path: Path) -> Path:
-    """The plan as a page, or without bokeh as a drawing."""
+def save_plan(plan: gf.Plan, path: Path) -> Path:
+    """Save the plan as a page, or as a drawing if bokeh is missing."""
     try:
         return plan.save(path.with_suffix(".plan.html"))
     except gf.errors.PlanError:
@@ -165,14 +165,14 @@ h2 {{ font-size: 15px; margin: 0; }} p {{ margin: 4px 0; }} .faint {{ color: #5c
 """
 
 
-def panel(name: str, result: Result, whole: Sequence[float]) -> str:
-    """A strategy on the page: its curve, its times, its files."""
+def draw_panel(name: str, result: Result, whole: Sequence[float]) -> str:
+    """Return the part of the page about a strategy: its curve, times and files."""
     plan, trace = result.files
     top, low = max(whole), min(whole)
     curves = (
-        f'<polyline points="{points(result.losses, low, top)}" fill="none" stroke="#3a6fb8" '
+        f'<polyline points="{curve_points(result.losses, low, top)}" fill="none" stroke="#3a6fb8" '
         'stroke-width="3"/>'
-        f'<polyline points="{points(whole, low, top)}" fill="none" stroke="#a3adba" '
+        f'<polyline points="{curve_points(whole, low, top)}" fill="none" stroke="#a3adba" '
         'stroke-width="1.5" stroke-dasharray="4 3"/>'
     )
     scale = (
@@ -189,8 +189,8 @@ def panel(name: str, result: Result, whole: Sequence[float]) -> str:
     )
 
 
-def points(losses: Sequence[float], low: float, top: float) -> str:
-    """A curve in a panel of 260 by 120."""
+def curve_points(losses: Sequence[float], low: float, top: float) -> str:
+    """Return the points of a curve in a panel of 260 by 120."""
     span, last = max(top - low, 1e-12), max(len(losses) - 1, 1)
     return " ".join(
         f"{40 + 210 * i / last:.1f},{8 + 96 * (top - loss) / span:.1f}"
@@ -202,35 +202,35 @@ def points(losses: Sequence[float], low: float, top: float) -> str:
 
 
 def main() -> None:
-    options = arguments()
+    options = parse_arguments()
     names = dict.fromkeys([ONE, *(options.only or STRATEGIES)])
     here = gf.Cluster.here()
     two, four = (here, here) if options.here else (gf.Cluster.local(2), gf.Cluster.local(4))
-    with tempfile.TemporaryDirectory() as scratch:  # all of it, or nothing
+    with tempfile.TemporaryDirectory() as scratch:  # an interrupted run leaves no files
         results = {
-            name: trained(name, four if " x " in name else two, options.steps, Path(scratch))
+            name: train(name, four if " x " in name else two, options.steps, Path(scratch))
             for name in names
         }
         shutil.copytree(scratch, options.out, dirs_exist_ok=True)
     apart = print_curves(results)
     print(f"largest difference between any two strategies' losses: {apart:.1e}\n")
     for name, result in results.items():
-        print(f"{name:>13}: {result.told}  {' '.join(result.files)}")
+        print(f"{name:>13}: {result.summary}  {' '.join(result.files)}")
     whole = results[ONE].losses
     told = f"The curves differ by {apart:.1e} at most."
-    panels = "".join(panel(name, result, whole) for name, result in results.items())
+    panels = "".join(draw_panel(name, result, whole) for name, result in results.items())
     index = options.out / "index.html"
     index.write_text(PAGE.format(told=told, panels=panels), encoding="utf-8")
     for name in ("tensor", "pipeline"):
         if name in results:
             print(f"\n{name}, in full:\n{results[name].report}")
-    print(f"\nWrote {index} (open it in a browser): all of it side by side.")
+    print(f"\nWrote {index} (open it in a browser): all strategies side by side.")
     if apart > 1e-9:
         raise SystemExit(f"the curves differ by {apart:.1e}, more than rounding does")
 
 
 def print_curves(results: Mapping[str, Result]) -> float:
-    """The losses side by side, as many as fit; the largest difference between two of a step."""
+    """Print the losses side by side; return the largest difference in any step."""
     rows = list(zip(*(result.losses for result in results.values()), strict=True))
     each = max(1, (shutil.get_terminal_size().columns - 4) // 15)
     for some in (slice(first, first + each) for first in range(0, len(results), each)):
@@ -241,18 +241,20 @@ def print_curves(results: Mapping[str, Result]) -> float:
     return max(max(row) - min(row) for row in rows)
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=positive, default=12, help="of training; 12")
+    parser.add_argument(
+        "--steps", type=positive_int, default=12, help="training steps; default: 12"
+    )
     parser.add_argument("--here", action="store_true", help="all shards in this process")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", choices=list(STRATEGIES),
-        help=f"some of: {', '.join(map(repr, STRATEGIES))}",
+        help=f"only some strategies: {', '.join(map(repr, STRATEGIES))}",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("strategies"), help="folder of the files; strategies/"
+        "--out", type=Path, default=Path("strategies"), help="folder; default: strategies/"
     )
     options = parser.parse_args()
     check_folder(parser, "--out", options.out)
@@ -260,4 +262,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_program(main)

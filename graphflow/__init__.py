@@ -19,7 +19,7 @@ from graphflow.frontend.control_flow import call, cond, scan, while_loop
 from graphflow.frontend.functions import checkpoint, custom_vjp
 from graphflow.frontend.functions import trace_once as function
 from graphflow.ir.graph import Graph
-from graphflow.ir.numpy_interop import FUNCTION_HINTS, MODULE_CALL_HINTS, install_module_hints
+from graphflow.ir.name_hints import FUNCTION_HINTS, MODULE_CALL_HINTS, install_module_hints
 from graphflow.ir.op import Cost, Node, Op, Tensor, autocast, device, name_scope, sample
 from graphflow.ir.op import register as register_op
 from graphflow.ir.spec import TensorSpec, spec

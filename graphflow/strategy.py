@@ -94,7 +94,7 @@ def check_strategy(strategy: object) -> None:
     """
     if isinstance(strategy, type) or not callable(getattr(strategy, "divide", None)):
         raise ArgumentError(
-            f"minimize at {user_location()}: strategy is one of gf.parallel's, such as "
+            f"minimize at {user_location()}: strategy must be one of gf.parallel's, such as "
             f"gf.parallel.Data(replicas=2), not {strategy!r}"
         )
 
@@ -115,8 +115,8 @@ def strategy_of(graph: Graph) -> Strategy | None:
         if a != b:
             raise ShardingError(
                 f"{first.name!r} (made at {first.location}) has the strategy {a!r}, and "
-                f"{second.name!r} (made at {second.location}) {b!r}: what is fetched together is "
-                "divided by one strategy; give both the same, or fetch them apart"
+                f"{second.name!r} (made at {second.location}) {b!r}: fetches of one step "
+                "must share one strategy; give both the same, or fetch them in separate steps"
             )
     return next(iter(found.values()))[0] if found else None
 

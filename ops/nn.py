@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from graphflow.ir.numpy_interop import missing_attribute_error
+from graphflow.ir.name_hints import missing_attribute_error
 from graphflow.ops.attention.attention_op import attention
 from graphflow.ops.images.adaptive_pooling import (
     adaptive_avg_pool,

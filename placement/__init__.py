@@ -1,4 +1,5 @@
-"""Where every node runs, decided from costs: clusters, problems, the simulator and the placers.
+"""Placement: decides from costs where every node runs: clusters, problems, the simulator and the
+placers.
 
     timeline = simulate(problem, place(problem, placer="greedy"))
 

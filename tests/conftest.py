@@ -1,4 +1,4 @@
-"""What every test shares: which tests run by default, and how hypothesis draws."""
+"""Shared by all tests: which tests run by default, how hypothesis draws, and common fixtures."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
+    from tests.shared_fork_servers import SharedForkServers
 
-# The same examples on every run and machine, and no judgement by the clock. Since they are the
-# same, more of them find nothing that the first run did not.
-# To look for new ones: pytest --hypothesis-profile=explore
+# Examples are the same on every run and machine, and have no deadline. More of them would find
+# nothing new on later runs. To look for new ones: pytest --hypothesis-profile=explore
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT, derandomize=True, max_examples=40)
 settings.register_profile("ci", _PATIENT, derandomize=True, max_examples=40)
@@ -28,22 +27,21 @@ settings.register_profile("slow", _PATIENT, derandomize=True, max_examples=100)
 settings.register_profile("explore", _PATIENT, derandomize=False, max_examples=1000)
 settings.load_profile("default")
 
-# Tests start hundreds of processes: none of them is to compile the package anew, nor is each that
-# runs tests to compile all of these.
+# Tests start hundreds of processes, which must not compile the package anew each time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# What steps teach of a machine that tests keep busy is not for the plans of who runs them: after a
-# run, the demo was predicted to take three times as long as it does. Kernels stay for the next run.
+# Measurements on a machine that is busy with tests must not reach the user's own cache: after such
+# a run, the demo was predicted to take three times as long as it does. Kernels stay for the next.
 os.environ.setdefault(
     "GRAPHFLOW_CACHE", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "graphflow")
 )
 
-# A shell lets what it runs in the background ignore Ctrl-C, and so would all that tests start.
+# A background job of a shell ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Objects between two searches for cycles: at Python's 700 they took a twelfth of the time of tests
+# Thresholds of cycle collection: with Python's 700, collections took a twelfth of the time of tests
 # that build graphs.
 _RARELY = 20_000, 10, 10
 
@@ -67,8 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """No search for cycles while tests are collected, and none among them later: they are millions
-    of objects that live to the end, and to look through them again and again took a minute."""
+    """Pause cycle collection while tests are collected, and exempt the collected objects later.
+
+    They are millions of objects that live to the end. Scanning them again and again took a minute.
+    """
     gc.disable()
     try:
         return (yield)
@@ -80,15 +80,17 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_objects() -> Iterator[None]:
-    """What a file's tests leave behind (kernels, caches, reports) is looked through no more: a full
-    search took 0.3 s late in a run, and searches were a seventh of all that tests compute."""
+    """Exempt what a file's tests leave behind (kernels, caches, reports) from cycle collection.
+
+    A full collection took 0.3 s late in a run; collections were a seventh of the time of all tests.
+    """
     yield
     gc.freeze()
 
 
 @cache
 def _why_no_gpu() -> str | None:
-    """None where CuPy sees a device, else the reason to show."""
+    """Return why GPU tests cannot run; None if CuPy finds a device."""
     try:
         import cupy
 
@@ -111,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu") and without_gpu is not None:
             item.add_marker(pytest.mark.skip(reason=f"{without_gpu}: force with --run-gpu"))
             test = item.nodeid.partition("[")[0]
-            if test in told:  # one of a thousand samples says it
+            if test in told:  # report one of a thousand samples
                 dropped.append(item)
                 continue
             told.add(test)
@@ -122,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def own_streams() -> Iterator[None]:
-    """Random streams of the test's own: what it draws does not depend on the tests before it."""
+    """Give each test its own random streams, so that its draws do not depend on earlier tests."""
     from graphflow import random
 
     with random.seed(0):
@@ -131,8 +133,10 @@ def own_streams() -> Iterator[None]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own: no kernel is in it, and nothing that steps taught. How fast
-    this machine is, which takes seconds to measure, is taken over from the run's."""
+    """Give a test an empty cache folder: no kernels, and nothing learned from steps.
+
+    Only the measured speed of this machine is copied, since measuring it takes seconds.
+    """
     from graphflow.placement.calibration import calibrate
 
     calibrate.profile()
@@ -144,26 +148,25 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_nurseries() -> Iterator[Nurseries]:
-    """What local workers are forked from stays for the next session of the same environment, and
-    what other processes are forked from stays to the end."""
+def shared_fork_servers() -> Iterator[SharedForkServers]:
+    """Share fork servers among sessions of the same environment, and end them with the run."""
     from graphflow.runtime.launch import local
     from tests import loaded
-    from tests.nurseries import Nurseries
+    from tests.shared_fork_servers import SharedForkServers
 
-    nurseries = Nurseries()
+    servers = SharedForkServers()
     with pytest.MonkeyPatch.context() as patch:
         if local.can_fork():
-            patch.setattr(local, "ForkServer", nurseries)
-        yield nurseries
-        nurseries.close()
-        loaded.close()
+            patch.setattr(local, "ForkServer", servers)
+        yield servers
+        servers.close()
+        loaded.close_servers()
 
 
 @pytest.fixture
-def own_nurseries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each session of local workers starts and ends its own, as it does for users."""
-    from graphflow.runtime.launch import fork_server as nursery
+def own_fork_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each session of local workers start and end its own fork server, as for users."""
+    from graphflow.runtime.launch import fork_server as server
     from graphflow.runtime.launch import local
 
-    monkeypatch.setattr(local, "ForkServer", nursery.ForkServer)
+    monkeypatch.setattr(local, "ForkServer", server.ForkServer)

@@ -1,4 +1,4 @@
-"""Ctrl-C that comes to tests in the middle of what it has to end, and never after."""
+"""Ctrl-C for tests: it comes inside the function under test, and never after it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 
-def interrupted(act: Callable[[], object], seconds: float) -> float:
-    """Has Ctrl-C come some seconds after `act` began, which it has to end; how many it took.
+def interrupt_after(act: Callable[[], object], seconds: float) -> float:
+    """Send Ctrl-C some seconds after `act` began, which must end it; return the seconds it took.
 
-    Whenever it comes, it comes in here: between two lines of a test, it would end the whole run.
+    The signal always arrives inside this function: between two lines of a test it would end the
+    whole run.
     """
     main = threading.main_thread().ident or 0
     timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
@@ -35,14 +36,15 @@ def interrupted(act: Callable[[], object], seconds: float) -> float:
 
 
 def interrupt_at(count: int, is_meant: Callable[[CodeType], bool]) -> Any:
-    """A tracer that has Ctrl-C come at the `count`th line of the code that is meant."""
+    """Return a tracer that raises Ctrl-C at the `count`th line of the code that `is_meant`
+    selects."""
     lines = itertools.count(1)
 
-    def traced(frame: FrameType, event: str, arg: object) -> Any:
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
         if not is_meant(frame.f_code):
             return None
         if event == "line" and next(lines) == count:
             signal.raise_signal(signal.SIGINT)
-        return traced
+        return trace
 
-    return traced
+    return trace

@@ -1,10 +1,9 @@
-"""Python processes that need not load the package: forks of one that has.
+"""Python processes that start as forks of one that has loaded the package.
 
-A worker by address or a script takes most of a second of a processor to load its modules, and tests
-start hundreds of them. Where it is not the point how a process starts, it comes from one that waits
-to be asked, as local workers come from their fork server. It has the arguments, environment,
-directory and streams of its own, takes signals, and ends, as any other. This file is what such a
-process runs first, too.
+A worker or a script takes most of a second of CPU time to load its modules, and tests start
+hundreds of them. Unless a test is about starting, its process comes from a preloaded server. It has
+its own arguments, environment, directory and streams, takes signals, and ends as any other process.
+The server itself runs this file, too.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer, can_
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = ("GRAPHFLOW_TEST", uuid.uuid4().hex)
-"""A variable by which /proc shows what this process starts; a fork shows what it comes from."""
+"""An environment variable that marks all processes started here; /proc shows it, also for forks."""
 
-_START = 60.0  # seconds for a process to come up on a busy machine
-_KEPT = (signal.SIGINT, signal.SIGHUP)  # whose being ignored goes on to a process that is started
+_START = 60.0  # seconds for a process to start on a busy machine
+_KEPT = (signal.SIGINT, signal.SIGHUP)  # a child inherits whether these are ignored
 _LOADED = (
     "graphflow.cli.main", "graphflow.sessions.session", "graphflow.parallel",
     "graphflow.runtime.client.remote_hosts",
     "graphflow.runtime.checkpoint", "typer._adapters",
 )  # fmt: skip
-"""What commands and scripts load, beside what workers do."""
+"""Modules that commands and scripts load beside those of workers."""
 
 
-class Loaded(ForkServer):
-    """Starts processes as forks of one that it keeps. Safe for threads."""
+class PreloadedServer(ForkServer):
+    """Starts processes as forks of one that is kept. Thread-safe."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -53,11 +52,11 @@ class Loaded(ForkServer):
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
     ) -> ForkedProcess:
-        """Starts a process, with text streams.
+        """Start a process with text streams.
 
         Args:
-            command: what follows `python`: "-c" and a text, "-m" and a module, or a file, and then
-                what they are told.
+            command: what follows `python`: "-c" and a text, "-m" and a module, or a file; then
+                its arguments.
         """
         asked = {
             "command": list(command),
@@ -73,29 +72,29 @@ class Loaded(ForkServer):
         return forked
 
 
-_kept: list[Loaded] = []
+_kept: list[PreloadedServer] = []
 
 
-def loaded() -> Loaded | None:
-    """The one of this process, from its first use on; None where processes cannot be forked."""
+def preloaded_server() -> PreloadedServer | None:
+    """Return this process's server, started on first use; None if processes cannot be forked."""
     if _kept and not _kept[0].is_alive:
-        close()
+        close_servers()
     if not _kept and can_fork():
-        _kept.append(Loaded())
+        _kept.append(PreloadedServer())
     return _kept[0] if _kept else None
 
 
-def close() -> None:
-    """Ends what is kept, if there is any."""
+def close_servers() -> None:
+    """End the server, if there is one."""
     while _kept:
         _kept.pop().close()
 
 
-def start(
+def start_python(
     command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
 ) -> Any:
-    """A process as of `subprocess.Popen`, with text streams: a fork, where processes can be."""
-    if (keeper := loaded()) is not None:
+    """Start a process as `subprocess.Popen` with text streams; a fork where possible."""
+    if (keeper := preloaded_server()) is not None:
         return keeper.start(command, environment, folder)
     return subprocess.Popen(
         [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -103,14 +102,14 @@ def start(
     )  # fmt: skip
 
 
-def ran(
+def run_python(
     command: Sequence[str],
     environment: Mapping[str, str],
     folder: Path | None = None,
     seconds: float = 100.0,
 ) -> subprocess.CompletedProcess[str]:
-    """A process from its start to its end, as of `subprocess.run`."""
-    process = start(command, environment, folder)
+    """Run a process to its end, as `subprocess.run`."""
+    process = start_python(command, environment, folder)
     errors: list[str] = []
     reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
     timer = threading.Timer(seconds, process.kill)
@@ -129,8 +128,8 @@ def ran(
 # In the process that is kept, and in its forks -------------------------------------------------
 
 
-def _become(asked: Mapping[str, Any]) -> None:
-    """Goes on as the process that was asked for."""
+def run_request(asked: Mapping[str, Any]) -> None:
+    """Continue, in a fork, as the process that was requested."""
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
@@ -139,9 +138,9 @@ def _become(asked: Mapping[str, Any]) -> None:
         meant = signal.default_int_handler if each is signal.SIGINT else signal.SIG_DFL
         signal.signal(each, signal.SIG_IGN if ignored else meant)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    # Those of the process that is kept are files, which have places in them.
-    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)
-    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)
+    # The server's own streams are files, whose positions forks would share.
+    sys.stdout = sys.__stdout__ = open_stream(1, sys.stdout)
+    sys.stderr = sys.__stderr__ = open_stream(2, sys.stderr)
     how, *rest = asked["command"]
     sys.modules["__main__"] = main = ModuleType("__main__")
     further = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -157,7 +156,7 @@ def _become(asked: Mapping[str, Any]) -> None:
         exec(compile(Path(how).read_bytes(), how, "exec"), main.__dict__)
 
 
-def _stream(descriptor: int, like: Any) -> io.TextIOWrapper:
+def open_stream(descriptor: int, like: Any) -> io.TextIOWrapper:
     raw = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)
 
@@ -169,4 +168,4 @@ if __name__ == "__main__":
             importlib.import_module(_name)
     _told = serve_forks(int(sys.argv[2]))
     if _told is not None:
-        _become(json.loads(_told[0]))
+        run_request(json.loads(_told[0]))

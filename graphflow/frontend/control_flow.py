@@ -77,6 +77,7 @@ def _call_graph(graph: Graph, args: Sequence[Any], name: str | None) -> tuple[Te
 def call_body(
     body: Body, operands: Sequence[Tensor], name: str | None, recompute: bool = False
 ) -> tuple[Tensor, ...]:
+    """Build a `call` node of a body, with new random streams."""
     attrs: dict[str, Any] = {"body": _with_new_streams(body)}
     if recompute:
         attrs["recompute"] = True
@@ -198,7 +199,7 @@ def scan(
     require_function(body_fn, "body_fn")
     carry, carry_of = flatten_values(init, "init")
     items, x_of = flatten_values(xs, "xs")
-    size = _length(items, length)
+    size = _scan_length(items, length)
     specs = [t.spec for t in carry]
     specs += [t.spec.with_shape(t.shape[1:]) for t in items]
 
@@ -232,7 +233,7 @@ def _require_pair(body_fn: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_check
 
 
-def _length(items: Sequence[Tensor], length: Any) -> Size:
+def _scan_length(items: Sequence[Tensor], length: Any) -> Size:
     for i, item in enumerate(items):
         if not item.shape:
             raise ShapeError(f"xs {i} is one number, {item.spec}: it has no first axis to scan")
@@ -339,6 +340,7 @@ def while_loop(
 
 
 def require_function(fn: Any, what: str) -> None:
+    """Raise ArgumentError if `fn` is not callable."""
     if not callable(fn):
         raise ArgumentError(f"{what} is a function, not {fn!r}")
 

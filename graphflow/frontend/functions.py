@@ -42,6 +42,7 @@ class CachedFunction:
 
     @property
     def traces(self) -> int:
+        """Number of signatures so far."""
         return len(self._traces)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -43,13 +43,15 @@ def run(
     values: dict[Tensor, Any] = {}
     with one_blas_thread(), np.errstate(all="ignore"):
         for node in graph.nodes:
-            results = (given[node],) if node in given else _run(node, values, bindings, step, xp)
+            results = (
+                (given[node],) if node in given else _run_node(node, values, bindings, step, xp)
+            )
             for tensor, result in zip(node.outputs, results, strict=True):
                 values[tensor] = xp.asarray(result)
     return [values[t] for t in graph.outputs]
 
 
-def _run(
+def _run_node(
     node: Node, values: Mapping[Tensor, Any], bindings: Mapping[str, int], step: int, xp: Any
 ) -> tuple[Any, ...]:
     if node.op.name == "variable":

@@ -299,7 +299,7 @@ class _SizeSolver:
         for node, (a, b) in self.graph.equations:
             x, y = self._evaluate(a, node), self._evaluate(b, node)
             if x != y:
-                limit = _limit_of(a, b)
+                limit = _lower_bound(a, b)
                 left, right = show_distinctly(a, b)
                 problem = (
                     f"{left} == {right}, but these shapes make them {x} and {y}"
@@ -365,7 +365,7 @@ class _SizeSolver:
         )
 
 
-def _limit_of(a: Size, b: Size) -> Size | None:
+def _lower_bound(a: Size, b: Size) -> Size | None:
     """Return k if a is max(b, k), since the equation a == b then means b >= k; else None."""
     if isinstance(a, Dim) and len(a.terms) == 1:
         ((monomial, factor),) = a.terms.items()

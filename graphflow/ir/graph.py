@@ -70,6 +70,7 @@ class Graph:
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
+        """The nodes by unique name."""
         return {name: node for node, name in self.names.items()}
 
     @cached_property
@@ -96,15 +97,17 @@ class Graph:
 
     @cached_property
     def placeholders(self) -> tuple[Node, ...]:
+        """The placeholders, in build order."""
         return self.of_op("placeholder")
 
     @cached_property
     def variables(self) -> tuple[Node, ...]:
+        """The variables, in build order."""
         return self.of_op("variable")
 
     @checks_arguments(GraphError)
     def of_op(self, name: str) -> tuple[Node, ...]:
-        """Nodes of the op called `name`."""
+        """Return the nodes of the op called `name`, in build order."""
         return tuple([node for node in self.nodes if node.op.name == name])
 
     @cached_property
@@ -352,6 +355,7 @@ class Body:
         return self.graph.outputs[: self.results]
 
     def bind(self, bindings: Mapping[str, int]) -> Body:
+        """Return the body with sizes for its symbols."""
         return replace(self, bindings=bindings)
 
     def with_extra_results(self, further: Sequence[Tensor]) -> Body:

@@ -11,8 +11,9 @@ import numpy as np
 
 from graphflow.base.source_location import Location, user_location
 from graphflow.errors import GraphError, ShapeError, VariableError
-from graphflow.ir import numpy_interop as numpy_names
+from graphflow.ir import numpy_interop
 from graphflow.ir.device_name import DeviceName
+from graphflow.ir.name_hints import attribute_hint, unsupported_message
 from graphflow.ir.op_declaration import Op
 from graphflow.ir.registry import FUNCTIONS
 from graphflow.ir.spec import Equation, Shape, Size, TensorSpec, show_shape
@@ -112,26 +113,26 @@ class Tensor(TensorOperators):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply one of Python's operators to a numpy array and a tensor; refuse other ufuncs."""
-        name = numpy_names.OPERATORS.get(ufunc.__name__)
+        name = numpy_interop.OPERATORS.get(ufunc.__name__)
         if name is None or method != "__call__" or options:
             raise self._numpy_error(ufunc)
         return FUNCTIONS[name](*inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = function.__name__
-        if name in numpy_names.ATTRIBUTES and args == (self,) and not options:
+        if name in numpy_interop.ATTRIBUTES and args == (self,) and not options:
             return getattr(self, name)
         raise self._numpy_error(function)
 
     def _numpy_error(self, function: Any) -> GraphError:
         what = f"{self.name} (made at {self.node.location})"
-        return GraphError(numpy_names.unsupported_message(function, what))
+        return GraphError(unsupported_message(function, what))
 
     if not TYPE_CHECKING:  # a type checker would otherwise accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             message = f"tensors have no attribute {name!r}"
-            message += numpy_names.attribute_hint(name)
+            message += attribute_hint(name)
             raise AttributeError(message, name=name, obj=self)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:

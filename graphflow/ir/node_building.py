@@ -29,10 +29,11 @@ def apply_op(op: Op, inputs: tuple[Any, ...], name: str | None, attrs: Mapping[s
     Raises:
         ArgumentError: another number of inputs than the op takes.
     """
-    if op.arity not in (None, len(inputs)):
+    arity = op.arity
+    if arity is not None and arity != len(inputs):
         raise ArgumentError(
-            f"{op.name} at {user_location()}: takes {op.arity} "
-            f"tensor{'s' * (op.arity != 1)}, not {len(inputs)}"
+            f"{op.name} at {user_location()}: takes {arity} "
+            f"tensor{'s' * (arity != 1)}, not {len(inputs)}"
         )
     try:
         tensors = promote_inputs(op.name, inputs) if op.promotes else tuple(map(as_tensor, inputs))

@@ -166,7 +166,7 @@ class Op:
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
         native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
-            `kernels.native.Task` with the same bits; None where there is none.
+            `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
         joint: for collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
@@ -229,7 +229,7 @@ class Op:
 
     def __call__(self, *inputs: Any, name: str | None = None, **attrs: Any) -> Any:
         """Apply the op to tensors, or to values that convert: a Tensor, or a tuple of them."""
-        return _installed.node_builder(self, inputs, name, attrs)
+        return _hooks.node_builder(self, inputs, name, attrs)
 
     @functools.cached_property
     def arity(self) -> int | None:
@@ -255,7 +255,7 @@ class Op:
             specs = (specs,) if isinstance(specs, TensorSpec) else specs
             return round_to_specs(self.run(xp, upcast_half(arrays), attrs, step, plain=True), specs)
         result = None
-        run_elementwise = _installed.elementwise_runner
+        run_elementwise = _hooks.elementwise_runner
         if (self.elementwise or self.rows is not None) and not plain and run_elementwise:
             result = run_elementwise(self, xp, arrays, attrs)
         if result is not None:
@@ -289,21 +289,21 @@ NodeBuilder = Callable[[Op, tuple[Any, ...], str | None, dict[str, Any]], Any]
 ElementwiseRunner = Callable[[Op, Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-class _Installed:
+class _Hooks:
     """Functions that modules above this one install, since they import it."""
 
     node_builder: NodeBuilder
     elementwise_runner: ElementwiseRunner | None = None
 
 
-_installed = _Installed()
+_hooks = _Hooks()
 
 
 def set_node_builder(build: NodeBuilder) -> None:
     """Let a function (op, inputs, name, attrs) build the nodes of calls of ops."""
-    _installed.node_builder = build
+    _hooks.node_builder = build
 
 
 def set_elementwise_runner(run: ElementwiseRunner) -> None:
     """Let a function (op, xp, arrays, attrs) compute elementwise ops where it gives a result."""
-    _installed.elementwise_runner = run
+    _hooks.elementwise_runner = run

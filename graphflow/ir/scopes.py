@@ -31,6 +31,7 @@ class RandomStreams:
     count: int = 0
 
     def next(self) -> tuple[int, int]:
+        """Take the next stream: (seed, number)."""
         self.count += 1
         return (self.seed, self.count - 1)
 
@@ -74,9 +75,9 @@ class NameScope(NamedTuple):
 
 
 _TOP = NameScope(RandomStreams())
-_ANYWHERE = DeviceName()
+_UNCONSTRAINED = DeviceName()
 current_scope: ContextVar[NameScope] = ContextVar("name_scope", default=_TOP)
-current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_ANYWHERE)
+current_device: ContextVar[DeviceName] = ContextVar("device_scope", default=_UNCONSTRAINED)
 
 
 def is_name(name: Any) -> bool:

@@ -303,6 +303,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of elements in all segments."""
         return (self.stop - self.start) * int(segment_count(self.rows))
 
     def to_index(self, size: int) -> Any:

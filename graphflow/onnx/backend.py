@@ -68,6 +68,7 @@ class Backend(base.Backend):
     def run_model(
         cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
     ) -> tuple[Any, ...]:
+        """Load a model, and run it once."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod
@@ -82,7 +83,7 @@ class Backend(base.Backend):
         """Run one node under the opset `opset_version` (default: the newest)."""
         values = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
         names = [name for name in node.input if name]
-        given = [_info(name, value) for name, value in zip(names, values, strict=True)]
+        given = [_value_info(name, value) for name, value in zip(names, values, strict=True)]
         made = [ValueInfoProto(name=name) for name in node.output if name]
         version = kwargs.get("opset_version")
         imports = None if version is None else [helper.make_opsetid(node.domain, version)]
@@ -96,7 +97,7 @@ class Backend(base.Backend):
         return device.split(":", maxsplit=1)[0] == "CPU"
 
 
-def _info(name: str, value: Any) -> ValueInfoProto:
+def _value_info(name: str, value: Any) -> ValueInfoProto:
     """Return the ONNX type of a value, with its shape."""
     if not hasattr(value, "dtype"):
         return ValueInfoProto(name=name)

@@ -39,7 +39,7 @@ from graphflow.onnx.loading.value_kinds import (
     is_native,
 )
 from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of
-from graphflow.onnx.loading.weights import named_constants, weights
+from graphflow.onnx.loading.weights import find_named_constants, find_weights
 from graphflow.sessions.session import DEADLINE, Session
 
 NO_RANK = "it has no rank"
@@ -229,8 +229,8 @@ def load(
     }
     arrays = read_initializers(model.graph, file, folder, large)
     nodes = list(model.graph.node)
-    arrays.update(named_constants(variables, nodes, arrays, file))
-    chosen = {**weights(nodes, arrays, functions), **dict.fromkeys(variables, True)}
+    arrays.update(find_named_constants(variables, nodes, arrays, file))
+    chosen = {**find_weights(nodes, arrays, functions), **dict.fromkeys(variables, True)}
     body = OnnxBody(
         nodes,
         tuple(i.name for i in model.graph.input),
@@ -298,7 +298,7 @@ def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) ->
 
 
 def _is_supported(domain: str, name: str, version: int) -> bool:
-    if handler_of(domain, name, version) is not None or host.has_host_routine(domain, name):
+    if handler_of(domain, name, version) is not None or host.can_run_on_host(domain, name):
         return True
     return schema_with_body(domain, name, version) is not None
 

@@ -84,7 +84,9 @@ class Data:
         where = f"Data at {self.line}"
         count = as_count(self.replicas)
         if count is None:
-            raise ShardingError(f"{where}: replicas is a count from 1 on, not {self.replicas!r}")
+            raise ShardingError(
+                f"{where}: replicas must be an int of at least 1, not {self.replicas!r}"
+            )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
 

@@ -97,23 +97,24 @@ class Pipeline:
         if not (named or isinstance(given, Schedule) or callable(given)):
             hint = did_you_mean(str(given).lower(), SCHEDULES)
             raise ScheduleError(
-                f"{where}: schedule is one of {', '.join(SCHEDULES)}, a function, or a Schedule, "
-                f"not {given!r}" + (f"; {hint}" if hint else "")
+                f"{where}: schedule must be one of {', '.join(SCHEDULES)}, a function, or a "
+                f"Schedule, not {given!r}" + (f"; {hint}" if hint else "")
             )
         count = as_count(self.stages)
         if count is not None:
             set_frozen_fields(self, stages=count)
         elif not is_stage_list(self.stages):
             raise ScheduleError(
-                f"{where}: stages is a number from 1 up, 'auto' or a list, not {self.stages!r}"
+                f"{where}: stages must be an int of at least 1, 'auto' or a list, not "
+                f"{self.stages!r}"
             )
         if self.recompute is not None and not isinstance(self.recompute, bool):
-            raise ScheduleError(f"{where}: recompute is True or False, not {self.recompute!r}")
+            raise ScheduleError(f"{where}: recompute must be True or False, not {self.recompute!r}")
         if self.microbatches is not None:
             number = as_count(self.microbatches)
             if number is None:
                 raise ScheduleError(
-                    f"{where}: microbatches is a number from 1 up, not {self.microbatches!r}"
+                    f"{where}: microbatches must be an int of at least 1, not {self.microbatches!r}"
                 )
             set_frozen_fields(self, microbatches=number)
         if not isinstance(given, str | Schedule):
@@ -176,8 +177,8 @@ class Pipeline:
         if isinstance(self.stages, int) and not self._stages:
             check_stage_count(losses_of(graph), self.stages)
         beside = self.beside
-        told = self.batch is None and beside is not None
-        batch = batch_placeholders(graph, beside.examples if told else self.batch)
+        from_product = self.batch is None and beside is not None
+        batch = batch_placeholders(graph, beside.examples if from_product else self.batch)
         if is_training(graph):
             check_batch(batch, self._microbatch_count(), fed or {}, self._accumulate)
         check_microbatch_count(graph, batch, self._microbatch_count())

@@ -115,7 +115,7 @@ class StrategyReport:
             return None
         return predict_timeline(cut.pipeline, cut.graph, cut.partitioner, self.cluster)
 
-    # As it will run ---------------------------------------------------------------------------
+    # Optimised --------------------------------------------------------------------------------
 
     @cached_property
     def _optimized(self) -> ShardedGraph:
@@ -167,18 +167,18 @@ class StrategyReport:
 
     def _lines(self) -> Iterator[str]:
         mesh = self.division.mesh
-        told = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
+        shape = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
         division = self.division
         named = dict.fromkeys(str(device) for device in mesh.devices if str(device))
-        if not named:  # a pipeline's places share devices: each stage has its own
+        if not named:  # in a pipeline the nodes have devices, not the places
             named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
-        yield f"mesh {told}: {', '.join(named)}"
+        yield f"mesh {shape}: {', '.join(named)}"
         yield from self._pipeline_lines()
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [
             (node, division.values[node.outputs[0]].layout)
             for node in division.source.placeholders
-            if node.outputs[0] in division.values  # a pipeline that does not flush has none
+            if node.outputs[0] in division.values  # not in a pipeline that does not flush
         ]
         cut = [
             (division.source.names[node], str(node.specs[0]), str(layout))
@@ -209,8 +209,8 @@ class StrategyReport:
         for device, size in self.fed.items():
             by_size.setdefault(size, []).append(device)
         for size, devices in by_size.items():
-            told = devices[0] if len(devices) == 1 else f"each of {len(devices)} devices"
-            yield f"{size:,} bytes to {told}"
+            names = devices[0] if len(devices) == 1 else f"each of {len(devices)} devices"
+            yield f"{size:,} bytes to {names}"
 
     def _pipeline_lines(self) -> Iterator[str]:
         """Yield the lines that only pipelines have: stages, schedule, idle time."""
@@ -253,7 +253,7 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Stra
     """
     if cluster is not None and not isinstance(cluster, Cluster):
         raise ShardingError(
-            f"report at {user_location()}: a report is for a gf.Cluster, not {cluster!r}"
+            f"report at {user_location()}: the cluster must be a gf.Cluster, not {cluster!r}"
         )
     graph = Graph(flatten(fetches)[0]).verify()
     there = Cluster.here() if cluster is None else cluster

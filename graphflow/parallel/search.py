@@ -137,21 +137,25 @@ def _check(loss: Any, cluster: Any, optimizer: Any, memory: Any, trial: Any, mea
     """
     where = f"auto at {user_location()}"
     if not isinstance(loss, Tensor):
-        raise ArgumentError(f"{where}: a search is for a loss, a tensor, not {loss!r}")
+        raise ArgumentError(f"{where}: the loss must be a tensor, not {loss!r}")
     if cluster is not None and not isinstance(cluster, Cluster):
-        raise ArgumentError(f"{where}: a search is for a gf.Cluster, not {cluster!r}")
+        raise ArgumentError(f"{where}: the cluster must be a gf.Cluster, not {cluster!r}")
     if optimizer is not None and not isinstance(optimizer, optim.Optimizer):
         raise ArgumentError(
-            f"{where}: optimizer is one of gf.optim's, such as gf.optim.Adam(), not {optimizer!r}"
+            f"{where}: optimizer must be one of gf.optim's, such as gf.optim.Adam(), not "
+            f"{optimizer!r}"
         )
     if memory is not None and as_count(memory) is None:
         raise ArgumentError(
-            f"{where}: memory is a number of bytes for each device, such as 8 << 30, not {memory!r}"
+            f"{where}: memory must be a number of bytes for each device, such as 8 << 30, "
+            f"not {memory!r}"
         )
     if not isinstance(trial, bool):
-        raise ArgumentError(f"{where}: trial is True or False, not {trial!r}")
+        raise ArgumentError(f"{where}: trial must be True or False, not {trial!r}")
     if as_count(measure, least=0) is None:
-        raise ArgumentError(f"{where}: measure is a number of strategies, 0 or more: {measure!r}")
+        raise ArgumentError(
+            f"{where}: measure must be a number of strategies, 0 or more, not {measure!r}"
+        )
 
 
 class _StrategySearch:
@@ -168,7 +172,7 @@ class _StrategySearch:
     ) -> None:
         self._loss, self._cluster, self._memory, self._trial = loss, cluster, memory, trial
         self._optimizer = optimizer
-        train = optimizer.minimize(loss, strategy=Data(1))  # as strategies find it
+        train = optimizer.minimize(loss, strategy=Data(1))  # strategies partition such a graph
         self._fetches = (loss, train)
         self._source = Graph(self._fetches).verify()
         self._sizes = sizes_of(self._source, shapes)
@@ -375,7 +379,7 @@ def _measure_workers(cluster: Cluster) -> None:
         return
     if known_of(cluster)[1] is None:
         x = placeholder("float32", ())
-        with Session(cluster, trial=False) as session:  # which surveys what it places for
+        with Session(cluster, trial=False) as session:  # the session measures its cluster
             session.run(x + 1.0, {x: 0.0})
 
 

@@ -81,14 +81,15 @@ class Shard:
         where = f"Shard at {self.line}"
         if not isinstance(self.rules, Mapping):
             raise ShardingError(
-                f"{where}: rules are a dict from tensors or names to axes of the mesh, "
+                f"{where}: rules must be a dict from tensors or names to axes of the mesh, "
                 f'{{"w": (None, "model")}}, not {self.rules!r}'
             )
         for what in ("batch", "sequence"):
             axis = getattr(self, what)
             if axis is not None and axis not in list(self.mesh):
                 raise ShardingError(
-                    f"{where}: {what} is an axis of the mesh ({', '.join(self.mesh)}), not {axis!r}"
+                    f"{where}: {what} must be an axis of the mesh ({', '.join(self.mesh)}), "
+                    f"not {axis!r}"
                 )
         if self.batch is not None and self.batch == self.sequence:
             raise ShardingError(
@@ -136,8 +137,8 @@ class Shard:
             return NotImplemented
         if isinstance(other, Shard):
             both = {**self.mesh, **other.mesh}
-            told = "a Shard's mesh may have several axes: write one Shard, mesh="
-            raise ShardingError(f"at {user_location()}: {told}{both!r}, with the rules of both")
+            hint = "a Shard's mesh may have several axes: write one Shard, mesh="
+            raise ShardingError(f"at {user_location()}: {hint}{both!r}, with the rules of both")
         raise no_product_error(self, other)
 
     __rmul__ = __mul__
@@ -189,15 +190,15 @@ def check_replication(strategy: Any, where: str) -> None:
     turns = as_count(strategy.accumulate)
     if turns is None:
         raise ShardingError(
-            f"{where}: accumulate is a count from 1 on, not {strategy.accumulate!r}"
+            f"{where}: accumulate must be an int of at least 1, not {strategy.accumulate!r}"
         )
     bucket = as_count(strategy.bucket, least=0)
     if bucket is None:
-        raise ShardingError(f"{where}: bucket is a number of bytes, not {strategy.bucket!r}")
+        raise ShardingError(f"{where}: bucket must be a number of bytes, not {strategy.bucket!r}")
     for what in ("shard_state", "synchronised"):
         given = getattr(strategy, what)
         if not isinstance(given, bool):
-            raise ShardingError(f"{where}: {what} is True or False, not {given!r}")
+            raise ShardingError(f"{where}: {what} must be True or False, not {given!r}")
     set_frozen_fields(strategy, accumulate=turns, bucket=bucket)
 
 

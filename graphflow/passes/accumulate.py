@@ -17,7 +17,7 @@ from graphflow.ops.kernels.gemm.gemm import is_supported
 from graphflow.ops.matrices.matmul import generated_accumulation
 from graphflow.passes.base import Pass, Phase, register_pass
 
-_KEPT = ("matmul", "accumulate_product", "variable", "placeholder")
+_ACCUMULATORS = ("matmul", "accumulate_product", "variable", "placeholder")
 """Ops whose values may be such sums. Additions to others are left to fused regions."""
 
 
@@ -55,7 +55,7 @@ class AccumulateProducts(Pass):
 
     def _fits(self, node: Node, c: Tensor, product: Tensor) -> bool:
         source, spec = product.node, node.specs[0]
-        if source.op.name != "matmul" or c.node.op.name not in _KEPT or c is product:
+        if source.op.name != "matmul" or c.node.op.name not in _ACCUMULATORS or c is product:
             return False
         if c.spec != spec or product.spec != spec or source.device != node.device:
             return False

@@ -20,7 +20,7 @@ class Phase(IntEnum):
     CONSTANTS = auto()
     SIMPLIFY = auto()
     DUPLICATES = auto()
-    CALLS = auto()  # after all that could differ between pinned and unpinned nodes
+    CALLS = auto()  # inlines by pins, which the passes above must not depend on
     SYMMETRY = auto()  # needs DUPLICATES: the two operands must be one tensor
     ACCUMULATION = auto()
 

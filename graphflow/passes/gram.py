@@ -28,20 +28,20 @@ class UseSyrk(Pass):
     phase: ClassVar[Phase] = Phase.SYMMETRY
 
     def __call__(self, graph: Graph) -> Graph:
-        def halve(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        def use_syrk(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
             if inputs[0] is not inputs[1] or inputs[0].ndim != 2:
                 return None
             columns = bool(node.attrs.get("transpose_a"))
-            if columns == bool(node.attrs.get("transpose_b")) or not _pays(inputs[0], columns):
+            if columns == bool(node.attrs.get("transpose_b")) or not _is_faster(inputs[0], columns):
                 return None
             with replacement_scope(node):
                 made = make_node(REGISTRY["gram"], inputs[:1], {"columns": columns})
             return made.with_inputs(inputs[:1], turn=node.turn).outputs
 
-        return graph.rewrite(halve, ("matmul",))
+        return graph.rewrite(use_syrk, ("matmul",))
 
 
-def _pays(x: Tensor, columns: bool) -> bool:
+def _is_faster(x: Tensor, columns: bool) -> bool:
     if not x.spec.is_concrete:
         return x.dtype.name in SYRK_DTYPES
     n, k = gram_sizes(x.spec, columns)

@@ -28,16 +28,16 @@ class JoinPads(Pass):
     phase: ClassVar[Phase] = Phase.SIMPLIFY
 
     def __call__(self, graph: Graph) -> Graph:
-        return graph.rewrite(_join, ("add",)) if "pad" in graph.op_names else graph
+        return graph.rewrite(_join_pads, ("add",)) if "pad" in graph.op_names else graph
 
 
-def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+def _join_pads(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
     if not _is_pad(inputs[1]):
         return None
-    pads = _terms(inputs)
+    pads = _collect_pads(inputs)
     if pads is None:
         return None
-    axis, parts = _along_one_axis(pads)
+    axis, parts = _order_along_axis(pads)
     shape, end = node.specs[0].shape, 0
     for start, part in parts:
         if start != end or part.dtype != node.specs[0].dtype:
@@ -49,7 +49,7 @@ def _join(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         return make_node(REGISTRY["concat"], tuple(t for _, t in parts), {"axis": axis}).outputs
 
 
-def _terms(inputs: tuple[Tensor, ...]) -> list[Node] | None:
+def _collect_pads(inputs: tuple[Tensor, ...]) -> list[Node] | None:
     """Return the pads of a sum that has no other terms; None for other sums."""
     pads: list[Node] = []
     left = list(inputs)
@@ -75,7 +75,7 @@ def _is_pad(tensor: Tensor) -> bool:
     return value == 0 and all(step == 1 for step in node.attrs["step"])
 
 
-def _along_one_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]]]:
+def _order_along_axis(pads: Sequence[Node]) -> tuple[int, list[tuple[Size, Tensor]]]:
     """Return the only axis along which tensors are padded, and each start and tensor in order.
 
     Without such an axis, there are no tensors.

@@ -44,7 +44,7 @@ from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
 from graphflow.frontend.feeds import convert, convert_feeds
 from graphflow.frontend.pytree import flatten
-from graphflow.ir.numpy_interop import SESSION_HINTS
+from graphflow.ir.name_hints import SESSION_HINTS
 from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer

@@ -1,2 +1,1 @@
-"""Graph transforms: reverse mode, forward mode, vectorisation; and the checks of an op's
-rules."""
+"""Graph transforms (reverse mode, forward mode, vectorisation), and the checks of an op's rules."""

@@ -204,7 +204,7 @@ def _batched_rule(outer: Batching, body: Body, flags: Flags) -> Any:
     def rule(g: Any, y: Any, *inputs: Tensor) -> list[Tensor | None]:
         twins: dict[Tensor, Twin] = {}
 
-        def one(tensor: Tensor, has: bool) -> Tensor:
+        def make_stand_in(tensor: Tensor, has: bool) -> Tensor:
             if not has:
                 return tensor
             spec = tensor.spec.with_shape(tensor.shape[1:])
@@ -212,14 +212,14 @@ def _batched_rule(outer: Batching, body: Body, flags: Flags) -> Any:
             twins[stand_in] = (tensor, True)
             return stand_in
 
-        def all_of(given: Any) -> Any:
+        def make_stand_ins(given: Any) -> Any:
             if isinstance(given, Tensor):
-                return one(given, True)
-            return tuple(one(t, True) for t in given)
+                return make_stand_in(given, True)
+            return tuple(make_stand_in(t, True) for t in given)
 
-        arguments = [one(t, has) for t, has in zip(inputs, flags, strict=True)]
+        arguments = [make_stand_in(t, has) for t, has in zip(inputs, flags, strict=True)]
         assert body.rule is not None
-        parts = body.rule(all_of(g), all_of(y), *arguments)
+        parts = body.rule(make_stand_ins(g), make_stand_ins(y), *arguments)
         engine = Batching(outer.size, twins, outer.rules)
         engine.emit(Graph([p for p in parts if p is not None]).nodes)
         found: list[Tensor | None] = []

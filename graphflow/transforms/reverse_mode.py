@@ -80,7 +80,7 @@ def pull_back(
     wanted = _nodes_leading_to(nodes, xs)
     results: dict[Tensor, Tensor] = {}
     targets = set(xs)
-    groups = _groups(nodes)
+    groups = _groups_by_node(nodes)
     for node in reversed(nodes):
         for tensor in node.outputs:
             if tensor in targets:
@@ -103,9 +103,11 @@ class _Cotangents:
         self._parts: dict[Tensor, list[Tensor]] = {}
 
     def add(self, tensor: Tensor, part: Tensor) -> None:
+        """Add a contribution to the cotangent of a tensor."""
         self._parts.setdefault(tensor, []).append(part)
 
     def has(self, tensor: Tensor) -> bool:
+        """Return True if a tensor has a contribution."""
         return tensor in self._parts
 
     def total(self, tensor: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ def nodes_built_since(outputs: Sequence[Tensor], since: int) -> list[Node]:
     return sorted(seen, key=lambda node: node.serial)
 
 
-def _groups(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+def _groups_by_node(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """Map each node of a complete group of collectives to the group, in build order."""
     return {
         node: sorted(group, key=lambda each: each.serial)

@@ -16,7 +16,7 @@ from graphflow.ops.attention.block_patterns import (
     split_heads,
     upcast_half,
 )
-from graphflow.ops.kernels.sequence import flash_attention as attend
+from graphflow.ops.kernels.sequence import flash_attention
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -24,9 +24,9 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype("float32") if dtype.itemsize == 2 else dtype
 
 
-def native_pattern(softcap: float | None, **attrs: Any) -> attend.BandPattern:
+def native_pattern(softcap: float | None, **attrs: Any) -> flash_attention.BandPattern:
     """Return the pattern of native calls, which know no soft cap."""
-    return attend.BandPattern(**attrs)
+    return flash_attention.BandPattern(**attrs)
 
 
 def attention_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -67,8 +67,8 @@ def _attend_block(heads: GroupedHeads, y: Any, logs: Any, task: tuple[slice, sli
 
 
 def attention_into(xp: Any, out: Any, q: Any, k: Any, v: Any, *mask: Any, **attrs: Any) -> None:
-    if attend.is_native(xp, q, k, v, attrs["softcap"]):
-        attend.forward(out[0], out[1], q, k, v, mask, native_pattern(**attrs))
+    if flash_attention.is_native(xp, q, k, v, attrs["softcap"]):
+        flash_attention.forward(out[0], out[1], q, k, v, mask, native_pattern(**attrs))
         return
     heads = GroupedHeads.from_arrays(xp, q, k, v, mask, AttentionPattern(**attrs))
     y = split_heads(out[0], k.shape[-3])
@@ -132,8 +132,8 @@ def attention_grad_into(
     xp: Any, out: Any, g: Any, delta: Any, q: Any, k: Any, v: Any, logs: Any, *mask: Any,
     **attrs: Any,
 ) -> None:  # fmt: skip
-    if attend.is_native(xp, q, k, v, attrs["softcap"]):
-        attend.backward(out, g, delta, q, k, v, logs, mask, native_pattern(**attrs))
+    if flash_attention.is_native(xp, q, k, v, attrs["softcap"]):
+        flash_attention.backward(out, g, delta, q, k, v, logs, mask, native_pattern(**attrs))
         return
     heads = GroupedHeads.from_arrays(xp, q, k, v, mask, AttentionPattern(**attrs))
     shared = k.shape[-3]

@@ -18,8 +18,8 @@ ALGORITHMS = ("auto", "ring", "tree", "halving", "two_level", "direct")
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 _UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum"}
-_FEW = 8  # ranks that exchange with each other directly
-_SMALL = 1 << 18  # elements, below which the number of rounds counts more than the bytes
+_FEW = 8  # up to so many ranks exchange directly
+_SMALL = 1 << 18  # elements; below, the number of rounds costs more than the bytes
 
 
 def resolve_algorithm(algorithm: str, count: int, size: int, hosts: Sequence[int] | None) -> str:
@@ -137,7 +137,7 @@ def fold(
         out: the result.
         scratch: allocates a further array like the given one.
     """
-    spine = []  # chains may be as long as there are ranks: no recursion along them
+    spine = []  # a chain is as long as there are ranks, too deep to recurse
     while not isinstance(order, int):
         order, right = order
         spine.append(right)

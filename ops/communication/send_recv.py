@@ -31,7 +31,7 @@ recv = register(
     )
 )
 
-# Sends its input as `edge` to `target` (a device); no value of its own.
+# Sends its input as `edge` to `target` (a device). It has no value.
 send = register(
     Op(
         "send",
@@ -69,9 +69,9 @@ def _infer_start(
     return made
 
 
-# A rank takes part in the exchange of a group, with its tensor if it has one. The output is where
-# the result will be when the twin, `collective_finish`, is done; attributes are those of the
-# collective, and which ranks are on which `devices` with tensors of which `shapes`.
+# Starts the exchange of a group for one rank, with the rank's tensor if it has one. The output is
+# the buffer that holds the result after `collective_finish`. The attributes are those of the
+# collective, and the `devices` and `shapes` of all ranks.
 collective_start = register(
     Op(
         "collective_start",
@@ -81,7 +81,8 @@ collective_start = register(
     )
 )
 
-# The result of the start that is its first input, whose tensor (the second) is free from now on.
+# The result of an exchange. Its first input is the `collective_start`. The second one, the rank's
+# tensor, is free from now on.
 collective_finish = register(
     Op(
         "collective_finish",

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, DTypeError
-from graphflow.ir.numpy_interop import missing_attribute_error
+from graphflow.ir.name_hints import missing_attribute_error
 from graphflow.ir.op import (
     NameScope,
     RandomStreams,

@@ -286,8 +286,8 @@ def _pick_label(logits: Tensor, labels: Tensor) -> Any:
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
     shifted = logits - G["max"](logits, -1, keepdims=True)
-    total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # as softmax has it, for the gradient
-    picked = _pick_label(shifted, labels)  # before the total is read: both travel together
+    total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # the gradient reuses this sum
+    picked = _pick_label(shifted, labels)  # before `total` is read: one exchange for both
     return G["squeeze"](G["log"](total), -1) - picked
 
 

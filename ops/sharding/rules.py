@@ -42,7 +42,7 @@ class ShardView:
         """Return True if one of some letters is split."""
         return any(self.size[letter] != self.total[letter] for letter in letters)
 
-    of = is_split  # its name before, which rules of users may call
+    of = is_split  # the earlier name, which rules of users may call
 
 
 def letters(rank: int, used: str = "") -> str:

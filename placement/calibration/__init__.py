@@ -1,1 +1,1 @@
-"""How fast the hardware is: measured, kept on disk, corrected by traces."""
+"""Speeds of the hardware: measured, kept on disk, corrected by traces."""

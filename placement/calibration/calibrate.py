@@ -1,7 +1,7 @@
 """Calibration: how fast this machine is, measured with the ops' own kernels and kept on disk.
 
-Before planning, `profile()` gives the cost model what it knows of a machine: plain data, so that a
-worker can send its own. What travels between processes is measured by callables that are handed in.
+`profile()` gives the cost model what it knows of a machine as plain data, so that a worker can send
+its own. Transfers between processes are measured by callables that the caller gives.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from graphflow.placement.calibration.measure import measure_cpu, measure_handoff
 from graphflow.placement.calibration.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
 from graphflow.placement.clusters.host_facts import cores
 
-_DRAFT = ".part"  # a file that is being written
-_STALE_SECONDS = 3600.0  # seconds after which nobody writes it any more
+_DRAFT = ".part"  # suffix of a file that is being written
+_STALE_SECONDS = 3600.0  # since its last change: its writer was killed
 FORMAT = 2
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
@@ -52,15 +52,19 @@ The speeds of a device kind:
 A link's bandwidth of None is infinite: a reference is passed.
 """
 Probe = Callable[[int, int, int, int], float]
-"""(source, target, nbytes, repeats) -> median seconds from one worker to another, half of a round
-trip."""
+"""(source, target, nbytes, repeats) -> median seconds from one worker to another.
+
+They are half of a round trip.
+"""
 LinkSpeed = tuple[float, float]
 """Seconds of latency, bytes/s."""
 StepCost = tuple[float, float]
-"""Seconds of a step that does next to nothing, on one worker and on two (on devices of one process
-likewise), without what its links take."""
+"""Seconds of a step that does next to nothing, on one worker and on two, without its links.
 
-_unsaved: dict[Path, Profile] = {}  # what could not be written, for this process
+In one process, on one and two devices.
+"""
+
+_unsaved: dict[Path, Profile] = {}  # profiles that could not be written
 
 DEFAULT_LINKS: dict[str, LinkSpeed] = {
     "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
@@ -69,21 +73,22 @@ DEFAULT_LINKS: dict[str, LinkSpeed] = {
     "network": (500e-6, 1.0e9),  # hosts: a 10 Gbit/s network
     "gpu": (20e-6, 10e9),  # a process (its client, its CPUs) and its GPU, over PCIe
 }
-"""What links are taken to be where nobody described or measured them."""
+"""Links that were neither described nor measured."""
 
 
 # Measuring ------------------------------------------------------------------------------------
 
 
 def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
-    """Measure the kinds of devices named, the hand-over between threads, and the way to the GPU;
-    about two seconds a kind, a GPU some more.
+    """Measure kinds of devices, the hand-over between threads, and the link to the GPU.
+
+    Takes about two seconds a kind, a GPU some more.
 
     Args:
-        devices: kinds ("cpu"), device names ("/worker:0/cpu:0") or `Device`s; equal kinds once.
+        devices: Kinds ("cpu"), device names ("/worker:0/cpu:0") or `Device`s; equal kinds once.
 
     Raises:
-        DeviceError: a GPU is asked for and there is none.
+        DeviceError: A GPU is asked for and there is none.
     """
     kinds = sorted({_kind(device) for device in devices}) or ["cpu"]
     links: dict[str, list[float | None]] = {"thread": [measure_handoff(), None]}
@@ -98,7 +103,7 @@ def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
 
 
 def measure_device(kind: str) -> dict[str, Any]:
-    """Speeds of one device of a kind, of one thread where it is a CPU."""
+    """Measure a device of a kind; of a CPU, one thread."""
     return measure_gpu() if kind == "gpu" else measure_cpu()
 
 
@@ -110,18 +115,20 @@ def _kind(device: Any) -> str:
 SIZES = (1 << 10, 1 << 20, 1 << 22)
 """Bytes of the messages by which a link is measured."""
 SLOW = 0.05
-"""Seconds of a transfer after which larger ones are timed once."""
+"""Seconds of a transfer from which larger ones are timed once."""
 
 
 def measure_links(probe: Probe, workers: int) -> dict[tuple[str, str], LinkSpeed]:
-    """Latency and bandwidth between each two workers, by name, "/worker:0"."""
+    """Return latency and bandwidth between each two workers, by name, "/worker:0"."""
     pairs = combinations(range(workers), 2)
     return symmetric_links({pair: time_messages(probe, *pair) for pair in pairs})
 
 
 def time_messages(probe: Probe, source: int, target: int, repeats: int = 7) -> list[float]:
-    """Seconds of messages of `SIZES` from one worker to another. Over a slow link, fewer repeats of
-    what takes long tell enough."""
+    """Return the seconds of messages of `SIZES` from one worker to another.
+
+    Over a slow link, fewer repeats of long messages are enough.
+    """
     times: list[float] = []
     for size in SIZES:
         slow = bool(times) and times[-1] > SLOW
@@ -132,7 +139,7 @@ def time_messages(probe: Probe, source: int, target: int, repeats: int = 7) -> l
 def symmetric_links(
     times: Mapping[tuple[int, int], Sequence[float]],
 ) -> dict[tuple[str, str], LinkSpeed]:
-    """Links by name: equal in both directions, for half of a round trip is what was measured."""
+    """Return links by name, equal in both directions: half of a round trip was measured."""
     found: dict[tuple[str, str], LinkSpeed] = {}
     for (a, b), seconds in times.items():
         one, other = f"/worker:{a}", f"/worker:{b}"
@@ -141,9 +148,9 @@ def symmetric_links(
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
-    """The line latency + size / bandwidth through measured times, relative errors least.
+    """Fit latency + size / bandwidth to measured times, with the least relative errors.
 
-    A fit that makes no sense (noise: larger messages came sooner) falls back to the largest size.
+    A meaningless fit (noise: larger messages came sooner) is replaced by the largest size's rate.
     """
     x, t = np.asarray(sizes, float), np.maximum(np.asarray(seconds, float), 1e-9)
     columns = np.stack([1 / t, x / t], axis=1)
@@ -159,15 +166,15 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
 def profile(
     kinds: Iterable[str] = ("cpu",), *, refresh: bool = False, folder: Path | None = None
 ) -> Profile:
-    """This machine's profile: kept from before, or measured now and kept.
+    """Return this machine's profile, kept from before, or measured now and kept.
 
-    A file that is damaged, or of another machine or version, is measured anew, and so is a GPU that
-    has been replaced; where nothing can be written, each process measures once, with a warning.
+    A file that is damaged, or of another machine or version, is measured anew; so is a replaced
+    GPU. If nothing can be written, each process measures once, with a warning.
 
     Args:
-        kinds: device kinds that it must cover.
-        refresh: measure again in any case.
-        folder: default: $GRAPHFLOW_CACHE, else graphflow in $XDG_CACHE_HOME or ~/.cache.
+        kinds: Device kinds that it must cover.
+        refresh: Measure again in any case.
+        folder: Default: $GRAPHFLOW_CACHE, else graphflow in $XDG_CACHE_HOME or ~/.cache.
     """
     path = profile_path(folder)
     known = None if refresh else _load(path)
@@ -189,7 +196,7 @@ def profile(
 
 
 def _covers(known: Profile | None, kind: str) -> bool:
-    """Whether a kept profile tells of the devices of a kind that are here."""
+    """Return True if a kept profile tells of the devices of a kind that are here."""
     if known is None or kind not in known["devices"]:
         return False
     there = gpu_product() if kind == "gpu" else None
@@ -200,7 +207,7 @@ _LOCAL_LINKS = ("thread", "gpu")  # links between devices of a process
 
 
 def machine_profile(devices: Iterable[str]) -> Profile:
-    """What `measure_machine` tells of the devices named, as it is kept: measured at most once."""
+    """Return the kept profile of the named devices; measure them if there is none."""
     known = profile({_kind(device) for device in devices})
     return {
         "format": known["format"],
@@ -211,7 +218,7 @@ def machine_profile(devices: Iterable[str]) -> Profile:
 
 
 def save_links(links: Mapping[str, LinkSpeed], folder: Path | None = None) -> Profile:
-    """Remember links of a kind ("process", "client", …) that were measured on this machine."""
+    """Keep links of a kind ("process", "client", …) that were measured on this machine."""
     known = profile(folder=folder)
     text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
     made = {**known, "links": {**known["links"], **text}}
@@ -220,7 +227,7 @@ def save_links(links: Mapping[str, LinkSpeed], folder: Path | None = None) -> Pr
 
 
 def save_step_cost(kind: str, cost: StepCost, folder: Path | None = None) -> None:
-    """Remember what a step of a kind of session ("here", "process") costs on this machine."""
+    """Keep the cost of a step of a kind of session ("here", "process") on this machine."""
     known = profile(folder=folder)
     if known.get("key") != machine_key():
         return
@@ -229,13 +236,13 @@ def save_step_cost(kind: str, cost: StepCost, folder: Path | None = None) -> Non
 
 
 def step_cost_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
-    """What a step costs in a kind of session, if it was measured."""
+    """Return the overhead of a step in a kind of session, or None if it was not measured."""
     cost = profile.get("steps", {}).get(kind)
     return None if cost is None else (float(cost[0]), float(cost[1]))
 
 
 def step_overhead(cost: StepCost, units: int) -> float:
-    """What a step over so many workers (or devices) takes beyond its nodes and transfers.
+    """Return the seconds of a step over so many workers (or devices) beyond nodes and transfers.
 
     Beyond two, each costs as much as the second.
     """
@@ -244,7 +251,7 @@ def step_overhead(cost: StepCost, units: int) -> float:
 
 
 def link_of(profile: Mapping[str, Any], kind: str) -> LinkSpeed:
-    """A profile's link of a kind, else the default."""
+    """Return a profile's link of a kind, else the default."""
     kept = profile.get("links", {}).get(kind)
     if kept is None:
         return DEFAULT_LINKS[kind]
@@ -252,7 +259,7 @@ def link_of(profile: Mapping[str, Any], kind: str) -> LinkSpeed:
 
 
 def profile_path(folder: Path | None = None) -> Path:
-    """Where this machine's profile is kept."""
+    """Return the path of this machine's profile."""
     key = json.dumps(machine_key(), sort_keys=True)
     name = hashlib.sha256(key.encode()).hexdigest()[:12]
     return (folder or cache_folder()) / f"machine-{name}.json"
@@ -260,7 +267,7 @@ def profile_path(folder: Path | None = None) -> Path:
 
 @cache
 def _processor() -> tuple[str, str]:
-    """Model and features of the processor."""
+    """Return model and features of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -275,13 +282,14 @@ def _processor() -> tuple[str, str]:
 
 @cache
 def _blas() -> str:
+    """Return name and version of the BLAS library."""
     built: Any = np.show_config(mode="dicts")
     found = built.get("Build Dependencies", {}).get("blas", {})
     return f"{found.get('name', '?')} {found.get('version', '?')}"
 
 
 def machine_key() -> dict[str, Any]:
-    """What a profile depends on; another machine, or another build, has another key."""
+    """Return the key of a profile: another machine, or another build, has another one."""
     model, features = _processor()
     return {
         "processor": model,
@@ -294,6 +302,7 @@ def machine_key() -> dict[str, Any]:
 
 
 def _load(path: Path) -> Profile | None:
+    """Return the kept profile of this machine, or None."""
     if path in _unsaved:
         return _unsaved[path]
     try:
@@ -304,7 +313,7 @@ def _load(path: Path) -> Profile | None:
 
 
 def _save(path: Path, made: Profile) -> None:
-    """Write a profile; where that cannot be, this process keeps it, and says so once."""
+    """Write a profile. If that fails, this process keeps it in memory, and warns once."""
     why = write_json(path, made, indent=1)
     if why is None:
         _unsaved.pop(path, None)
@@ -321,7 +330,7 @@ def _save(path: Path, made: Profile) -> None:
 
 
 def is_profile(known: Any) -> bool:
-    """Whether what a file or a worker holds is a profile of a machine, with sane numbers."""
+    """Return True if what a file or a worker holds is a profile of a machine, with sane numbers."""
     if not isinstance(known, dict) or known.get("format") != FORMAT:
         return False
     devices, links = known.get("devices"), known.get("links")
@@ -358,8 +367,10 @@ def _is_positive(value: Any) -> bool:
 
 
 def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> OSError | None:
-    """Write plain data as JSON, whole or not at all; what kept it from being written is no error
-    of the caller's, and returned."""
+    """Write plain data as JSON, completely or not at all.
+
+    Return the error that prevented it: a cache that cannot be written is no error of the caller.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale_drafts(path)
@@ -380,8 +391,8 @@ def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -
 
 
 def _remove_stale_drafts(path: Path) -> None:
-    """Remove what processes left that were killed while they wrote a file."""
+    """Remove the drafts of processes that were killed while they wrote a file."""
     for draft in path.parent.glob(f".{path.name}.*{_DRAFT}"):
-        with suppress(OSError):  # another process sweeps, too
+        with suppress(OSError):  # another process removes them, too
             if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
                 draft.unlink()

@@ -1,7 +1,7 @@
 """A cluster in numbers: the rates of its devices and the links between them.
 
-What a cluster file gives counts first, then shipped tables of the products that it names, then
-what was measured, then defaults.
+Values of a cluster file precede shipped tables of the named products. These precede measurements,
+and measurements defaults.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Links = Mapping[tuple[str, str], calibrate.LinkSpeed]
 
 
 def is_described(cluster: Cluster) -> bool:
-    """Whether every device's speeds are given, so that nothing needs to be measured."""
+    """Return True if every device's speeds are given, so that nothing needs to be measured."""
     return all(device.is_described for worker in cluster.workers for device in worker.devices)
 
 
 def rates(
     cluster: Cluster, profiles: Mapping[int, Mapping[str, Any]] | None, contention: bool
 ) -> dict[str, Rates]:
-    """Speeds of each device by name; equal devices share one object."""
+    """Return the rates of each device by name; equal devices share one object."""
     here: Mapping[str, Any] | None = None
     made: dict[Any, Rates] = {}
     result: dict[str, Rates] = {}
@@ -59,7 +59,7 @@ def rates(
 def _rates(
     device: Device, profile: Mapping[str, Any] | None, threads: int, active: int, neighbours: int
 ) -> Rates:
-    """Rates while `active` threads of its machine and `neighbours` in its process run."""
+    """Return rates while `active` threads of the machine and `neighbours` in the process run."""
     if device.product is not None:
         return Rates(_scale_speeds(speeds_of(device.product), device))
     if profile is None or device.is_described:
@@ -84,7 +84,7 @@ def _rates(
 
 
 def _scale_speeds(speeds: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
-    """Measured speeds, scaled to what is given of a device."""
+    """Return measured speeds, scaled to the given numbers of a device."""
     made = dict(speeds)
     if device.flops is not None:
         flops, seconds = speeds["matmul"]["float32"][-1]
@@ -104,6 +104,7 @@ def _scale_speeds(speeds: Mapping[str, Any], device: Device) -> Mapping[str, Any
 
 
 def _this_machine(cluster: Cluster) -> Mapping[str, Any]:
+    """Return this machine's profile, for the kinds of devices that can be measured here."""
     kinds = {device.kind for worker in cluster.workers for device in worker.devices}
     if cluster.kind not in ("here", "local"):
         kinds = {"cpu"}  # a GPU elsewhere cannot be measured here
@@ -111,7 +112,7 @@ def _this_machine(cluster: Cluster) -> Mapping[str, Any]:
 
 
 def _host(cluster: Cluster, worker: int) -> str:
-    """What tells the machines of workers apart."""
+    """Return a name that tells the machines of workers apart."""
     address = cluster.workers[worker].address
     if cluster.kind in ("here", "local"):
         return ""
@@ -121,7 +122,7 @@ def _host(cluster: Cluster, worker: int) -> str:
 
 
 def _busy_threads(cluster: Cluster) -> dict[str, int]:
-    """Threads of all CPU devices of each machine."""
+    """Return the threads of all CPU devices of each machine."""
     busy: dict[str, int] = {}
     for worker in cluster.workers:
         host = _host(cluster, worker.index)
@@ -131,7 +132,9 @@ def _busy_threads(cluster: Cluster) -> dict[str, int]:
 
 
 def device_classes(cluster: Cluster) -> dict[str, str]:
-    """By device, a name for its speed: its machine, kind and threads, and what is given of it."""
+    """Return for each device a name for its speed: its machine, kind and threads, and what is
+    given of it.
+    """
     return {
         device.name: "|".join(
             str(part)
@@ -147,7 +150,9 @@ def device_classes(cluster: Cluster) -> dict[str, str]:
 
 
 def link_classes(cluster: Cluster) -> dict[tuple[int, int], str]:
-    """By indices of devices, a name for the kind of link between; described ones have none."""
+    """Return by device indices a name for the kind of link between them; described links have
+    none.
+    """
     names, found = cluster.devices, {}
     for i, source in enumerate(names):
         for j, target in enumerate(names):
@@ -166,7 +171,7 @@ def link_matrices(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Links | None = None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(d, d) latency in seconds and bandwidth in bytes/s between devices, the client last."""
+    """Return (d, d) latencies (s) and bandwidths (bytes/s) of devices, the client last."""
     ends = (*cluster.devices, CLIENT)
     latency, bandwidth = np.zeros((len(ends),) * 2), np.full((len(ends),) * 2, np.inf)
     profile: Mapping[str, Any] = (profiles or {}).get(0, {})
@@ -188,6 +193,7 @@ def _link(
     profiles: Mapping[int, Mapping[str, Any]],
     links: Links,
 ) -> calibrate.LinkSpeed:
+    """Return the link between two ends: described, measured, of the profile, or default."""
     described = cluster.link(source, target)
     if described is not None:
         return described.latency, described.bandwidth
@@ -215,5 +221,5 @@ def _link(
 
 
 def _ends(name: str) -> tuple[str, ...]:
-    """A device, and its worker."""
+    """Return a device and its worker."""
     return (name,) if name == CLIENT else (name, name.rpartition("/")[0])

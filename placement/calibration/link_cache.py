@@ -1,10 +1,10 @@
-"""Network: links between workers elsewhere, kept from session to session.
+"""Links between workers of other machines, kept from session to session.
 
-    probe ─links─→ {(worker, worker): Link}
+    probe ─links─→ {(worker, worker): LinkSpeed}
              └─→ a file beside this machine's profile: by addresses, seconds of messages, and when
 
-Networks change. So what is kept is believed where a small and a larger message take about as long
-as they did, which takes a tenth of measuring; else the link is measured anew.
+Networks change. So a kept link counts if a small and a larger message take about as long as before,
+which takes a tenth of measuring. Otherwise the link is measured anew.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from graphflow.placement.calibration.calibrate import (
 
 FORMAT = 1
 ALIKE = 1.5
-"""How many times longer, or less long, than it did a message may take over an unchanged link."""
+"""Factor by which a message may take longer or shorter over an unchanged link."""
 REPEATS, TRIES = 3, 3
 """Of a message, and how often: one median must be alike. The first messages of a session find
 everybody asleep, and others may wait for a processor."""
 TRUSTED_SECONDS = 7 * 86400.0
 """Seconds after which a link is measured anew in any case."""
 LINKS = 4096
-"""Kept, those measured last."""
+"""Links that are kept, the latest ones."""
 
 Pair = tuple[str, str]
 """The addresses of two workers, in order."""
@@ -55,12 +55,13 @@ class _LinkRecord:
 def load_or_measure_links(
     probe: Probe, addresses: Sequence[str], *, afresh: bool = False, folder: Path | None = None
 ) -> dict[tuple[str, str], LinkSpeed]:
-    """Latency and bandwidth between each two workers, by name: kept from before where that still
-    holds, else measured and kept.
+    """Return latency and bandwidth between each two workers, by name.
+
+    Kept links are used while they hold; others are measured and kept.
 
     Args:
-        addresses: where the workers are reached.
-        afresh: measure whatever is kept.
+        addresses: Of the workers.
+        afresh: Measure all links.
     """
     path = network_path(folder)
     known = {} if afresh else _load(path)
@@ -77,16 +78,17 @@ def load_or_measure_links(
 
 
 def network_path(folder: Path | None = None) -> Path:
-    """Where links are kept."""
+    """Return the path of the file that keeps measured links."""
     return (folder or cache_folder()) / "network.json"
 
 
 def _pair(one: str, other: str) -> Pair:
+    """Return two addresses in order."""
     return (one, other) if one < other else (other, one)
 
 
 def _is_unchanged(probe: Probe, source: int, target: int, kept: _LinkRecord) -> bool:
-    """Whether a link is as it was, by all but the largest of the messages."""
+    """Return True if a link is as it was, by all but the largest of the messages."""
     if not 0 <= time.time() - kept.at <= TRUSTED_SECONDS:
         return False
     return all(
@@ -100,7 +102,7 @@ def _is_alike(now: float, before: float) -> bool:
 
 
 def _load(path: Path) -> dict[Pair, _LinkRecord]:
-    """What is kept; nothing of a file that is damaged."""
+    """Read the kept links; a damaged file counts as empty."""
     try:
         data: Any = json.loads(path.read_text())
         if data["format"] != FORMAT:
@@ -114,6 +116,7 @@ def _load(path: Path) -> dict[Pair, _LinkRecord]:
 
 
 def _check_seconds(times: Any) -> list[float]:
+    """Return the times of messages if they are valid."""
     seconds = [float(each) for each in times]
     if len(seconds) != len(SIZES) or not all(0 < each < math.inf for each in seconds):
         raise PlanError(f"{times!r} are no times of messages")  # caught where the file is read
@@ -121,7 +124,7 @@ def _check_seconds(times: Any) -> list[float]:
 
 
 def _save(path: Path, new: Mapping[Pair, _LinkRecord]) -> None:
-    """For sessions to come, where the folder can be written."""
+    """Keep the links for later sessions if the folder can be written."""
     latest = sorted({**_load(path), **new}.items(), key=lambda item: item[1].at)[-LINKS:]
     rows = [[*pair, list(kept.times), kept.at] for pair, kept in latest]
     write_json(path, {"format": FORMAT, "links": rows})

@@ -1,8 +1,8 @@
-"""The measurements of calibration: ops' kernels, run as a program runs them, BLAS on one thread.
+"""The measurements of calibration: ops' kernels, run as programs run them, with BLAS on one thread.
 
-Every op with samples is timed twice: on its sample (what a launch takes) and on a larger one (its
-rate in the cache). The machine may be busy with other things: kernels on a CPU are timed by the
-processor time of their thread, which stands still meanwhile, and of some rounds a quick one counts.
+Every op with samples is timed twice: on its sample (the launch) and on a larger one (its rate in
+the cache). The machine may be busy with other work. So kernels on a CPU are timed by the processor
+time of their thread, which stands still meanwhile, and the lower quartile of some rounds counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graphflow.placement.calibration.roofline import interpolate_seconds, op_cla
 from graphflow.placement.clusters.host_facts import cache_bytes, cores
 
 SIDE = 192
-"""Rows and columns of the larger samples: some hundred KiB, which any second-level cache holds."""
+"""Rows and columns of the larger samples: some hundred KiB, which second-level caches hold."""
 MATRICES = (8, 24, 64, 128, 256, 512, 640)
 """Sides of the matrix products."""
 STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
@@ -36,15 +36,15 @@ ROUNDS = 7
 TURNS = 4
 """Sets of operands of a matrix product."""
 LEAST = 60e-6
-"""Seconds that one timing lasts at least."""
+"""Seconds of one timing at least."""
 LONG = 5e-3
-"""Seconds of a call from which two will do: a moment's noise is little of it."""
+"""Seconds of a call from which two calls are enough: noise is a small part of it."""
 PATIENCE = 0.25
-"""Seconds of a matrix product that is too large to be waited for."""
+"""Seconds from which a matrix product is too long to be timed."""
 
 
 def measure_cpu() -> dict[str, Any]:
-    """Speeds of one thread of this machine; see `calibrate.Profile`."""
+    """Return the speeds of one thread of this machine; see `calibrate.Profile`."""
     with one_blas_thread(), np.errstate(all="ignore"):
         clock = KernelTimer("cpu", np, lambda: None, thread_time)
         ops, traffic = clock.ops(), clock.traffic(STREAMS)
@@ -68,11 +68,12 @@ def measure_cpu() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScaledSample:
-    """An op's sample, its sizes scaled.
+    """An op's sample with scaled sizes.
 
     Attributes:
-        amount: flops, or bytes of an op without. itemsize: of its largest elements.
-        bytes: of all inputs and outputs.
+        amount: Flops, or bytes of an op without.
+        itemsize: Of its largest elements.
+        bytes: Of all inputs and outputs.
     """
 
     sample: Sample
@@ -85,10 +86,10 @@ class ScaledSample:
 
 
 class KernelTimer:
-    """Times kernels on one device of a kind, by a clock's seconds.
+    """Times kernels on one device of a kind, by the seconds of a clock.
 
     Attributes:
-        room: bytes that the arrays of a measurement may take.
+        room: Bytes that the arrays of a measurement may take.
     """
 
     room = float("inf")
@@ -103,7 +104,7 @@ class KernelTimer:
         self._random = np.random.default_rng(0)
 
     def seconds(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
-        """Seconds of a call, each round long enough to be timed."""
+        """Return the seconds of a call; each round is long enough to be timed."""
         call()
         once = self._time_calls(call, 1)
         if once > LONG:
@@ -112,7 +113,7 @@ class KernelTimer:
         return lower_quartile([self._time_calls(call, number) for _ in range(rounds)])
 
     def busy(self, call: Callable[[], object], rounds: int = ROUNDS) -> float:
-        """Seconds that a call keeps the device busy: here all of it."""
+        """Return the seconds that a call keeps the device busy: on a CPU all of it."""
         return self.seconds(call, rounds)
 
     def _time_calls(self, call: Callable[[], object], number: int) -> float:
@@ -124,8 +125,10 @@ class KernelTimer:
         return (self._now() - start) / number
 
     def ops(self) -> dict[str, dict[str, float]]:
-        """Launch and rate of every op of our own that computes and has a sample: one of a user's
-        may end the process that tries it, or wait, and is another session's perhaps."""
+        """Return launch and rate of every op of ours that computes and has a sample.
+
+        A user's op is not run: it may end the process or block, and may belong to another session.
+        """
         found: dict[str, dict[str, float]] = {}
         for op in [each for each in list(REGISTRY.values()) if owner_module(each) is None]:
             computes = (op.pure or op.random) and (op.kernel or op.expr)
@@ -136,6 +139,7 @@ class KernelTimer:
         return found
 
     def _measure_op(self, op: Op) -> dict[str, float] | None:
+        """Return launch and rate of an op; None if it cannot run."""
         small = self.call(op, scale_sample(op, lambda size: size))
         if small is None:
             return None
@@ -149,7 +153,7 @@ class KernelTimer:
         return entry
 
     def call(self, op: Op, case: ScaledSample | None) -> Callable[[], object] | None:
-        """What runs a case as a program does; None where the op cannot."""
+        """Return a function that runs a case as a program does, or None if the op cannot."""
         if case is None:
             return None
         try:
@@ -159,14 +163,14 @@ class KernelTimer:
                 arrays = case.sample.make(arrays)
             arrays = [self._xp.asarray(a) for a in arrays]
             run(*arrays)
-        except Exception as error:  # the sample does not scale: attributes speak of its sizes
+        except Exception as error:  # the sample does not scale: its attributes depend on its sizes
             if is_interrupt(error):
                 raise
             return None
         return partial(run, *arrays)
 
     def array(self, spec: TensorSpec, sample: Sample) -> Any:
-        """Random elements in the bounds of a sample, on the host."""
+        """Return random elements in the bounds of a sample, on the host."""
         shape: Any = spec.shape
         if is_inexact(spec.dtype):
             array = self._random.uniform(sample.low, sample.high, shape)
@@ -177,9 +181,10 @@ class KernelTimer:
     def matmul(
         self, dtype: str, sides: tuple[int, ...], launch: float, traffic: list[list[float]]
     ) -> list[list[float]]:
-        """[flops, seconds beyond launch and traffic] of square products; times never fall.
+        """Return [flops, seconds beyond launch and traffic] of square products; times never fall.
 
-        Several sets of operands take turns: in a step, the last product's are gone from the cache.
+        Several sets of operands alternate, because in a step those of the last product have left
+        the cache.
         """
         points: list[list[float]] = []
         for n in sides:
@@ -190,11 +195,13 @@ class KernelTimer:
             taken = self.busy(self._product(dtype, n))
             moved = interpolate_seconds(traffic, 3.0 * size)
             points.append([flops, max(taken - launch - moved, taken / 2, 1e-9)])
-        # the first ones are mostly launch: what is left of them is noise
+        # the small ones are mostly launch: the rest of them is noise
         return make_monotonic(points, max(flops / taken for flops, taken in points[-2:]))
 
     def _product(self, dtype: str, n: int) -> Callable[[], None]:
-        """What multiplies square matrices, with the next set of operands each time."""
+        """Return a function that multiplies square matrices, with the next set of operands each
+        time.
+        """
         into = REGISTRY["matmul"].into
         assert into is not None
         a = self._xp.asarray(self.array(TensorSpec((n, n), np.dtype(dtype)), _UNIT))
@@ -202,7 +209,7 @@ class KernelTimer:
         return partial(_call_next, partial(into, self._xp), turns)
 
     def traffic(self, streams: tuple[int, ...]) -> list[list[float]]:
-        """[bytes, seconds] of adding float32 arrays of growing size; times never fall."""
+        """Return [bytes, seconds] of adding float32 arrays of growing size; times never fall."""
         points = []
         for elements in streams:
             if 12 * elements > self.room:
@@ -217,7 +224,7 @@ _UNIT = Sample((), low=-1.0, high=1.0)
 
 
 def make_monotonic(points: list[list[float]], best: float = float("inf")) -> list[list[float]]:
-    """[amount, seconds] whose seconds never fall, and which are no faster than `best`."""
+    """Return [amount, seconds] with seconds that never fall and are no faster than `best`."""
     least = 0.0
     for point in points:
         point[1] = least = max(least, point[1], point[0] / best)
@@ -225,17 +232,19 @@ def make_monotonic(points: list[list[float]], best: float = float("inf")) -> lis
 
 
 def lower_quartile(seconds: Sequence[float]) -> float:
-    """The lower quartile: what else a machine does makes things slower, never faster."""
+    """Return the lower quartile: other work of a machine only makes things slower."""
     return sorted(seconds)[len(seconds) // 4]
 
 
 def make_scaler(side: int) -> Callable[[Size], Size]:
-    """What makes the sizes of a sample that large, but those that count examples or channels."""
+    """Return a function that enlarges the sizes of a sample, except numbers of examples or
+    channels.
+    """
     return lambda size: side if isinstance(size, int) and size > 2 else size
 
 
 def scale_sample(op: Op, scale: Callable[[Size], Size]) -> ScaledSample | None:
-    """An op's first sample with each size scaled; None where the op refuses that."""
+    """Return an op's first sample with scaled sizes; None if the op refuses them."""
     sample = op.samples[0]
     inputs = tuple(s.with_shape(map(scale, s.shape)) for s in sample.inputs)
     attrs = {
@@ -251,21 +260,21 @@ def scale_sample(op: Op, scale: Callable[[Size], Size]) -> ScaledSample | None:
             max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1),
             sum(map(nbytes, (*inputs, *outputs))),
         )  # fmt: skip
-    except Exception as error:  # attributes speak of the sample's sizes
+    except Exception as error:  # attributes depend on the sample's sizes
         if is_interrupt(error):
             raise
         return None
 
 
 def _call_next(call: Callable[..., None], turns: Iterator[tuple[Any, ...]]) -> None:
-    """The call, with the operands whose turn it is."""
+    """Call with the next operands."""
     call(*next(turns))
 
 
 def _bind_kernel(
     xp: Any, op: Op, attrs: Mapping[str, Any], outputs: tuple[TensorSpec, ...]
 ) -> Callable[..., None]:
-    """The kernel as a program runs it: into buffers that are there already."""
+    """Return the kernel as a program runs it: into allocated buffers."""
     buffers = tuple(xp.empty(s.shape, s.dtype) for s in outputs)
     if op.alias:
         return lambda x: x.reshape(outputs[0].shape)
@@ -280,7 +289,7 @@ def _bind_kernel(
 
 
 def class_medians(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Medians over the ops of each class, for ops that could not be measured."""
+    """Return medians over the ops of each class, for ops that were not measured."""
     members: dict[str, list[Mapping[str, float]]] = {}
     for name, entry in ops.items():
         if "rate" in entry:
@@ -295,7 +304,7 @@ def class_medians(ops: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str,
 
 
 def measure_handoff(rounds: int = 200) -> float:
-    """Seconds to hand something to a waiting thread of this process."""
+    """Return the seconds to hand something to a waiting thread of this process."""
     go, done = threading.Lock(), threading.Lock()
     go.acquire()
     done.acquire()
@@ -318,9 +327,10 @@ def measure_handoff(rounds: int = 200) -> float:
 
 
 def _contention() -> dict[str, list[float]]:
-    """How much slower each of several busy threads is than one: two, and all cores (eight at most).
+    """Measure how many times longer each of several busy threads takes than one alone.
 
-    Threads of one process stand for processes: the kernels hold no interpreter lock.
+    Measured for two threads and for all cores (eight at most). Threads of one process stand for
+    processes, because the kernels hold no interpreter lock.
     """
     counts = sorted({n for n in (1, 2, min(cores(), 8)) if n <= cores()})
     products = [_matmul_call() for _ in range(counts[-1])]
@@ -345,7 +355,8 @@ def _stream_call() -> Callable[[], object]:
 
 
 def _slowdown(calls: list[Callable[[], object]], counts: list[int]) -> list[float]:
-    # The quietest rounds: a stranger on one of the cores would look like contention of our own.
+    """Return for each count of threads how many times longer their calls take than one alone."""
+    # The quickest rounds: other work on one of the cores would look like contention.
     rounds = [[_time_concurrently(calls[:n]) for n in counts] for _ in range(3 * ROUNDS)]
     times = [min(of_count) for of_count in zip(*rounds, strict=True)]
     factors = [max(1.0, t / times[0]) for t in times]
@@ -353,7 +364,7 @@ def _slowdown(calls: list[Callable[[], object]], counts: list[int]) -> list[floa
 
 
 def _time_concurrently(calls: list[Callable[[], object]], seconds: float = 0.01) -> float:
-    """Mean processor seconds of a call while each thread repeats its own."""
+    """Return the mean processor seconds of a call while each thread repeats its own."""
     barrier = threading.Barrier(len(calls))
     means = [0.0] * len(calls)
 
@@ -361,7 +372,7 @@ def _time_concurrently(calls: list[Callable[[], object]], seconds: float = 0.01)
         with np.errstate(all="ignore"), nullcontext():
             barrier.wait()
             start, own, number = perf_counter(), thread_time(), 0
-            while number == 0 or perf_counter() - start < seconds:  # it may be held up before it
+            while number == 0 or perf_counter() - start < seconds:  # it may be delayed
                 calls[i]()
                 number += 1
             means[i] = (thread_time() - own) / number

@@ -1,8 +1,8 @@
-"""The measurements of a GPU: what it is busy with, apart from what the host takes to start it.
+"""The measurements of a GPU: the time that it is busy, apart from the host's time to start it.
 
-Programs replay CUDA graphs, where the host starts nothing by itself. So kernels are timed by events
-of the GPU around a few calls in a row, in front of which it is given something else to do until the
-host has started them all; and what a kernel takes that does next to nothing is that of a graph.
+Programs replay CUDA graphs, where the host starts no kernels. So kernels are timed by GPU events
+around some calls in a row. Other work in front keeps the GPU busy until the host has started them
+all. The launch time of a kernel is that of a nearly empty kernel in a graph.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from graphflow.placement.calibration.roofline import is_generated
 from graphflow.placement.clusters.host_facts import gpu_memory
 
 SIDES = (192, 640, 2048, 1 << 20, 1 << 24)
-"""Sizes of the larger samples: the largest that has room and does not take long."""
+"""Sizes of the larger samples: the largest that fits and does not take long."""
 LARGER = (*MATRICES, 1024, 2048, 4096)
 """Sides of the matrix products."""
 STREAMS = (1 << 19, 1 << 21, 1 << 23, 1 << 25, 1 << 27)
@@ -45,46 +45,47 @@ STREAMS = (1 << 19, 1 << 21, 1 << 23, 1 << 25, 1 << 27)
 SAMPLE = 256 << 20
 """Bytes that a sample's arrays may take."""
 FROM_HOST = 4 << 20
-"""Bytes of those that the host has to make."""
+"""Bytes of arrays that the host has to make."""
 SPARSE = 64
-"""Bytes for each flop of a sample from which on it mostly lies there."""
+"""Bytes for each flop above which a sample mostly occupies memory."""
 SAMPLE_SECONDS = 0.03
 """Seconds that a larger sample may take."""
 LONG = 2e-3
-"""Seconds of a call from which two will do."""
+"""Seconds of a call from which two calls are enough."""
 FLIGHT = 200e-6
 """Seconds of the host's work that is timed in a row at most."""
 MAX_CALLS = 16
 """Calls in a row."""
 KERNELS = 64
-"""Of the graph by which a kernel's start is timed."""
+"""Kernels of the graph by which a launch is timed."""
 FILLER_ELEMENTS = 1 << 25
 """Elements of the array that keeps the GPU busy meanwhile."""
 BLOCK = 1 << 16
-"""Random numbers of which samples consist, over and over."""
+"""Random numbers that samples repeat."""
 SINGLE = ("add", "multiply", "sqrt", "exp", "tanh")
-"""Ops that are one kernel in programs and in CuPy: they stand for all that programs generate. CuPy
-would compile more than a hundred others for this alone, which takes a minute the first time."""
+"""Ops that are one kernel in programs and in CuPy; they stand for all generated kernels.
+
+CuPy would compile over a hundred others for this alone, which takes a minute the first time.
+"""
 UNMEASURED = (
     "solve", "triangular_solve", "inv", "cholesky", "qr", "eigh", "eigvalsh", "svd", "svdvals",
     "pinv", "lstsq", "det", "slogdet", "cofactor", "count_above", "nonzero", "unique",
 )  # fmt: skip
-"""Ops that are left to the medians of their class: cuSOLVER takes seconds to begin."""
+"""Ops that get the medians of their class: cuSOLVER takes seconds to start."""
 
 
 def measure_gpu() -> dict[str, Any]:
-    """Speeds of the first GPU; see `calibrate.Profile`.
+    """Return the speeds of the first GPU; see `calibrate.Profile`.
 
     Raises:
         DeviceError: CuPy is not installed, or finds no GPU.
     """
     with _exclusive_stream() as (cupy, stream), np.errstate(all="ignore"):
-        return _measure_speeds(
-            cupy, stream
-        )  # in a frame of its own: its arrays are gone by the end
+        return _measure_speeds(cupy, stream)
 
 
 def _measure_speeds(cupy: Any, stream: Any) -> dict[str, Any]:
+    """Return the speeds of the GPU. Its arrays are freed when this frame ends."""
     clock = GpuKernelTimer(cupy, stream)
     traffic, ops = clock.traffic(STREAMS), clock.ops()
     tables = {"float32": "float32", "float64": "float64", "other": "int32"}
@@ -109,8 +110,10 @@ def _measure_speeds(cupy: Any, stream: Any) -> dict[str, Any]:
 
 
 def measure_gpu_link(sizes: Sequence[int], rounds: int = 7) -> list[float]:
-    """Seconds of so many bytes between an array of the host and the first GPU, by way of pinned
-    memory as feeds and fetches go: the mean of both directions.
+    """Return the seconds of transfers between the host and the first GPU: the mean of both
+    directions.
+
+    They go by way of pinned memory, as feeds and fetches do.
 
     Raises:
         DeviceError: CuPy is not installed, or finds no GPU.
@@ -120,6 +123,7 @@ def measure_gpu_link(sizes: Sequence[int], rounds: int = 7) -> list[float]:
 
 
 def _time_crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
+    """Return the seconds of one size to the GPU and back, the mean of both directions."""
     host, there = np.ones(size, np.uint8), cupy.empty(size, np.uint8)
     pinned = cupy.cuda.alloc_pinned_memory(size)
     landed = np.frombuffer(pinned, np.uint8, size)
@@ -139,8 +143,8 @@ def _time_crossing(cupy: Any, stream: Any, size: int, rounds: int) -> float:
 
 
 def gpu_product() -> str | None:
-    """What speeds of a GPU are of: its name, and the libraries that compute on it; None where there
-    is none."""
+    """Return what the speeds of a GPU depend on: its name, and the libraries that compute on it;
+    None where there is none."""
     try:
         cupy = import_cupy()
         name = gpu_name(cupy.cuda.runtime.getDeviceProperties(0))
@@ -150,14 +154,14 @@ def gpu_product() -> str | None:
 
 
 def _has_nvmath() -> bool:
-    """Whether programs multiply by nvmath-python, which graphs take."""
+    """Return True if programs multiply by nvmath-python, which graphs take."""
     return find_spec("nvmath") is not None
 
 
 @contextmanager
 def _exclusive_stream() -> Iterator[tuple[Any, Any]]:
-    """CuPy, and a stream of the first GPU for its work; memory that it takes goes back."""
-    gpu_memory("gpu:0")  # says what is missing
+    """Yield CuPy and a stream of the first GPU; free the memory that was used."""
+    gpu_memory("gpu:0")  # raises an error about what is missing
     cupy = import_cupy()
     with cupy.cuda.Device(0):
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -166,8 +170,8 @@ def _exclusive_stream() -> Iterator[tuple[Any, Any]]:
                 yield cupy, stream
         finally:
             stream.synchronize()
-            gc.collect()  # arrays of ops that failed, by way of their errors
-            with suppress(Exception):  # plans of transforms hold memory, where any were made
+            gc.collect()  # frees arrays of ops that failed, which their errors refer to
+            with suppress(Exception):  # plans of transforms hold memory
                 cupy.fft.config.get_plan_cache().clear()
             cupy.get_default_memory_pool().free_all_blocks()
 
@@ -176,9 +180,9 @@ class GpuKernelTimer(KernelTimer):
     """Times kernels on a GPU, by its current stream.
 
     Attributes:
-        least: seconds of the GPU for a kernel that does next to nothing, started by a call.
-        launch: the same in a graph that is replayed.
-        called: by op, seconds of a call from Python.
+        least: Seconds of a nearly empty kernel that a call starts.
+        launch: Seconds of the same kernel in a graph that is replayed.
+        called: By op, seconds of a call from Python.
     """
 
     def __init__(self, cupy: Any, stream: Any) -> None:
@@ -196,8 +200,10 @@ class GpuKernelTimer(KernelTimer):
         self.launch = self._time_replay(small)
 
     def busy(self, call: Callable[[], object], rounds: int = 3) -> float:
-        """Seconds that a call keeps the GPU busy, without what the host takes to start it; of one
-        that waits for the GPU, all of it."""
+        """Return the seconds that a call keeps the GPU busy, without the host's time to start it.
+
+        A call that waits for the GPU counts as a whole.
+        """
         call()
         self._synchronize()
         start = perf_counter()
@@ -213,7 +219,7 @@ class GpuKernelTimer(KernelTimer):
         return lower_quartile(times)
 
     def _time_between_events(self, call: Callable[[], object], number: int) -> float:
-        """Seconds between two events around calls."""
+        """Return the seconds between two events around calls."""
         events = self._xp.cuda.Event(), self._xp.cuda.Event()
         events[0].record(self._stream)
         for _ in range(number):
@@ -223,15 +229,19 @@ class GpuKernelTimer(KernelTimer):
         return max(float(self._xp.cuda.get_elapsed_time(*events)) / 1e3, 1e-9)
 
     def _occupy_gpu(self, seconds: float) -> None:
-        """Give the GPU something to do for about so long."""
+        """Give the GPU other work for about so many seconds."""
         for _ in range(min(1000, ceil(seconds / self._pass))):
             self._occupy_gpu_once()
 
     def _occupy_gpu_once(self) -> None:
+        """Give the GPU one piece of other work."""
         self._xp.add(self._held, self._held, out=self._held)
 
     def _time_replay(self, small: Callable[[], object]) -> float:
-        """Seconds of a small kernel among others in a graph; where none can be made, of a call."""
+        """Return the seconds of a small kernel among others in a graph.
+
+        If no graph can be made, return those of a call.
+        """
 
         def several() -> None:
             for _ in range(KERNELS):
@@ -244,9 +254,11 @@ class GpuKernelTimer(KernelTimer):
         return self.busy(partial(graph.launch, self._stream)) / KERNELS
 
     def ops(self) -> dict[str, dict[str, float]]:
-        """Launch and rate of every op that has a sample and is not left to its class. What programs
-        generate as one kernel computes as fast as the best of some that are one in CuPy, too:
-        passes over memory are counted by themselves."""
+        """Return launch and rate of every op that has a sample and is not in `UNMEASURED`.
+
+        A generated kernel computes as fast as the best of `SINGLE`. Its passes over memory are
+        counted separately.
+        """
         found = super().ops()
         single = [found[name] for name in SINGLE if "rate" in found.get(name, {})]
         best = max(single, key=lambda entry: entry["rate"], default={})
@@ -256,8 +268,11 @@ class GpuKernelTimer(KernelTimer):
         return found
 
     def _measure_op(self, op: Op) -> dict[str, float] | None:
-        """Launch and rate of an op. What graphs take is started by them: a kernel that programs
-        generate, or as many as CuPy needs; the rest is called."""
+        """Return launch and rate of an op; None if it is not measured.
+
+        Graphs start the kernels that programs generate, and those of captured ops. Other ops are
+        called.
+        """
         if op.name in UNMEASURED:
             return None
         if op.alias or (is_generated(op) and op.name not in SINGLE):
@@ -278,25 +293,29 @@ class GpuKernelTimer(KernelTimer):
         if found is not None:
             case, run = found
             beyond = self.busy(run) - least
-            if beyond >= least:  # else it is a start, more or less
+            if beyond >= least:  # else it is mostly the launch
                 entry |= {"rate": case.amount / beyond, "itemsize": case.itemsize}
         return entry
 
     def _is_captured(self, call: Callable[[], object]) -> bool:
-        """Whether graphs take an op. They take no products of CuPy's, but nvmath-python's."""
+        """Return True if graphs take an op. They take no products of CuPy's, but
+        nvmath-python's.
+        """
         try:
             capture_graph(self._xp, self._stream, call)
         except NotImplementedError:
             return _has_nvmath()
-        except Exception:  # it waits for the GPU, or copies from the host
+        except Exception:  # the op waits for the GPU, or copies from the host
             return False
         return True
 
     def _choose_larger_sample(
         self, op: Op, called: float, least: float
     ) -> tuple[ScaledSample, Callable[[], object]] | None:
-        """The largest sample that has room and is not expected to take long, by what the smallest
-        one takes beyond a call."""
+        """Return the largest sample that fits and is expected not to take long.
+
+        The smallest sample's time beyond a call is the basis of that expectation.
+        """
         fit = [
             case
             for side in SIDES
@@ -314,13 +333,15 @@ class GpuKernelTimer(KernelTimer):
         return fit[0], run
 
     def _fits(self, case: ScaledSample) -> bool:
-        """Whether there is room for a case, and what it does grows with what it takes."""
+        """Return True if there is room for a case, and what it does grows with what it takes."""
         most = SAMPLE if case.sample.make is None else FROM_HOST
         return case.bytes <= min(most, self.room, SPARSE * case.amount)
 
     def array(self, spec: TensorSpec, sample: Sample) -> Any:
-        """Random elements in the bounds of a sample: few, over and over, on the GPU; where the
-        sample makes something of them, on the host."""
+        """Return random elements in the bounds of a sample, repeated, on the GPU.
+
+        If the sample makes its arrays by a function, they are on the host.
+        """
         if sample.make is not None:
             return super().array(spec, sample)
         key = spec.dtype, sample.low, sample.high, sample.classes
@@ -332,8 +353,10 @@ class GpuKernelTimer(KernelTimer):
         return self._xp.tile(self._blocks[key], max(1, -(-size // BLOCK)))[:size].reshape(sizes)
 
     def traffic(self, streams: tuple[int, ...]) -> list[list[float]]:
-        """[bytes, seconds beyond a kernel's start] of adding float32 arrays of growing size; times
-        never fall."""
+        """Return [bytes, seconds beyond a launch] of adding float32 arrays of growing size.
+
+        Times never fall.
+        """
         points = super().traffic(streams)
         beyond = [[size, max(taken - self.least, 1e-9)] for size, taken in points]
         told = [size / taken for size, taken in beyond if taken >= self.least] or [

@@ -1,7 +1,7 @@
-"""Rates: what one node takes on one device, by a roofline over measured or given speeds.
+"""Rates: the time of a node on a device, by a roofline over measured or given speeds.
 
-seconds = launch + max(work / rate of the op, bytes / bandwidth of where they lie); of a matrix
-product, the sum of both. Work is flops, or bytes for ops that only move data.
+seconds = launch + max(work / rate of the op, bytes / bandwidth of the memory that holds them). Of a
+matrix product the two are added. Work is flops, or bytes for ops that only move data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """What a node needs, in numbers: floating point operations and bytes moved."""
+    """The work of a node: floating point operations and bytes moved."""
 
     flops: float
     bytes: float
@@ -41,10 +41,11 @@ def work(
     attrs: Mapping[str, Any],
     bindings: Mapping[str, int] = MappingProxyType({}),
 ) -> OpWork:
-    """The work of an op on concrete specs; without a cost rule, a flop for each output element.
+    """Return the work of an op on concrete specs; without a cost rule, one flop for each output
+    element.
 
     Args:
-        bindings: sizes of the symbols that bodies among the attributes may speak of.
+        bindings: Sizes of the symbols in bodies among the attributes.
     """
     moved = sum(map(nbytes, inputs)) + sum(map(nbytes, outputs))
     if op.cost is None:
@@ -55,7 +56,7 @@ def work(
 
 
 def op_class(op: Op) -> str:
-    """matmul, random, alias, elementwise, or other (reductions, copies, indexing)."""
+    """Return matmul, random, alias, elementwise, or other (reductions, copies, indexing)."""
     if op.rate is not None:
         return "matmul"
     if op.random:
@@ -70,10 +71,10 @@ class Rates:
     """Speeds of one device.
 
     Args:
-        speeds: of its kind, as in `calibrate.Profile`.
-        threads: that share a matrix product.
-        compute, memory, launch: how many times longer work in the cache, work in memory, and
-            launches take because neighbours are busy too.
+        speeds: Of its kind, as in `calibrate.Profile`.
+        threads: Threads that share a matrix product.
+        compute, memory, launch: How many times longer work in the cache, work in memory, and
+            launches take because neighbours are busy, too.
     """
 
     speeds: Mapping[str, Any]
@@ -89,7 +90,7 @@ class Rates:
         outputs: Sequence[TensorSpec],
         attrs: Mapping[str, Any],
     ) -> float:
-        """Seconds that a node takes; 0 for ops that run nothing."""
+        """Return the seconds of a node; 0 for ops that run nothing."""
         if op.name in STATELESS:
             return 0.0
         if is_control(op):
@@ -100,40 +101,45 @@ class Rates:
             return launch
         amount = work(op, inputs, outputs, attrs)
         if op_class(op) == "matmul":
-            # Its operands are fetched and packed before they are multiplied: nothing overlaps.
+            # Operands are fetched and packed before they are multiplied: nothing overlaps.
             busy = self._product(op, amount.flops, outputs[0].dtype) * self.compute
             return launch + busy + self._traffic(amount.bytes)
         busy = self._work_seconds(op, amount, entry, inputs, outputs) * self.compute
         return launch + max(busy, self._traffic(amount.bytes))
 
     def _start(self, op: Op) -> float:
-        """Seconds to start an op that was not measured: where graphs start kernels, one that is not
-        generated may have to be called."""
+        """Return the seconds to start an op that was not measured.
+
+        Where CUDA graphs start kernels, an op without a generated kernel may have to be called.
+        """
         return float(self.speeds["launch"] if is_generated(op) else self._call)
 
     @property
     def _call(self) -> float:
+        """Seconds to start an op from Python."""
         return float(self.speeds.get("call", self.speeds["launch"]))
 
     def fused_seconds(
         self, parts: Sequence[tuple[Op, OpWork, Sequence[TensorSpec]]], moved: float
     ) -> float:
-        """Seconds of a kernel that does the work of several nodes.
+        """Return the seconds of a kernel that does the work of several nodes.
 
-        One launch, and one pass over what is read and kept; what each node computes beside its own
-        passes is added up.
+        It has one launch, and one pass over what it reads and writes. The computing of its nodes is
+        added up.
 
         Args:
-            parts: op, work and outputs of each node.
-            moved: bytes of what the kernel reads and writes.
+            parts: Op, work and outputs of each node.
+            moved: Bytes that the kernel reads and writes.
         """
         launch = float(self.speeds["launch"]) * self.launch
         busy = math.fsum(self._compute_seconds(*part) for part in parts) * self.compute
         return launch + max(busy, self._traffic(moved))
 
     def _compute_seconds(self, op: Op, amount: OpWork, outputs: Sequence[TensorSpec]) -> float:
-        """Seconds that a node computes, apart from the passes over its operands that are part of
-        its rate, which was measured by itself."""
+        """Return the seconds that a node computes, without the passes over its operands.
+
+        These are part of its rate, because the op was measured alone.
+        """
         entry = self.speeds["ops"].get(op.name, {})
         busy = self._work_seconds(op, amount, entry, outputs, outputs)
         return max(
@@ -141,13 +147,14 @@ class Rates:
         )
 
     def _control_flow_seconds(self, op: Op, attrs: Mapping[str, Any]) -> float:
-        """What the nodes of its bodies take, as often as they run; of a cond, the longer branch."""
+        """Return the seconds of all runs of a node's bodies; for a cond, of its longer branch."""
         held = [value for value in attrs.values() if isinstance(value, Body)]
         each = [self._body_seconds(body) for body in held]
         once = max(each) if op is cond else math.fsum(each)
         return self._call * self.launch + iteration_count(op, attrs) * once
 
     def _body_seconds(self, body: Body) -> float:
+        """Return the seconds of a body's nodes."""
         sizes = body.bindings
         return math.fsum(
             self.seconds(
@@ -160,6 +167,7 @@ class Rates:
         )
 
     def _traffic(self, moved: float) -> float:
+        """Return the seconds to move so many bytes."""
         shared = self.memory if moved > self.speeds["cache_bytes"] else 1.0
         return interpolate_seconds(self.speeds["traffic"], moved) * shared
 
@@ -171,17 +179,19 @@ class Rates:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
     ) -> float:
+        """Return the seconds of a node's work by its op's rate, or by its class's."""
         if "rate" not in entry:
             classes = self.speeds["classes"]
             entry = classes.get(op_class(op)) or classes.get("other") or {}
             if "rate" not in entry or not amount.flops:
-                return 0.0  # what it moves is counted as traffic
+                return 0.0  # its bytes are counted as traffic
         if not amount.flops:
             return amount.bytes / entry["rate"]
         itemsize = max((s.dtype.itemsize for s in (*outputs, *inputs)), default=1)
         return amount.flops / entry["rate"] * max(1.0, itemsize / entry["itemsize"])
 
     def _product(self, op: Op, flops: float, dtype: np.dtype[Any]) -> float:
+        """Return the seconds of a matrix product's flops."""
         tables = self.speeds["matmul"]
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
         if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
@@ -195,9 +205,10 @@ class Rates:
 
 
 def interpolate_seconds(points: Sequence[Sequence[float]], amount: float) -> float:
-    """Seconds for so many flops or bytes: lines between points in logarithms, their rates beyond.
+    """Return the seconds for so many flops or bytes.
 
-    `points` are (amount, seconds), both rising.
+    Lines between points in logarithms; beyond the points, the rates of the last ones. `points` are
+    (amount, seconds), both rising.
     """
     if amount <= points[0][0]:
         return float(points[0][1]) * amount / points[0][0]
@@ -210,7 +221,7 @@ def interpolate_seconds(points: Sequence[Sequence[float]], amount: float) -> flo
 
 
 def contention_factor(contention: Mapping[str, Sequence[float]], what: str, threads: int) -> float:
-    """How many times longer each of so many busy threads takes ("compute" or "memory").
+    """Return how many times longer each of so many busy threads takes ("compute" or "memory").
 
     Beyond what was measured (all cores), threads take turns.
     """
@@ -220,12 +231,12 @@ def contention_factor(contention: Mapping[str, Sequence[float]], what: str, thre
 
 
 def is_generated(op: Op) -> bool:
-    """Whether programs compute an op by a kernel of ours, with its neighbours."""
+    """Return True if programs compute an op by a kernel of ours, with its neighbours."""
     return op.elementwise or op.rows is not None
 
 
 def speeds_from_numbers(flops: float, bandwidth: float, launch: float) -> dict[str, Any]:
-    """Speeds of a device that is described by three numbers: flop/s, bytes/s, seconds."""
+    """Return the speeds of a device with three numbers: flop/s, bytes/s, seconds of a launch."""
     return {
         "launch": launch,
         "handoff": 0.0,

@@ -1,10 +1,10 @@
-"""Learned: what traced steps taught about this machine, and how it corrects the cost model.
+"""What traced steps taught about this machine, and how it corrects the cost model.
 
     traced nodes and transfers ─observe→ TraceCorrections ─factor, link→ the session's next plan
                                             └─write_corrections→ a file beside the profile
 
-What is kept of nodes are ratios, measured by predicted, so that a lesson holds for other sizes of
-its bucket. They belong to one calibration: where another one counts, all is learned anew.
+Nodes are kept as ratios, measured by predicted, so that an observation holds for other sizes of its
+bucket. Ratios belong to one calibration. Under another one, all is learned anew.
 """
 
 from __future__ import annotations
@@ -31,36 +31,39 @@ from graphflow.placement.calibration.measure import lower_quartile
 
 FORMAT = 3
 SAMPLES = 31
-"""Ratios kept of each bucket, the latest."""
+"""Ratios that are kept of each bucket, the latest."""
 RECENT = 9
-"""Of these, how many count: what was learned long ago, maybe on a busy machine, is revised."""
+"""How many of these count. Old ones, perhaps of a busy machine, are replaced."""
 TRUSTED_RATIO = 4.0
-"""How many times longer (or less long) than predicted a node may take by a single observation; by
-two, this squared, and so on: the more surprising, the more evidence."""
+"""The largest ratio, or its inverse, that one observation can establish.
+
+Two can establish its square, and so on: a more surprising ratio needs more evidence.
+"""
 BUCKETS = 4096
-"""Buckets kept, the ones observed last."""
+"""Buckets that are kept, those observed last."""
 LIMITS = (1e-3, 1e3)
-"""A ratio beyond is no lesson about speed: a process was suspended, or a clock went wrong."""
+"""A ratio beyond is no speed: a process was suspended, or a clock was wrong."""
 SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
 TRANSPOSED_MARK = "·"
-"""Between an op's name and the operands that a product reads across (transposed)."""
+"""Stands between an op's name and the operands that a product reads transposed."""
 _CLOSEST = 5
 _REACH = 8.0
-"""Steps between buckets (half an octave each) over which half of a lesson carries."""
+"""Steps between buckets, half an octave each, over which half of an observation carries."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Bucket:
-    """Nodes that one lesson is about.
+    """Nodes that share observations.
 
     Args:
-        device: the kind of device, by machine and threads: "|cpu|1".
-        busy: whether its neighbours compute, too.
-        op, kind, dtype: the op (of a product, with its `ACROSS`), its class (see `rates.op_class`),
-            of its first output.
-        flops, bytes: of a node, in half octaves; of one with bodies, what these are predicted to
-            take in ns stands for its flops.
+        device: The kind of device, by machine and threads: "|cpu|1".
+        busy: Its neighbours compute, too.
+        kind: The op's class, see `roofline.op_class`.
+        op: The op; of a product, with its `TRANSPOSED_MARK`.
+        dtype: Of its first output.
+        flops, bytes: Of a node, in half octaves. For a node with bodies, their predicted time in ns
+            stands for its flops.
     """
 
     device: str
@@ -73,21 +76,23 @@ class Bucket:
 
 
 def half_octaves(amount: float) -> int:
-    """A size, coarsely: amounts within a factor of 1.41 are alike."""
+    """Return a size in half octaves: amounts within a factor of 1.41 are alike."""
     return round(2 * math.log2(1.0 + max(0.0, amount)))
 
 
 class TraceCorrections:
-    """Medians of what was measured, by bucket of nodes and by link.
+    """Medians of measurements, by bucket of nodes and by link.
 
     Args:
-        basis: the calibration that it corrects, see `basis_of`.
+        basis: The calibration that they correct, see `basis_of`.
+
+    Attributes:
+        version: Grows with each observation, so that a session knows when to plan again.
     """
 
     def __init__(self, basis: str = "") -> None:
         self.basis = basis
         self.version = 0
-        """Grows with each observation, so that others know when to plan again."""
         self._nodes: dict[Bucket, list[float]] = {}
         self._links: dict[tuple[str, int], list[float]] = {}
         self._steps: dict[tuple[str, int, int], list[float]] = {}
@@ -97,7 +102,7 @@ class TraceCorrections:
         return len(self._nodes) + len(self._links) + len(self._steps)
 
     def observe(self, bucket: Bucket, measured: float, predicted: float) -> None:
-        """Note what a node took, and what calibration alone predicted: seconds."""
+        """Note the measured seconds of a node, and those that calibration alone predicted."""
         ratio = measured / predicted if 0 < predicted < math.inf else 0.0
         if LIMITS[0] <= ratio <= LIMITS[1]:
             _append_sample(self._nodes, bucket, ratio)
@@ -105,25 +110,25 @@ class TraceCorrections:
             self.version += 1
 
     def observe_link(self, link: str, nbytes: int, measured: float) -> None:
-        """Note the seconds that a transfer over a kind of link took."""
+        """Note the seconds of a transfer over a kind of link."""
         if 0 < measured < SLOWEST:
             _append_sample(self._links, (link, half_octaves(nbytes)), measured)
             self.version += 1
 
     def forget_links(self) -> None:
-        """Let go of what was noted of transfers: their links were measured anew."""
+        """Drop the observations of transfers, because links were measured anew."""
         if self._links:
             self._links.clear()
             self.version += 1
 
     def observe_step(self, kind: str, units: int, predicted: float, measured: float) -> None:
-        """Note what whole steps took.
+        """Note the seconds of whole steps.
 
         Args:
-            kind: of session, "here" or "process".
-            units: what took part, see `planning.units`.
-            predicted: seconds of the step's nodes and transfers, by all that is known of these.
-            measured: seconds of steps that were not traced.
+            kind: Of session, "here" or "process".
+            units: The number of participants, see `planning.units`.
+            predicted: Seconds of the step's nodes and transfers, by all that is known of these.
+            measured: Seconds of steps that were not traced.
         """
         if predicted > 0 and 0 < measured < SLOWEST:
             beyond = max(0.0, measured - predicted) / predicted
@@ -131,8 +136,10 @@ class TraceCorrections:
             self.version += 1
 
     def step_overhead(self, kind: str, units: int, predicted: float) -> float:
-        """Seconds of a step beyond its nodes and transfers, by the steps most like it; the less,
-        the farther away they are."""
+        """Return the seconds of a step beyond its nodes and transfers.
+
+        The most similar observed steps count; the less, the less similar they are.
+        """
         size = half_octaves(predicted * 1e9)
         near = [
             (abs(size - other) + 2 * abs(units - count), ratios)
@@ -145,20 +152,22 @@ class TraceCorrections:
         return median(ratios) * predicted / (1.0 + distance / _REACH)
 
     def has_observed(self, bucket: Bucket) -> bool:
-        """Whether such a node was observed, its neighbours idle or busy as it says."""
+        """Return True if such a node was observed, its neighbours idle or busy as it says."""
         return bucket in self._nodes
 
     def knows(self, bucket: Bucket) -> bool:
-        """Whether such a node was observed on a device whose neighbours were idle, or busy."""
+        """Return True if such a node was observed on a device whose neighbours were idle, or
+        busy.
+        """
         return any(replace(bucket, busy=busy) in self._nodes for busy in (False, True))
 
     def factor(self, bucket: Bucket) -> float:
-        """How many times longer such a node takes than calibration predicts.
+        """Return how many times longer such a node takes than calibration predicts.
 
-        By its own bucket; else the median over the closest buckets of the op, or, where it was
-        never seen, of all that is bound by the same (products, or memory); the less, the farther
-        away they are; else 1. A device whose neighbours were idle tells about one whose neighbours
-        are busy where nothing else does.
+        Its own bucket counts. Otherwise the median over the closest buckets of the op counts or, if
+        the op was never observed, over those with the same bottleneck (products, or memory). The
+        factor is closer to 1 the farther away they are. A device with idle neighbours stands for
+        one with busy neighbours if nothing else is known.
         """
         for known in (bucket, replace(bucket, busy=not bucket.busy)):
             own = self._nodes.get(known)
@@ -176,7 +185,7 @@ class TraceCorrections:
 
     @property
     def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
-        """Buckets with their ratios, by device and op, and by device and what bounds them."""
+        """Buckets with their ratios, by device and op, and by device and bottleneck."""
         if self._families is None:
             self._families = {}
             for bucket, ratios in self._nodes.items():
@@ -186,8 +195,11 @@ class TraceCorrections:
         return self._families
 
     def link(self, name: str, predicted: LinkSpeed) -> LinkSpeed:
-        """Latency and bandwidth of a kind of link: the line through quick transfers of each size,
-        the latest: on a busy machine most wait for a processor."""
+        """Return latency and bandwidth of a kind of link.
+
+        They fit the quick ones of the latest transfers of each size: on a busy machine most wait
+        for a processor.
+        """
         latency, bandwidth = predicted
         points = sorted(
             (2.0 ** (size / 2) - 1.0, lower_quartile(seconds[-RECENT:]))
@@ -204,7 +216,7 @@ class TraceCorrections:
     # Out and in -------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "format": FORMAT,
             "key": machine_key(),
@@ -219,7 +231,9 @@ class TraceCorrections:
 
     @staticmethod
     def from_dict(data: Any, basis: str) -> TraceCorrections:
-        """What `to_dict` made; empty if it is damaged, or of another machine or calibration."""
+        """Read what `to_dict` made; empty if it is damaged, or of another machine or
+        calibration.
+        """
         made = TraceCorrections(basis)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             return made
@@ -244,25 +258,27 @@ class TraceCorrections:
 
 
 def robust_ratio(ratios: Sequence[float]) -> float:
-    """The ratio that observations speak for: the lower quartile of the latest ones, since whatever
-    else a machine does makes nodes slower and never faster; and no more than they can bear."""
+    """Return the ratio that observations support: the lower quartile of the latest ones.
+
+    Other work of a machine only makes nodes slower. `TRUSTED_RATIO` limits the result.
+    """
     recent = sorted(ratios[-RECENT:])
     most = TRUSTED_RATIO ** len(recent)
     return min(max(recent[len(recent) // 4], 1.0 / most), most)
 
 
 def _bottleneck(bucket: Bucket) -> str:
-    """What takes the time of such nodes."""
+    """Return what limits such nodes: products, random numbers, aliases, or else memory."""
     return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
 
 
 def _op_name(bucket: Bucket) -> str:
-    """The op, however it reads its operands."""
+    """Return the op's name without the flags that say how it reads its operands."""
     return bucket.op.partition(TRANSPOSED_MARK)[0]
 
 
 def _append_sample(known: dict[Any, list[float]], key: Any, value: float) -> None:
-    """Append a value; where there are too many keys, the least recent one goes."""
+    """Append a value; above the cap of keys, drop the least recent one."""
     values = known.pop(key, [])
     values.append(value)
     known[key] = values[-SAMPLES:]
@@ -271,18 +287,21 @@ def _append_sample(known: dict[Any, list[float]], key: Any, value: float) -> Non
 
 
 def _distance(wanted: Bucket, other: Bucket) -> int:
+    """Return how different two buckets are."""
     apart = abs(wanted.flops - other.flops) + abs(wanted.bytes - other.bytes)
     apart += 2 * (wanted.op != other.op and _op_name(wanted) == _op_name(other))
     return apart + 4 * (wanted.dtype != other.dtype) + (wanted.busy != other.busy)
 
 
 def _check_text(value: Any) -> str:
+    """Return a text of a file."""
     if not isinstance(value, str):
         raise PlanError(f"{value!r} is no text")  # caught where the file is read
     return value
 
 
 def _check_samples(values: Any, least: float, most: float) -> list[float]:
+    """Return valid samples of a file."""
     numbers = [float(value) for value in values][-SAMPLES:]
     if not numbers or not all(least <= number <= most for number in numbers):
         raise PlanError(f"{values!r} are no samples")  # caught where the file is read
@@ -293,19 +312,21 @@ def _check_samples(values: Any, least: float, most: float) -> list[float]:
 
 
 def basis_of(profile: Mapping[str, Any]) -> str:
-    """What tells one calibration from another."""
+    """Return a key that tells one calibration from another."""
     text = json.dumps(profile.get("devices"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def corrections_path(folder: Path | None = None) -> Path:
-    """Where what was learned of this machine is kept: beside its profile."""
+    """Return the path of this machine's corrections, beside its profile."""
     path = profile_path(folder)
     return path.with_name(path.name.replace("machine-", "learned-"))
 
 
 def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
-    """What sessions before learned under this calibration; empty where nothing usable is kept."""
+    """Read what earlier sessions learned under this calibration; empty if nothing usable is
+    kept.
+    """
     basis = basis_of(profile)
     try:
         data = json.loads(corrections_path(folder).read_text())
@@ -315,5 +336,5 @@ def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> 
 
 
 def write_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
-    """For sessions to come, where the folder can be written."""
+    """Keep the corrections for later sessions if the folder can be written."""
     write_json(corrections_path(folder), learned.to_dict())

@@ -1,8 +1,8 @@
 """The hardware as plain data: workers with their devices, and the links between them.
 
-A `Cluster` is where planning starts (the cost model reads speeds from it) and what a session starts
-or joins. It opens no socket and starts no process. Numbers that are None are for calibration to
-fill in; hypothetical hardware, which nobody can measure, must give them.
+Planning starts from a `Cluster`, whose speeds the cost model reads. A session starts its workers or
+connects to them. The cluster itself opens no socket and starts no process. Calibration fills in
+numbers that are None. Hypothetical hardware cannot be measured, so it must give them.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ Kind = Literal["here", "local", "remote", "hypothetical"]
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Cluster:
-    """Workers and what is known of the links between them.
+    """Workers and the known links between them.
 
     Args:
-        workers: numbered from 0.
-        links: those described; missing ones are measured.
-        ports: what several of the links share; see `Port`.
+        workers: Numbered from 0.
+        links: The described links; missing ones are measured.
+        ports: What several of the links share; see `Port`.
         kind: "here" (devices of this process), "local" (worker processes that the session starts),
             "remote" (workers that listen at their addresses), "hypothetical" (to plan with; a
-            session refuses).
-        insecure: the user accepts addresses beyond loopback without keys; the runtime checks it.
-        deadline: seconds for all workers to come up.
-        dead_after: seconds that a worker may be out of reach before it is given up.
-        source: the file it was read from.
-        key: the name of the key that a session shows the workers; default: the only one.
-        stand_ins: where workers were lost, for each worker as pins number them, the one that has
-            its place now; see `without`.
+            session refuses it).
+        insecure: The user accepts addresses beyond loopback without keys; the runtime checks it.
+        deadline: Seconds for all workers to come up.
+        dead_after: Seconds that a worker may be out of reach before it counts as lost.
+        source: The file it was read from.
+        key: The name of the key that a session shows the workers. Default: the only one.
+        stand_ins: After workers were lost: for each worker by its number in pins, the worker that
+            has its place now; see `without`.
 
     Raises:
-        ClusterError: no workers, a duplicate address or device, a number that is NaN, infinite,
+        ClusterError: No workers, a duplicate address or device, a number that is NaN, infinite,
             negative or zero where it may not be, a link that names no device, hypothetical hardware
             without numbers.
     """
@@ -92,11 +92,13 @@ class Cluster:
     def here(
         cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
     ) -> Self:
-        """Devices of this process. `threads` for each CPU device, default: the cores shared among
-        them.
+        """Return a cluster of devices of this process.
+
+        Args:
+            threads: Of each CPU device. Default: the cores, shared among them.
 
         Raises:
-            DeviceError: a malformed name, or a GPU that this process cannot use.
+            DeviceError: A name is malformed, or a GPU cannot be used by this process.
         """
         return cls((_worker_on_this_host(0, devices, threads, processes=1),), kind="here")
 
@@ -110,12 +112,14 @@ class Cluster:
         deadline: float = 60.0,
         dead_after: float = 4.5,
     ) -> Self:
-        """Worker processes on this host, started by a session. `threads` for each CPU device,
-        default: its share.
+        """Return a cluster of worker processes on this host, which a session starts.
+
+        Args:
+            threads: Of each CPU device. Default: its share.
 
         Raises:
-            DeviceError: a malformed name, or a GPU that this host does not have.
-            ClusterError: fewer than one worker, more than 1024 devices, a time that is not
+            DeviceError: A name is malformed, or this host does not have the GPU.
+            ClusterError: Fewer than one worker, more than 1024 devices, or a time that is not
                 positive.
         """
         check_count("workers", workers)
@@ -132,11 +136,13 @@ class Cluster:
     @checks_arguments(ClusterError)
     @passes_interrupts
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a cluster from TOML (see `cluster_file` for the keys). Without addresses it is
-        hypothetical.
+        """Read a cluster from TOML; see `cluster_file` for the keys.
+
+        Without addresses it is hypothetical.
 
         Raises:
-            ClusterError: unreadable, malformed or wrong; names file, line, key and remedy.
+            ClusterError: The file is unreadable, malformed or wrong; names file, line, key and
+                remedy.
         """
         if "://" in str(path):
             raise ClusterError(
@@ -167,26 +173,26 @@ class Cluster:
         link: str | None = None,
         network: str | None = None,
     ) -> Self:
-        """Equal hosts of equal devices: to plan for hardware one does not have.
+        """Return equal hosts of equal devices, to plan for hardware that is not at hand.
 
         By product, `hypothetical("8xh100")` or `hypothetical("4x8xh100", network="100gbe")`, or by
         numbers, `hypothetical(2, flops=5e13, bandwidth=2e12, memory=80 << 30, link_latency=1e-5,
         link_bandwidth=4e11)`. Each host is one worker.
 
         Args:
-            workers: how many hosts, or hosts and devices as in "4x8xh100".
-            devices: of each host: "cpu:0", "gpu:0", a product or several of it, "8xh100".
-            flops, bandwidth, memory, launch: of each device, as in `Device`; where a product is
-                named, in place of its own. launch is 5 µs where nothing says it.
-            link_latency, link_bandwidth: seconds and bytes/s between any two devices, and from and
+            workers: The number of hosts, or hosts and devices as in "4x8xh100".
+            devices: Of each host: "cpu:0", "gpu:0", a product or several of it, "8xh100".
+            flops, bandwidth, memory, launch: Of each device, as in `Device`; they replace those of
+                a product. The default of launch is 5 µs.
+            link_latency, link_bandwidth: Seconds and bytes/s between any two devices, and from and
                 to the client.
-            link, network: names of links (`products.WIRES`) inside hosts, and between hosts, whose
-                devices share it. Products have their usual link inside a host.
+            link, network: Names of links (`hardware_catalog.WIRES`) inside hosts, and between
+                hosts, whose devices share it. Products have their usual link inside a host.
 
         Raises:
-            ClusterError: an unknown product or link (suggests one), more than 1024 devices, or a
-                number that is missing or without sense.
-            DeviceError: a malformed name of a device.
+            ClusterError: An unknown product or link (suggests one), more than 1024 devices, or a
+                number that is missing or invalid.
+            DeviceError: A malformed name of a device.
         """
         if isinstance(workers, str) and not workers.isdigit():
             workers, count, name = short_name(workers)
@@ -215,7 +221,7 @@ class Cluster:
         return cls(all_workers, tuple(plain), kind="hypothetical")
 
     def __repr__(self) -> str:
-        """Short: the devices, not all that is known of them and their links."""
+        """Return a short text: the devices, without their speeds and links."""
         told = [f"{d.name} ({d.product})" if d.product else d.name
                 for worker in self.workers for d in worker.devices]  # fmt: skip
         more = f", … {len(told)} in all" if len(told) > 4 else ""
@@ -231,10 +237,10 @@ class Cluster:
 
     @checks_arguments(DeviceError)
     def device(self, name: str) -> Device:
-        """The device of that full name.
+        """Return the device of a full name.
 
         Raises:
-            DeviceError: there is none.
+            DeviceError: There is none.
         """
         for worker in self.workers:
             for device in worker.devices:
@@ -247,10 +253,10 @@ class Cluster:
 
     @checks_argument_names(DeviceError)
     def match(self, constraint: str) -> tuple[str, ...]:
-        """Devices that a name allows: "gpu", "cpu:1", "/worker:1", "/worker:1/cpu:0".
+        """Return the devices that a name allows: "gpu", "cpu:1", "/worker:1", "/worker:1/cpu:0".
 
         Raises:
-            DeviceError: the name is malformed, or fits no device of this cluster.
+            DeviceError: The name is malformed, or fits no device of this cluster.
         """
         hint = suggest_name(constraint, self._partial_names())
         try:
@@ -267,8 +273,9 @@ class Cluster:
         return found
 
     def link(self, source: str, target: str) -> Link | None:
-        """The most specific link described between two devices (or "/client"), or None where it is
-        to be measured.
+        """Return the most specific link described between two devices (or "/client").
+
+        Return None if the link is to be measured.
         """
         known = self._links_by_ends
         (a, of_a), (b, of_b) = ((end, end.rpartition("/")[0]) for end in (source, target))
@@ -291,11 +298,12 @@ class Cluster:
         return sorted(names)
 
     def without(self, lost: Collection[int]) -> Self:
-        """The same without some workers; those that remain are numbered anew, from 0. What is
-        pinned to one that is left out is pinned to one of them, by turns.
+        """Return the cluster without some workers; the others are numbered anew, from 0.
+
+        A pin to a removed worker becomes one to a remaining worker, in turn.
 
         Raises:
-            ClusterError: none remains.
+            ClusterError: None remains.
         """
         if not lost:
             return self
@@ -339,7 +347,9 @@ class Cluster:
         return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
 
     def pinned(self, pin: DeviceName) -> DeviceName:
-        """What a pin means here: its worker may have been lost, or have another number by now."""
+        """Return a pin with the present number of its worker, or that of the lost worker's
+        stand-in.
+        """
         if pin.worker is None or pin.worker >= len(self.stand_ins):
             return pin
         return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)
@@ -347,7 +357,7 @@ class Cluster:
     # Plain data -------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for plans and wires."""
+        """Return plain data, for plans and for messages."""
         return {
             "kind": self.kind,
             "insecure": self.insecure,
@@ -363,10 +373,10 @@ class Cluster:
     @classmethod
     @checks_argument_names(ClusterError)
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The cluster that `to_dict` described.
+        """Return the cluster that `to_dict` described.
 
         Raises:
-            ClusterError: a key is missing or unknown, or a value is wrong.
+            ClusterError: A key is missing or unknown, or a value is wrong.
         """
         known = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not isinstance(data.get("workers"), (list, tuple)):
@@ -396,6 +406,7 @@ class Cluster:
 def _worker_on_this_host(
     index: int, names: tuple[str, ...] | list[str], threads: int | None, processes: int
 ) -> Worker:
+    """Return a worker of this host, which `processes` workers share."""
     names = _as_names(names)
     kinds = [local_kind(name) for name in names]
     cpus = max(1, kinds.count("cpu"))
@@ -418,7 +429,7 @@ def _hypothetical(
     memory: int | None,
     given: Mapping[str, Any],
 ) -> tuple[Device, ...]:
-    """A worker's devices; a product has its own memory where none is said."""
+    """Return the devices of a hypothetical worker. A product has its own memory by default."""
     made = []
     for local, known in entries:
         size = memory if known is None or memory is not None else product(known).memory
@@ -430,7 +441,7 @@ def _hypothetical(
 
 
 def _as_names(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Names of devices; a single name stands for a list of one."""
+    """Return names of devices as a tuple; a single name stands for one."""
     if isinstance(names, str):
         return (names,)
     if not isinstance(names, tuple | list):

@@ -1,4 +1,4 @@
-"""Whether the description of a cluster makes sense: said when it is made, with the remedy."""
+"""Checks of a cluster's description when it is created, with errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("here", "local", "remote", "hypothetical")
 
 
 class ClusterFields(Protocol):
-    """What the checks read of a `Cluster`."""
+    """The fields of a `Cluster` that the checks read."""
 
     @property
     def workers(self) -> tuple[Worker, ...]: ...
@@ -35,10 +35,10 @@ class ClusterFields(Protocol):
 
 
 def check_cluster(cluster: ClusterFields) -> None:
-    """Refuse a cluster that cannot be.
+    """Check that a cluster is possible.
 
     Raises:
-        ClusterError: see `Cluster`.
+        ClusterError: See `Cluster`.
     """
     if not cluster.workers:
         raise ClusterError("a cluster needs at least one worker")
@@ -62,12 +62,13 @@ def check_cluster(cluster: ClusterFields) -> None:
 
 
 def suggest_name(word: Any, known: Iterable[str]) -> str:
-    """The end of an error of a name that is not known."""
+    """Return the end of an error about an unknown name: "; did you mean …", or ""."""
     hint = did_you_mean(str(word).lower(), known)
     return f"; {hint}" if hint else ""
 
 
 def _check_addresses(cluster: ClusterFields) -> None:
+    """Check that addresses are there where they must be, and differ."""
     addresses = [worker.address for worker in cluster.workers]
     seen: dict[str, int] = {}
     for worker in cluster.workers:
@@ -82,7 +83,7 @@ def _check_addresses(cluster: ClusterFields) -> None:
 
 
 def describe_shared_address(one: int, other: int, addresses: Sequence[str | None]) -> str:
-    """Return what is wrong where two workers are the same one."""
+    """Return the error of two workers with the same address."""
     a, b = addresses[one], addresses[other]
     named = f"the address {a}" if a == b else f"a place: {a} and {b} are the same worker"
     return (
@@ -92,11 +93,12 @@ def describe_shared_address(one: int, other: int, addresses: Sequence[str | None
 
 
 def _ends(cluster: ClusterFields) -> list[str]:
-    """What links and ports may name: devices, and workers as a whole."""
+    """Return the names that links and ports may use: devices, and workers as a whole."""
     return [*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)]
 
 
 def _check_links(cluster: ClusterFields) -> None:
+    """Check that the ends of links exist and that each link is described once."""
     ends = dict.fromkeys((CLIENT, *_ends(cluster)))
     seen: set[tuple[str, str]] = set()
     for link in cluster.links:
@@ -111,6 +113,7 @@ def _check_links(cluster: ClusterFields) -> None:
 
 
 def _check_ports(cluster: ClusterFields) -> None:
+    """Check that the ends of ports exist, and their bandwidths."""
     ends = dict.fromkeys(_ends(cluster))
     for port in cluster.ports:
         check_number(f"port {port.name!r}: bandwidth (bytes/s)", port.bandwidth, zero=False)
@@ -120,7 +123,7 @@ def _check_ports(cluster: ClusterFields) -> None:
 
 
 def _check_described(cluster: ClusterFields) -> None:
-    """Nothing hypothetical can be measured: its numbers must be known."""
+    """Refuse hypothetical hardware without numbers, since it cannot be measured."""
     for device in (device for worker in cluster.workers for device in worker.devices):
         for key in ("flops", "bandwidth", "launch"):
             if not device.is_described and getattr(device, key) is None:

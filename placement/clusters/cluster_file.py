@@ -74,32 +74,32 @@ def read(path: Path) -> tuple[dict[str, Any], Callable[[ClusterError], ClusterEr
     """Read a cluster file.
 
     Returns:
-        Plain data for `Cluster.from_dict`, and a function that gives an error of the cluster as a
-        whole the file's name and line.
+        Plain data for `Cluster.from_dict`, and a function that adds the file's name and line to an
+        error of the cluster as a whole.
 
     Raises:
-        ClusterError: unreadable, not TOML, an unknown key, a value that is wrong.
+        ClusterError: The file is unreadable or not TOML, or has an unknown key or a wrong value.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark
+        text = path.read_text(encoding="utf-8-sig")  # files of Windows begin with a byte order mark
     except (OSError, ValueError) as error:  # a path with a zero byte, bytes that are no text
         hint = ""
         if isinstance(error, FileNotFoundError) and path.suffix != ".toml":
             hint = f"; hardware that is not at hand is gf.Cluster.hypothetical({str(path)!r})"
         raise ClusterError(f"cannot read cluster file {path}: {error}{hint}") from None
     for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > _DOTS:  # keys of keys: their time grows with the square
+        if line.count(".") > _DOTS:  # dotted keys: parsing takes time that grows with the square
             raise ClusterError(f"{path}, line {number}: more than {_DOTS} dots in a line")
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; nests
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
         raise ClusterError(f"{path} is not TOML: {error}") from None
     reader = ClusterFileReader(path, text)
     return reader.cluster(data), reader.at_its_line
 
 
 def _count_host_workers(addresses: list[Any]) -> list[int]:
-    """How many workers share the host of each, by their addresses."""
+    """Count, for each worker, the workers on its host, by their addresses."""
     hosts = [str(i if a is None else a).rpartition(":")[0] for i, a in enumerate(addresses)]
     return [hosts.count(host) if host else 1 for host in hosts]
 
@@ -108,6 +108,7 @@ class ClusterFileReader(TableReader):
     """Reads the tables of a cluster file into plain data."""
 
     def cluster(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the plain data of a whole file."""
         known = (
             "key", "insecure", "deadline", "dead_after", "defaults", "workers", "hosts", "network",
             "links",
@@ -175,7 +176,10 @@ class ClusterFileReader(TableReader):
         sharing: int,
         place: tuple[str, int],
     ) -> Worker:
-        """A worker, whose host `sharing` workers share; `place` is its section and table there."""
+        """Return worker `number` of a table; `place` is the table's section and index there.
+
+        Its host has `sharing` workers.
+        """
         section, index = place
         if section == "workers":
             self.check_keys(table, ("address", "key", "devices", "host"), "workers", index)
@@ -197,7 +201,10 @@ class ClusterFileReader(TableReader):
             self.fail(str(error), section, index, named)
 
     def expand_devices(self, entries: list[Any], place: tuple[str, int]) -> list[dict[str, Any]]:
-        """Entries of devices as tables with one local name each; products become GPUs in turn."""
+        """Return a table with one local name for each device of `entries`.
+
+        Products become GPUs, which are numbered in turn.
+        """
         made: list[dict[str, Any]] = []
         names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
         gpus = sum(1 for name in names if isinstance(name, str) and name.startswith("gpu:"))
@@ -224,6 +231,7 @@ class ClusterFileReader(TableReader):
         return made
 
     def product(self, name: Any, place: tuple[str, int]) -> tuple[int, int, str]:
+        """Return hosts, devices of each, and product of a short name; fail if it is none."""
         try:
             return short_name(name)
         except ClusterError as error:
@@ -244,9 +252,10 @@ class ClusterFileReader(TableReader):
         count: int,
         place: tuple[str, int],
     ) -> Device:
+        """Return one device of worker `number`, whose host has `count` devices."""
         settings = {key: defaults[key] for key in DEVICE_KEYS if key in defaults}
         known = table.get("product")
-        if known is not None:  # what it is says more than what others are
+        if known is not None:  # the product's own values precede defaults
             settings = {"memory": product(known).memory, "product": known}
         settings |= {key: table[key] for key in DEVICE_KEYS if key in table}
         try:
@@ -267,7 +276,7 @@ class ClusterFileReader(TableReader):
             self.fail(str(error), *(place if bad in table else ("defaults", 0)), bad)
 
     def described_links(self, data: dict[str, Any]) -> list[Link]:
-        """The [[links]] tables, and their ways back."""
+        """Return the links of the [[links]] tables, and their reverse directions."""
         found: list[Link] = []
         for index, table in enumerate(self.tables(data, "links")):
             self.check_keys(table, LINK_KEYS, "links", index)
@@ -285,7 +294,7 @@ class ClusterFileReader(TableReader):
     def default_links(
         self, defaults: dict[str, Any], found: list[Link], workers: list[Worker]
     ) -> list[Link]:
-        """The default between every two ends that no described link covers."""
+        """Return the default link between all ends without a described one."""
         default = self.get_typed(defaults, "link", dict, None, "defaults", 0)
         if default is None:
             return []
@@ -306,6 +315,7 @@ class ClusterFileReader(TableReader):
         ]
 
     def link(self, values: dict[str, Any], section: str, index: int) -> Link:
+        """Return the link with these values; fail at the line of a wrong one."""
         try:
             return Link(**values)
         except ClusterError as error:
@@ -317,7 +327,7 @@ class ClusterFileReader(TableReader):
             self.fail(str(error), section, index, bad)
 
     def bytes(self, value: Any) -> Any:
-        """A size in bytes; a string carries its unit. Other values are for `Device` to judge."""
+        """Return a size in bytes; a text has a unit. `Device` checks other values."""
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)

@@ -1,7 +1,6 @@
-"""What a cluster consists of: devices, the workers that they belong to, links.
+"""The parts of a cluster: devices, the workers that they belong to, links.
 
-All are plain data that is checked when it is made. Numbers that are None are for calibration to
-fill in.
+They are plain data, checked when made. Calibration fills in numbers that are None.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from graphflow.placement.clusters.hardware_catalog import product
 CLIENT = "/client"
 """The process of the session, which feeds and fetches."""
 MAX_DEVICES = 1024
-"""Devices of a cluster, each of which has a link to each other."""
+"""Devices of a cluster. Each has a link to each other one."""
 
 _DEVICE = re.compile(r"/worker:(0|[1-9]\d*)/(cpu|gpu):(0|[1-9]\d*)")
 _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
@@ -28,17 +27,17 @@ _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Device:
-    """One place where nodes run.
+    """A place where nodes run.
 
     Args:
-        name: full name, "/worker:0/cpu:0".
+        name: Full name, "/worker:0/cpu:0".
         kind: "cpu" or "gpu".
-        memory: bytes that plans may use.
-        threads: of a CPU device.
-        flops: flop/s of large float32 matmuls; None: to be measured.
-        bandwidth: bytes/s of its memory; None: to be measured.
-        launch: seconds to start one op; None: to be measured.
-        product: name of a shipped one ("h100-sxm", see `products`), whose speeds and curves count
+        memory: Bytes that plans may use.
+        threads: Of a CPU device.
+        flops: Flop/s of large float32 matmuls. None: to be measured.
+        bandwidth: Bytes/s of its memory. None: to be measured.
+        launch: Seconds to start one op. None: to be measured.
+        product: Name of a shipped product ("h100-sxm", see `hardware_catalog`), whose speeds count
             where the three above are None.
     """
 
@@ -70,7 +69,7 @@ class Device:
 
     @property
     def peaks(self) -> tuple[float | None, float | None]:
-        """(flop/s, bytes/s) as given, else the product's peaks, else None."""
+        """(flop/s, bytes/s): the given ones, else the product's peaks, else None."""
         if self.product is None:
             return self.flops, self.bandwidth
         known = product(self.product)
@@ -78,19 +77,19 @@ class Device:
 
     @property
     def is_described(self) -> bool:
-        """Whether its speeds are known without measuring."""
+        """True if its speeds are known without measuring."""
         return self.product is not None or None not in (self.flops, self.bandwidth, self.launch)
 
 
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Link:
-    """A one-way connection. `source` and `target` are devices, workers ("/worker:0": all its
-    devices) or "/client".
+    """A one-way connection.
 
     Args:
-        latency: seconds before the first byte arrives.
-        bandwidth: bytes/s.
+        source, target: Devices, workers ("/worker:0": all its devices) or "/client".
+        latency: Seconds before the first byte arrives.
+        bandwidth: Bytes/s.
     """
 
     source: str
@@ -116,8 +115,12 @@ class Link:
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Worker:
-    """One process and its devices; `address` is where a remote one listens, `key` its public key
-    (or the name under which that is trusted here)."""
+    """One process and its devices.
+
+    Args:
+        address: Where a remote worker listens.
+        key: Its public key, or the name under which that is trusted here.
+    """
 
     index: int
     address: str | None
@@ -149,12 +152,12 @@ class Worker:
 
     @property
     def loopback(self) -> bool:
-        """Whether the worker is on this host and unreachable from others."""
+        """True if the worker is on this host and unreachable from others."""
         return self.address is None or is_loopback(self.address.lower())
 
 
 def local_kind(name: str) -> Literal["cpu", "gpu"]:
-    """Kind of a device by its name within a worker, "cpu:0"."""
+    """Return the kind of a device by its name within a worker, "cpu:0"."""
     match = _LOCAL.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise DeviceError(
@@ -164,7 +167,7 @@ def local_kind(name: str) -> Literal["cpu", "gpu"]:
 
 
 def check_count(what: str, value: object) -> None:
-    """Raises ClusterError unless a value is a number of things, at least one."""
+    """Raise ClusterError unless `value` is a whole number from 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ClusterError(f"{what} must be a whole number >= 1, not {value!r}")
     if value.bit_length() > 63:
@@ -172,7 +175,7 @@ def check_count(what: str, value: object) -> None:
 
 
 def check_device_count(what: str, devices: int) -> None:
-    """Raises ClusterError unless a cluster may have so many devices."""
+    """Raise ClusterError unless a cluster may have so many devices."""
     if devices > MAX_DEVICES:
         raise ClusterError(
             f"{what} more than {MAX_DEVICES} devices, the most that a cluster has; give fewer"
@@ -180,7 +183,7 @@ def check_device_count(what: str, devices: int) -> None:
 
 
 def check_number(what: str, value: object, *, zero: bool) -> None:
-    """Raises ClusterError unless a value is None or a finite number above (or at) zero."""
+    """Raise ClusterError unless `value` is None or a finite number above (or at) zero."""
     if value is None:
         return
     wanted = "a finite number >= 0" if zero else "a finite number > 0"

@@ -1,9 +1,8 @@
-"""Shipped speeds of common GPUs and links, for hardware that one does not have.
+"""Shipped speeds of common GPUs and links, for hardware that is not at hand.
 
-Peaks are the makers' (each with its source); what is reached of them is ours: shares and curves
-below are estimates of what libraries reach, to be replaced by `graphflow calibrate` where the
-hardware is at hand. Products in float32 do not use TensorFloat-32, and 16-bit floats are computed
-in float32, as the runtime does both.
+Peaks are the makers', each with its source. What libraries reach of them, the shares and curves
+below, is our estimate; `graphflow calibrate` replaces it where the hardware is at hand. Products in
+float32 do not use TensorFloat-32, and 16-bit floats are computed in float32, as the runtime does.
 """
 
 from __future__ import annotations
@@ -27,15 +26,18 @@ class Product:
     """A GPU as its maker describes it.
 
     Args:
-        memory: bytes. bandwidth: bytes/s of it. cache: bytes of the last level of cache.
-        float32: peak flop/s without tensor cores. float64: of matrix products (tensor cores, where
-            it has them).
-        processors: streaming multiprocessors; small work cannot fill them.
-        sustained: our share of the float32 peak that large products reach: boards with little power
-            lower their clocks.
-        peer: its usual link to an equal in the same host. bus: its slot.
-        half: peak flop/s of dense products of 16 bits on tensor cores, see `HALF`.
-        source: the public document that the peaks are from.
+        memory: Bytes.
+        bandwidth: Bytes/s of the memory.
+        cache: Bytes of the last level of cache.
+        float32: Peak flop/s without tensor cores.
+        float64: Peak flop/s of matrix products, on tensor cores if it has them.
+        processors: Streaming multiprocessors; small work cannot fill them.
+        sustained: The share of the float32 peak that large products reach (our estimate). Boards
+            with little power lower their clocks.
+        peer: Its usual link to an equal GPU in the same host.
+        bus: Its slot.
+        source: The public document that the peaks are from.
+        half: Peak flop/s of dense products of 16 bits on tensor cores, see `HALF`.
     """
 
     name: str
@@ -57,8 +59,9 @@ class Wire:
     """A kind of link.
 
     Args:
-        peak: bytes/s in one direction, as its standard or maker says. share: ours, of the peak that
-            large messages reach. latency: seconds, ours.
+        peak: Bytes/s in one direction, by its standard or maker.
+        share: Of the peak, for large messages (our estimate).
+        latency: Seconds (our estimate).
     """
 
     name: str
@@ -113,7 +116,7 @@ PRODUCTS: Mapping[str, Product] = _by_name(
             "nvlink5", "pcie5", "NVIDIA DGX B200 and HGX B200 datasheets (2024), an eighth of 8",
             2250 * TERA),
 )
-"""By short name. The A100's and H100's float64 products run on tensor cores."""
+"""GPUs by short name. The A100's and H100's float64 products run on tensor cores."""
 
 ALIASES: Mapping[str, str] = {
     "a100": "a100-sxm-80gb", "a100-40": "a100-sxm-40gb", "a100-80": "a100-sxm-80gb",
@@ -127,7 +130,7 @@ ALIASES: Mapping[str, str] = {
     "hdr": "infiniband-hdr", "ndr": "infiniband-ndr", "ib-edr": "infiniband-edr",
     "ib-hdr": "infiniband-hdr", "ib-ndr": "infiniband-ndr",
 }
-"""Other names of the same; without a variant, the usual one."""
+"""Other names of the same; without a variant, of the usual one."""
 
 _PCI = "PCI-SIG, PCI Express Base Specification {}: {} GT/s, 16 lanes, 128b/130b"
 _NVLINK = "NVIDIA {} architecture whitepaper: {} GB/s both ways together, half of it each"
@@ -147,35 +150,36 @@ WIRES: Mapping[str, Wire] = _by_name(
     Wire("infiniband-hdr", 25e9, 0.95, 5e-6, _IB.format("HDR 200 Gbit/s")),
     Wire("infiniband-ndr", 50e9, 0.95, 5e-6, _IB.format("NDR 400 Gbit/s")),
 )
-"""Links by name, each direction. Latencies are those of a message between two processes."""
+"""Links by name, in each direction. Latencies are between two processes."""
 # fmt: on
 
 LAUNCH = 5e-6
-"""Seconds from one op of a program to the next on a GPU: a call from Python and a kernel's start.
-"""
+"""Seconds between two ops of a program on a GPU: a call from Python and a kernel launch."""
 FLOOR = 2e-6
-"""Seconds that no kernel stays under, however little it does."""
+"""The least seconds of any kernel."""
 TILE, DEPTH = 64, 96
 """Products are cut into tiles of this side; a sum as long as `DEPTH` spends half on its ends."""
 STREAMED, CACHED = 0.88, 2.5
 """Share of the memory's bandwidth that passes over large arrays reach; how many times as fast they
 are in half of the last level of cache."""
 SHARES = {"elementwise": 0.5, "other": 0.25, "random": 0.1}
-"""Of the float32 peak, in cache, by class of op: instructions other than multiply-adds."""
+"""Share of the float32 peak, in cache, by class of op: instructions are no multiply-adds."""
 
 
 HALF = "+half"
-"""Ends the name of a GPU whose 16-bit products run on its tensor cores, "a100+half": as libraries
-use them that do not compute 16 bits in float32, as this runtime does: for questions of what if."""
+"""Suffix of a GPU's name whose 16-bit products run on its tensor cores, "a100+half".
+
+Other libraries do that; this runtime computes 16 bits in float32. For what-if questions.
+"""
 SUSTAINED_HALF = 0.8
-"""Of the tensor cores' peak, ours, what large products reach: the boards' power limits them."""
+"""Share of the tensor cores' peak that large products reach (our estimate)."""
 
 
 def product(name: str) -> Product:
-    """A GPU by name, "h100" or "A100-80GB"; "h100+half" for its tensor cores, see `HALF`.
+    """Return a GPU by name, "h100" or "A100-80GB"; "h100+half" for its tensor cores, see `HALF`.
 
     Raises:
-        ClusterError: no such product; suggests one.
+        ClusterError: No such product; suggests one.
     """
     plain, plus, rest = str(name).partition("+")
     found = PRODUCTS.get(_key(plain))
@@ -188,10 +192,10 @@ def product(name: str) -> Product:
 
 
 def wire(name: str) -> Wire:
-    """A link by name, "nvlink4" or "100GbE".
+    """Return a link by name, "nvlink4" or "100GbE".
 
     Raises:
-        ClusterError: no such link; suggests one.
+        ClusterError: No such link; suggests one.
     """
     found = WIRES.get(_key(name))
     if found is None:
@@ -211,7 +215,7 @@ def _hint(name: str, table: Mapping[str, Any]) -> str:
 
 @cache
 def speeds_of(name: str) -> dict[str, Any]:
-    """A product's speeds in the form of `calibrate.Profile`, from its peaks and the curves here."""
+    """Return a product's speeds in the form of `calibrate.Profile`."""
     gpu = product(name)
     single = product(name.removesuffix(HALF)).float32
     rates = {kind: single * share for kind, share in SHARES.items()}
@@ -235,7 +239,10 @@ def speeds_of(name: str) -> dict[str, Any]:
 
 
 def _products(gpu: Product, peak: float) -> list[list[float]]:
-    """[flops, seconds] of square products: small ones leave processors idle, and start slowly."""
+    """Return [flops, seconds] of square products.
+
+    Small ones leave processors idle, and spend much of their time on starting.
+    """
     points = []
     for side in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384):
         filled = 1.0 - math.exp(-((side / TILE) ** 2) / gpu.processors)
@@ -248,7 +255,7 @@ def _products(gpu: Product, peak: float) -> list[list[float]]:
 
 
 def _traffic(gpu: Product) -> list[list[float]]:
-    """[bytes, seconds] of passing over arrays: in the cache, on the way out of it, in memory."""
+    """Return [bytes, seconds] of passing over arrays in the cache, beyond it, and in memory."""
     streamed = gpu.bandwidth * STREAMED
     fits = gpu.cache / 2
     sizes = [2.0**14, fits / 4, fits, 4 * fits, 2.0**30, 2.0**33]

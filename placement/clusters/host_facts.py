@@ -1,4 +1,4 @@
-"""Facts about this host that plans need before anything is measured: memory, cores, GPUs."""
+"""Facts about this host that plans need before any measurement: memory, cores, GPUs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from graphflow.errors import DeviceError
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 
 MEMORY_SHARE = 0.8
-"""Share of a host's memory that its devices may plan with."""
+"""The share of a host's memory that plans may use."""
 
 
 def device_memory(devices: int = 1) -> int:
-    """Bytes a CPU device may plan with when nobody says: an equal part of `MEMORY_SHARE` of this
-    host's memory.
+    """Return the default memory of a CPU device in bytes.
+
+    It is an equal part of `MEMORY_SHARE` of this host's memory.
     """
     return max(1, int(host_memory() * MEMORY_SHARE / devices))
 
 
 def host_memory() -> int:
-    """Bytes of memory of this host, or of the container around this process where that is less."""
+    """Return the bytes of memory of this host, or of the container around this process."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
@@ -32,8 +33,10 @@ def host_memory() -> int:
 
 
 def cache_bytes(level: int) -> int | None:
-    """Bytes of a core's cache of a level from 2, which other cores may share; None if there is
-    none, or the system does not say."""
+    """Return the bytes of a core's cache of a level from 2, which other cores may share.
+
+    Return None if there is none, or the system does not tell.
+    """
     try:
         path = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size")
         text = path.read_text().strip()
@@ -43,13 +46,15 @@ def cache_bytes(level: int) -> int | None:
 
 
 def cores() -> int:
-    """Processor cores that this process may use: those it may run on, or fewer where a container
-    has a share of their time."""
+    """Return how many processor cores this process may use.
+
+    They are those of its affinity, or fewer if a container has a share of their time.
+    """
     return max(1, min(len(_allowed_cores()), _quota(_CPU_LIMIT)))
 
 
 def _allowed_cores() -> Collection[int]:
-    """The cores that this process may run on, also while it keeps to some of them."""
+    """Return the cores that this process may run on, also while it is pinned to some."""
     if _unpinned_cores:
         return _unpinned_cores
     if hasattr(os, "sched_getaffinity"):
@@ -58,15 +63,15 @@ def _allowed_cores() -> Collection[int]:
 
 
 _unpinned_cores: set[int] = set()
-"""Where this process could run before it kept to some cores."""
+"""The cores that this process could run on before it was pinned."""
 
 
 def divide_cores(processes: int, threads: int) -> list[list[int]]:
-    """The cores that each of some processes keeps to: where their threads are as many as there are
-    cores, its own; else none, for the scheduler finds free ones.
+    """Return the cores that each of some processes is to be pinned to; [] for none.
 
-    With a core for each thread and none to spare, schedulers put two busy processes on one core
-    every now and then, and leave them there for milliseconds.
+    Processes are pinned if their threads are as many as there are cores. Then, with no core to
+    spare, schedulers put two busy processes on one core now and then, and leave them there for
+    milliseconds.
     """
     free = sorted(_allowed_cores())
     if processes < 2 or not processes * threads == len(free) == cores():
@@ -75,17 +80,19 @@ def divide_cores(processes: int, threads: int) -> list[list[int]]:
 
 
 def pin_to_cores(some: Collection[int]) -> None:
-    """Let this thread, and those that it begins from now on, run on these cores only; `cores` goes
-    on counting the others. Nothing happens where the system knows no such thing."""
+    """Pin this thread, and those that it starts from now on, to these cores.
+
+    `cores` still counts the others. Nothing happens on systems without affinity.
+    """
     if some and hasattr(os, "sched_setaffinity"):
         _unpinned_cores.update(_allowed_cores())
-        with contextlib.suppress(OSError):  # a core is gone meanwhile
+        with contextlib.suppress(OSError):  # a core has gone offline
             os.sched_setaffinity(0, some)
 
 
 @contextlib.contextmanager
 def on_all_cores() -> Iterator[None]:
-    """This thread, and those that it begins, may run on all of the process's cores meanwhile."""
+    """Let this thread, and those that it starts, run on all of the process's cores meanwhile."""
     if not _unpinned_cores:
         yield
         return
@@ -101,8 +108,10 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _quota(file: Path) -> int:
-    """Cores' worth of time that a container has, rounded up: its file holds two numbers, the time
-    and the period in which it may be used, or "max" instead of the first."""
+    """Return the cores' worth of time that a container has, rounded up.
+
+    Its file holds the time and the period in which it may be used, or "max" for no limit.
+    """
     try:
         time, period = map(int, file.read_text().split())
         return -(-time // period)
@@ -111,7 +120,7 @@ def _quota(file: Path) -> int:
 
 
 def gpu_memory(name: str) -> int:
-    """Bytes of memory of one of this host's GPUs, "gpu:0".
+    """Return the bytes of memory of one of this host's GPUs, "gpu:0".
 
     Raises:
         DeviceError: CuPy is not installed, or finds no such GPU.
@@ -127,5 +136,5 @@ def gpu_memory(name: str) -> int:
     index = int(name.partition(":")[2])
     if index >= count:
         raise DeviceError(f"{name!r}: this host has {count} GPU(s), numbered from gpu:0")
-    # Not `memGetInfo`, which begins a context there, of some hundred MB: who plans needs none.
+    # Not `memGetInfo`, which creates a context of some hundred MB there: planning needs none.
     return int(runtime.getDeviceProperties(index)["totalGlobalMem"])

@@ -1,4 +1,4 @@
-"""Which pairs of devices share which port of a cluster: the shared links of a placement problem."""
+"""Routes of device pairs through ports of a cluster: the shared links of a placement problem."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from graphflow.placement.clusters.cluster import Cluster
 
 
 def shared_links(cluster: Cluster) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """(s,) bytes/s of what pairs of devices share, and (r, 3) rows: source, target, which of them.
+    """Return shared bandwidths, (s,) bytes/s, and (r, 3) rows: source, target, shared link.
 
-    Ports of one name are one, and each direction is a link of its own, unless a port says
-    otherwise. What only one pair uses is left out: the pair's own link says it already.
+    Ports of one name are one. Each direction is a link of its own, unless a port says otherwise. A
+    port that only one pair uses is left out, because the pair's own link has its bandwidth.
     """
     users, width = port_users(cluster)
     shared = [key for key, ways in users.items() if len(ways) > 1]
@@ -28,8 +28,10 @@ def shared_links(cluster: Cluster) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
 def port_users(
     cluster: Cluster,
 ) -> tuple[dict[tuple[str, str], dict[tuple[int, int], None]], dict[tuple[str, str], float]]:
-    """(port, "out", "in" or "" for both) -> the pairs of devices, source and target, that use it;
-    and its bytes/s."""
+    """Return the pairs (source, target) that use each port, and its bytes/s.
+
+    The keys are the port's name and "out", "in", or "" for both directions.
+    """
     index = {name: i for i, name in enumerate(cluster.devices)}
     users: dict[tuple[str, str], dict[tuple[int, int], None]] = {}
     width: dict[tuple[str, str], float] = {}
@@ -47,7 +49,7 @@ def port_users(
 
 
 def _expand(cluster: Cluster, names: Sequence[str]) -> Iterator[str]:
-    """Devices behind names of devices and workers."""
+    """Yield the devices of names of devices and workers."""
     known = set(cluster.devices)
     for name in names:
         if name in known:

@@ -1,4 +1,4 @@
-"""Ports: what several pairs of devices share on the way to each other."""
+"""Ports: what several pairs of devices share on their way to each other."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from graphflow.errors import ClusterError
 @checks_arguments(ClusterError)
 @dataclass(frozen=True)
 class Port:
-    """Where some devices leave for others, together no faster than its bandwidth.
+    """A port through which some devices reach others, together no faster than its bandwidth.
 
-    A network card, the way up from a PCIe switch, a device's place on the NVLink switch.
+    A network card, the uplink of a PCIe switch, or a device's port on the NVLink switch.
 
     Args:
-        inside, outside: devices, or workers ("/worker:0": all its devices); outside None: all that
+        inside, outside: Devices, or workers ("/worker:0": all its devices). outside None: all that
             are not inside.
-        bandwidth: bytes/s, each way.
-        duplex: whether both ways have it; else they share it.
-        besides: those outside that are reached otherwise.
+        bandwidth: Bytes/s in each direction.
+        duplex: Both directions have the bandwidth; else they share it.
+        besides: Those outside that are reached otherwise.
     """
 
     name: str

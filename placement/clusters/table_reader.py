@@ -1,4 +1,4 @@
-"""TableReader: typed values of TOML tables, and errors that name file, line and key."""
+"""Typed values of TOML tables, and errors that name file, line and key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNLIKELY: dict[str, tuple[float, float, str, str]] = {
     "launch": (0.0, 1.0, "seconds", "launch = 5.0e-6 for 5 µs"),
     "latency": (0.0, 1.0, "seconds", "latency = 1.0e-4 for 100 µs"),
 }
-"""The least and the most that a number in a cluster file can mean, its unit, and an example."""
+"""By key: the smallest and the largest plausible value, its unit, and an example."""
 
 
 class TableReader:
@@ -32,14 +32,14 @@ class TableReader:
         self.path, self.lines = path, text.splitlines()
 
     def check_count(self, count: Any, place: tuple[str | None, int], key: str) -> None:
-        """Fail unless it is a number of devices that a cluster may have."""
+        """Fail unless `count` is a number of devices that a cluster may have."""
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_DEVICES:
             self.fail(
                 f"count must be a whole number from 1 to {MAX_DEVICES}, not {count!r}", *place, key
             )
 
     def check_unit(self, table: dict[str, Any], section: str | None, index: int) -> None:
-        """Fail if a number was surely meant in another unit than the one that its key has."""
+        """Fail if a number is surely in another unit than its key's."""
         for key, value in table.items():
             number = value if type(value) in (int, float) else 0  # others are refused elsewhere
             least, most, unit, example = UNLIKELY.get(key, (0.0, inf, "", ""))
@@ -50,6 +50,7 @@ class TableReader:
     def check_keys(
         self, table: dict[str, Any], known: tuple[str, ...], section: str | None, index: int
     ) -> None:
+        """Fail if a table has a key that is not among `known`."""
         for key in table:
             if key not in known:
                 hint = did_you_mean(key, known) or f"known here: {', '.join(known)}"
@@ -65,6 +66,7 @@ class TableReader:
         section: str | None,
         index: int,
     ) -> Any:
+        """Return the value of a key, or `default`; fail if it is of another type."""
         value = table.get(key, default)
         if value is default:
             return value
@@ -80,11 +82,12 @@ class TableReader:
     def fail_unknown(
         self, what: str, name: Any, known: list[str], place: tuple[str, int], key: str
     ) -> NoReturn:
-        """Complain of a name that stands for nothing here."""
+        """Fail because nothing has that name; the error suggests a name."""
         hint = did_you_mean(name, known) or f"there are: {', '.join(known) or 'none'}"
         self.fail(f"no {what} {name!r}; {hint}", *place, key, str(name))
 
     def tables(self, data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+        """Return the tables of an array of tables, [[key]]; fail if it is none."""
         value = data.get(key, [])
         if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
             self.fail(f"{key!r} must be tables: write [[{key}]]", None, 0, key)
@@ -93,21 +96,27 @@ class TableReader:
     def fail(
         self, message: str, section: str | None, index: int, key: str | None, word: str = ""
     ) -> NoReturn:
+        """Raise ClusterError with the file, the line of a key, and a message.
+
+        `word` is in the line that is meant, if the value of the key has several lines.
+        """
         raise self.error(message, section, index, key, word)
 
     def error(
         self, message: str, section: str | None, index: int, key: str | None, word: str = ""
     ) -> ClusterError:
+        """Return the error that `fail` raises."""
         line = self.line(section, index, key)
-        if line and word:  # a list may go on over several lines
+        if line and word:  # a list may have several lines
             rest = enumerate(self.lines[line - 1 :], start=line)
             line = next((number for number, text in rest if word in text), line)
         where = f"{self.path}, line {line}" if line else str(self.path)
         return ClusterError(f"{where}: {message}")
 
     def line(self, section: str | None, index: int, key: str | None) -> int | None:
-        """The line (from 1) of a key within the index-th table of a section; of the table if the
-        key is not found.
+        """Return the line (from 1) of a key in the index-th table of a section.
+
+        If the key is not found, return the line of the table.
         """
         header = -1
         current, seen = None, {}  # type: str | None, dict[str, int]

@@ -1,10 +1,9 @@
-"""Hosts and what joins their devices: from cables to links between devices and ports that they
-share.
+"""Hosts and the cables between their devices: the links and ports of a cluster.
 
-A cluster file, or a short name such as "2x8xh100", says which hosts there are; `connect` derives
-the links of a `Cluster` (what one pair of devices gets alone) and its ports (what pairs share: a
-network card, the way up from a PCIe switch, a device's place on the NVLink switch), and
-`shared_links` writes the ports as arrays for a `Problem`.
+A cluster file, or a short name such as "2x8xh100", describes hosts. `connect` derives the links of
+a `Cluster`, the speed that one pair of devices gets alone, and its ports, which several pairs
+share: a network card, the uplink of a PCIe switch, a device's port on the NVLink switch.
+`port_routes` writes the ports as arrays for a `Problem`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,13 @@ from graphflow.placement.clusters.shared_ports import Port
 
 @dataclass(frozen=True)
 class Cable:
-    """What joins two ends: seconds, bytes/s one way, and how many lie side by side.
+    """A cable between two ends, or several side by side.
 
-    One transfer uses one of them; all together share what they carry. `direct`: it does not pass
-    through the host's slots and switches (NVLink).
+    Attributes:
+        latency: Seconds.
+        bandwidth: Bytes/s in one direction.
+        count: Cables side by side. One transfer uses one of them; all share the traffic.
+        direct: It does not pass through the host's slots and switches (NVLink).
     """
 
     latency: float
@@ -36,10 +38,10 @@ class Cable:
 
     @staticmethod
     def from_catalog(name: str, count: int = 1) -> Cable:
-        """A cable of the shipped tables, "nvlink4".
+        """Return a cable of the shipped tables by name, "nvlink4".
 
         Raises:
-            ClusterError: there is none; suggests one.
+            ClusterError: There is none; suggests one.
         """
         known = wire(name)
         return Cable(known.latency, known.bandwidth, count, known.name.startswith("nvlink"))
@@ -47,8 +49,10 @@ class Cable:
 
 @dataclass(frozen=True)
 class Switch:
-    """Devices below one switch, and its way up, which they share towards everything else (unless
-    they reach the others of their host directly)."""
+    """Devices below one switch, and the uplink that they share towards all others.
+
+    Devices that reach the others of their host directly do not use it for these.
+    """
 
     name: str
     devices: tuple[str, ...]
@@ -60,9 +64,9 @@ class Host:
     """A machine: its workers, and how its devices reach each other and other hosts.
 
     Args:
-        link: between its devices; None: what its products usually have.
-        nic: its network card, or several.
-        switches: inside it; devices by their full names.
+        link: Between its devices. None: the usual link of its products.
+        nic: Its network card, or several.
+        switches: Inside it; devices by their full names.
     """
 
     name: str
@@ -77,15 +81,15 @@ class Host:
         return tuple(device.name for worker in self.workers for device in worker.devices)
 
 
-_DIGITS = 18  # of a count: int() refuses thousands
+_DIGITS = 18  # of a count: int() refuses thousands of digits
 _NAMED = re.compile(r"(?:(\d+)\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(\S.*)")
 
 
 def short_name(text: str) -> tuple[int, int, str]:
-    """Hosts, devices of each and product of "2x8xh100", "8xh100" or "h100".
+    """Return hosts, devices of each, and product of "2x8xh100", "8xh100" or "h100".
 
     Raises:
-        ClusterError: no such form, a count of 0 or beyond counting, or an unknown product.
+        ClusterError: The text has another form, a count of 0 or a huge one, or an unknown product.
     """
     match = _NAMED.fullmatch(str(text).strip())
     if match is None:
@@ -100,11 +104,12 @@ def short_name(text: str) -> tuple[int, int, str]:
 
 
 def device_names(entries: Sequence[str]) -> list[tuple[str, str | None]]:
-    """(local name, product) of entries such as "cpu:0", "h100" or "8xh100": products are numbered
-    as GPUs, in turn.
+    """Return (local name, product) of entries such as "cpu:0", "h100" or "8xh100".
+
+    Products are numbered as GPUs, in turn.
 
     Raises:
-        ClusterError: as `short_name` does, or an entry is more devices than a cluster has.
+        ClusterError: As `short_name`, or an entry is more devices than a cluster may have.
     """
     made: list[tuple[str, str | None]] = []
     gpus = sum(1 for entry in entries if str(entry).startswith("gpu:"))
@@ -131,12 +136,12 @@ def connect(
     backbone: float | None = None,
     covered: Covered = lambda source, target: False,
 ) -> tuple[list[Link], list[Port]]:
-    """Links and ports of hosts.
+    """Return the links and ports of hosts.
 
     Args:
-        network: between hosts; their cards limit it further.
-        backbone: bytes/s that all traffic between hosts shares.
-        covered: whether a link between two devices is described otherwise.
+        network: Between hosts; their cards limit it further.
+        backbone: Bytes/s that all traffic between hosts shares.
+        covered: Returns True if a link between two devices is described otherwise.
     """
     return list(_links(hosts, network, covered)), list(_ports(hosts, network, backbone))
 
@@ -154,7 +159,7 @@ def _links(hosts: Sequence[Host], network: Cable | None, covered: Covered) -> It
                 cable = _network_cable(here, there, network, _product(a), _product(b))
             if cable is not None:
                 found[a.name, b.name] = cable
-        if len(set(found.values())) == 1:  # one link says it for all
+        if len(set(found.values())) == 1:  # one link stands for all
             cable = next(iter(found.values()))
             ends = (f"/worker:{one.index}", f"/worker:{other.index}")
             yield Link(*ends, cable.latency, cable.bandwidth)
@@ -168,7 +173,7 @@ def _product(device: Any) -> Product | None:
 
 
 def _default_cable(a: Product | None, b: Product | None) -> Cable | None:
-    """Between two devices of a host of which nothing is said."""
+    """Return the cable between two devices of a host that has no described link."""
     if a is None or b is None:
         return None
     if a.peer == b.peer:
@@ -181,7 +186,7 @@ def _default_cable(a: Product | None, b: Product | None) -> Cable | None:
 def _network_cable(
     here: Host, there: Host, network: Cable | None, a: Product | None, b: Product | None
 ) -> Cable | None:
-    """Between two hosts: as slow as the slowest part of the way."""
+    """Return the path between two hosts, as slow as its slowest part."""
     way = [cable for cable in (here.nic, there.nic, network) if cable is not None]
     if not way:
         return None
@@ -209,7 +214,7 @@ def _ports(hosts: Sequence[Host], network: Cable | None, backbone: float | None)
 
 
 def _is_direct(host: Host) -> bool:
-    """Whether its devices reach each other around its slots and switches."""
+    """Return True if its devices reach each other around its slots and switches."""
     if host.link is not None:
         return host.link.direct
     known = [_product(device) for worker in host.workers for device in worker.devices]
@@ -217,7 +222,7 @@ def _is_direct(host: Host) -> bool:
 
 
 def _device_ports(host: Host) -> Iterator[Port]:
-    """Each device has one place on what joins it to the others of its host, and one slot."""
+    """Yield the ports of a host's devices: one to the host's other devices, and one slot."""
     names = host.devices
     inside = tuple(f"/worker:{worker.index}" for worker in host.workers)
     direct = _is_direct(host)

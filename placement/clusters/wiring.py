@@ -1,6 +1,6 @@
-"""The part of a cluster file that says how machines are wired: [[hosts]], nic, switches, [network].
+"""The part of a cluster file that says how hosts are wired: [[hosts]], nic, switches, [network].
 
-Between the tables that `cluster_file` reads and the links and ports that `topology` derives.
+It stands between the tables that `cluster_file` reads and the links that `topology` derives.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ class Wiring:
     """Hosts and their workers, from the tables of a file.
 
     Args:
-        make_worker: makes a worker of a table.
-        tables, workers: of the [[workers]] sections; `workers` grows by those of hosts that have
-            devices.
+        make_worker: Makes a worker of a table.
+        tables, workers: Of the [[workers]] sections. The workers of hosts with devices are added.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Wiring:
         self._network, self._backbone = self._read_network(data)
 
     def connect(self, described: list[Link]) -> tuple[list[Link], list[Port]]:
-        """All links, those described first, and the ports."""
+        """Return all links, the described ones first, and the ports."""
         ends = {(link.source, link.target) for link in described}
 
         def is_covered(source: str, target: str) -> bool:
@@ -69,7 +68,10 @@ class Wiring:
     def _read_hosts(
         self, data: dict[str, Any], defaults: dict[str, Any]
     ) -> dict[str, dict[str, Any]]:
-        """[[hosts]] tables by name: those without devices wait for workers to name them."""
+        """Read the [[hosts]] tables; add a worker for each host with devices.
+
+        Return the tables without devices by name: [[workers]] tables refer to them.
+        """
         reader = self._reader
         waiting: dict[str, dict[str, Any]] = {}
         for index, table in enumerate(reader.tables(data, "hosts")):
@@ -92,6 +94,7 @@ class Wiring:
     def _host(
         self, name: str, workers: tuple[Worker, ...], table: dict[str, Any], index: int
     ) -> Host:
+        """Return a host of a [[hosts]] table."""
         place = ("hosts", index)
         found = Host(name, workers)
         link = None if "link" not in table else self._cable(table["link"], place, "link")
@@ -106,6 +109,7 @@ class Wiring:
     def _switch(
         self, host: Host, table: dict[str, Any], place: tuple[str, int], number: int
     ) -> Switch:
+        """Return a switch of a host."""
         reader = self._reader
         reader.check_keys(table, ("name", "devices", "uplink"), *place)
         for key in ("devices", "uplink"):
@@ -123,6 +127,7 @@ class Wiring:
         return Switch(f"{host.name} {title}", tuple(below), uplink)
 
     def _read_network(self, data: dict[str, Any]) -> tuple[Cable | None, float | None]:
+        """Return the cable between hosts and the bandwidth of the backbone."""
         if "network" not in data:
             return None, None
         value, place = data["network"], ("network", 0)
@@ -140,7 +145,7 @@ class Wiring:
         return self._cable(rest, place, "name"), backbone
 
     def _cable(self, value: Any, place: tuple[str | None, int], key: str) -> Cable:
-        """A name, or a table of name or numbers."""
+        """Return the cable of a name, or of a table with a name or numbers."""
         reader = self._reader
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, dict):
@@ -168,6 +173,7 @@ class Wiring:
     def _check_positive(
         self, value: Any, what: str, place: tuple[str | None, int], key: str, zero: bool = False
     ) -> None:
+        """Fail unless `value` is a finite number above (or at) zero."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not (0 <= value < float("inf")) or (value == 0 and not zero):
             told = f"{what} must be a finite number {'>=' if zero else '>'} 0, not {value!r}"

@@ -1,4 +1,4 @@
-"""What the bodies of a node (`call`, `scan`, `while_loop`, …) take of memory while it runs."""
+"""Memory that the bodies of a node (`call`, `scan`, `while_loop`, …) take while it runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import cond, scan, while_loop
 
 _ELSEWHERE = ("constant", "placeholder", "group")
-"""Ops of bodies whose values are not made there."""
+"""Ops of bodies whose values have memory elsewhere."""
 
 
 def body_memory(node: Node, bindings: Mapping[str, int]) -> int:
-    """Bytes at most in use at once: one iteration after the other, one branch of a `cond`; what a
-    loop carries has two sets of buffers."""
+    """Return the most bytes in use at once by a node's bodies.
+
+    Iterations run one after the other, and one branch of a `cond` runs. The values that a loop
+    carries have two sets of buffers.
+    """
     peaks = [_peak(body, bindings) for body in bodies(node)]
     if node.op is cond:
         return max(peaks)
@@ -23,6 +26,7 @@ def body_memory(node: Node, bindings: Mapping[str, int]) -> int:
 
 
 def _loop_carried(node: Node) -> tuple[Tensor, ...]:
+    """Return the tensors that a loop carries from one iteration to the next."""
     body = node.attrs.get("body")
     if node.op is scan and isinstance(body, Body):
         return tuple(body.outputs[: node.attrs["carries"]])
@@ -32,7 +36,7 @@ def _loop_carried(node: Node) -> tuple[Tensor, ...]:
 
 
 def _peak(body: Body, bindings: Mapping[str, int]) -> int:
-    """The most that is alive at once in build order; results live to the end."""
+    """Return the most bytes alive at once in build order; results live to the end."""
     nodes = body.graph.nodes
     roots: dict[Tensor, Tensor] = {}
     dies: dict[Tensor, int] = {}

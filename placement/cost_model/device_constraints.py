@@ -1,4 +1,4 @@
-"""Limits: which devices a node may use, by its pin, its op's kernels and its variable's home."""
+"""Device constraints of nodes: pins, the kernels of ops, and the homes of variables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from graphflow.placement.clusters.cluster import Cluster
 
 
 def colocation_groups(graph: Graph) -> dict[Node, Node]:
-    """Variables and assigns -> the variable with which they must live."""
+    """Return for variables and assigns the variable with which they must be placed."""
     variables = set(graph.variables)
     teams: dict[Node, Node] = {}
     for node in graph.variables:
-        owner = node.origin if node.origin in variables else node  # a slot is made for a variable
+        owner = node.origin if node.origin in variables else node  # a slot is of a variable
         teams[node] = teams.get(owner, owner) if owner is not None else node
     for node in graph.of_op("assign"):
         teams[node] = teams[node.inputs[0].node]
@@ -24,7 +24,7 @@ def colocation_groups(graph: Graph) -> dict[Node, Node]:
 
 
 class DeviceConstraints:
-    """Which devices a node may use: its pin, its op's kernels, its variable's home."""
+    """The devices that a node may use, by its pin, its op's kernels and its variable's home."""
 
     def __init__(self, graph: Graph, cluster: Cluster, homes: Mapping[Node, str]) -> None:
         self._graph = graph
@@ -44,16 +44,16 @@ class DeviceConstraints:
         self._check_teams()
 
     def allowed_devices(self, node: Node) -> frozenset[str]:
-        """Names of the devices that may run a node.
+        """Return the names of the devices that may run a node.
 
         Raises:
-            DeviceError: none may; names node, line, pin and the devices there are.
+            DeviceError: None may; names node, line, pin and the devices there are.
         """
         known = self._allowed.get(node)
         if known is None:
             if node in self._homes:
                 known = self._find(node)
-            else:  # thousands have the same pin and kernels
+            else:  # thousands of nodes have the same pin and kernels
                 key = (node.device, node.op.device_kinds)
                 known = self._common.get(key)
                 if known is None:
@@ -62,7 +62,7 @@ class DeviceConstraints:
         return known
 
     def explain(self, node: Node) -> str | None:
-        """What took choices away from a node, or None."""
+        """Explain what took choices away from a node; None if nothing did."""
         everywhere = len(self._kinds)
         if node.op.name == "variable" and node in self._homes:
             return "lives here already"
@@ -75,6 +75,7 @@ class DeviceConstraints:
         return None
 
     def _find(self, node: Node) -> frozenset[str]:
+        """Return the devices that may run a node; raises as `allowed_devices`."""
         pinned = self._pinned_devices(node)
         able = frozenset(name for name in pinned if self._kinds[name] in node.op.device_kinds)
         if not able:
@@ -95,6 +96,7 @@ class DeviceConstraints:
         return frozenset({home})
 
     def _pinned_devices(self, node: Node) -> frozenset[str]:
+        """Return the devices that a node's pin allows."""
         pin = node.device
         if pin not in self._pins:
             here = self._cluster.pinned(pin)
@@ -114,10 +116,10 @@ class DeviceConstraints:
         )
 
     def _check_teams(self) -> None:
-        """Refuse pins that tear a variable, its slots and its assignments apart.
+        """Refuse pins that separate a variable, its slots and its assignments.
 
         Raises:
-            DeviceError: no device is left; names the chain of constraints with lines.
+            DeviceError: No device is left; names the chain of constraints with lines.
         """
         left: dict[Node, frozenset[str]] = {}
         for node, leader in self._teams.items():
@@ -131,7 +133,10 @@ class DeviceConstraints:
                 )
 
     def _chain(self, leader: Node) -> list[str]:
-        """The constraints that together leave a team no device, and why each belongs to it."""
+        """Return the constraints that together leave a group no device.
+
+        Each is told with the reason for which its node is in the group.
+        """
         team = [node for node, of in self._teams.items() if of is leader]
         chain: list[Node] = []
         rest = frozenset(self._kinds)
@@ -139,14 +144,14 @@ class DeviceConstraints:
             if not rest <= self.allowed_devices(node):
                 chain.append(node)
                 rest &= self.allowed_devices(node)
-        for node in list(chain):  # what is impossible without it, too, need not be told
+        for node in list(chain):  # drop a node without which there is no device, either
             others = [other for other in chain if other is not node]
             if others and not frozenset.intersection(*map(self.allowed_devices, others)):
                 chain = others
         return [self._constraint(node, leader) for node in chain]
 
     def _constraint(self, node: Node, leader: Node) -> str:
-        """What a node of a team asks for, and how it came into the team."""
+        """Describe the constraint of a node in a colocated group, and how it joined the group."""
         where = ", ".join(sorted(self.allowed_devices(node)))
         told = f"{self._title(node)} may be on {where} only ({self.explain(node)})"
         if node is leader:

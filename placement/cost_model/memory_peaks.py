@@ -1,8 +1,8 @@
-"""Footprints: what a placed graph takes of each device's memory, as the runtime will lay it out.
+"""Memory peaks of a placed graph on each device, as the runtime will lay it out.
 
-Placers weigh memory by the liveness of tensors, each with memory of its own. How programs reuse it
-(in place, fused, in one arena) is the runtime's to know, which enters a function here; a plan's
-`peak_memory` is worked out by it when somebody asks.
+Placers weigh memory by the liveness of tensors, each with memory of its own. Only the runtime knows
+how programs reuse memory (in place, fused, in one arena). It registers a predictor here, which a
+plan's `peak_memory` calls when it is first read.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ MemoryPredictor = Callable[
     [Graph, Mapping[Node, str], Sequence[Node], Mapping[str, int], Sequence[str]],
     Mapping[str, int],
 ]  # fmt: skip
-_predictors: list[MemoryPredictor] = []  # one, when the runtime is there
+_predictors: list[MemoryPredictor] = []  # one, once the runtime is loaded
 
 
 def register_predictor(function: MemoryPredictor) -> None:
-    """Let a function (graph, devices, order, bindings, names of the cluster's devices) ->
-    bytes by device tell what a placed graph takes."""
+    """Predict the memory of placed graphs by a function from now on.
+
+    It takes (graph, devices, order, bindings, names of the cluster's devices) and returns bytes by
+    device.
+    """
     _predictors[:] = [function]
 
 
 class MemoryPeaks(Mapping[str, int]):
-    """Bytes by device, worked out when first looked at: large graphs take a while.
+    """Bytes by device, computed when first read, because large graphs take a while.
 
     Args:
-        known: by liveness alone, which stands where no runtime says more.
+        known: Bytes by liveness alone, which count if no predictor is registered.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class MemoryPeaks(Mapping[str, int]):
         self._of: Any = (graph, devices, order, bindings, available)
 
     def _peaks(self) -> Mapping[str, int]:
+        """Return the bytes by device."""
         if self._known is None:
             self._known = _predictors[0](*self._of)
             self._of = None

@@ -1,7 +1,7 @@
-"""Predictions: how long the nodes of a graph take on the devices of a cluster.
+"""Predicted times of a graph's nodes on the devices of a cluster.
 
-A roofline over calibrated rates, for each node by itself and for those that run as one kernel;
-corrected by what traced steps taught.
+A roofline over calibrated rates, for each node alone and for those that run as one kernel,
+corrected by traced steps.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ UNPLACED = frozenset({"constant", "group"})
 
 
 class NodeTimes:
-    """Of a graph whose symbols have known sizes.
+    """Seconds of the nodes of a graph whose symbols have known sizes.
 
     Attributes:
-        nodes: those that are placed, in order; after them come the sinks, what the client gets.
-        regions: of nodes that may run as one kernel with others, all of these.
+        nodes: The placed nodes, in order; after them come the sinks, the tensors that the client
+            gets.
+        regions: For a node that may run as one kernel with others, all of these.
     """
 
     def __init__(self, graph: Graph, cluster: Cluster, bindings: Mapping[str, int]) -> None:
@@ -54,14 +55,14 @@ class NodeTimes:
         self.outputs = frozenset(graph.outputs)
         self._bytes: dict[TensorSpec, int] = {}
         kinds = {device.kind for worker in cluster.workers for device in worker.devices}
-        # the kernels of a GPU convert 16 bits themselves, those of a CPU get them converted
+        # a GPU's kernels convert 16 bits themselves; those of a CPU read converted values
         kind = "gpu" if "gpu" in kinds else "cpu"
         regions = regions_of(graph, kind, self.specs, bindings)
         self.regions = {node: nodes for nodes in regions for node in nodes if len(nodes) > 1}
         self._alike, self._examples = self._group_alike()
 
     def nbytes(self, tensor: Tensor) -> int:
-        """Bytes of a tensor."""
+        """Return the bytes of a tensor."""
         spec = self.specs[tensor]
         known = self._bytes.get(spec)
         if known is None:
@@ -75,7 +76,7 @@ class NodeTimes:
         contention: bool,
         learned: TraceCorrections | None,
     ) -> np.ndarray[Any, Any]:
-        """`compute`, corrected by what was learned."""
+        """Return `compute`, corrected by what was learned."""
         compute = self.compute(limits, rates(self.cluster, profiles, contention))
         if learned:
             self.correct(compute, contention, learned)
@@ -84,7 +85,7 @@ class NodeTimes:
     def compute(
         self, limits: DeviceConstraints, speeds: Mapping[str, Rates]
     ) -> np.ndarray[Any, Any]:
-        """(n, d) seconds; inf where a node may not be."""
+        """Return (n, d) seconds; inf where a node may not be."""
         devices = self.cluster.devices
         compute = np.full((self.count, len(devices) + 1), np.inf)
         compute[len(self.nodes) :, -1] = 0.0
@@ -108,9 +109,10 @@ class NodeTimes:
     def _fuse(
         self, compute: np.ndarray[Any, Any], limits: DeviceConstraints, speeds: Mapping[str, Rates]
     ) -> None:
-        """What nodes take that run as one kernel, shared out by their flops as traces do, in place.
+        """Replace the seconds of nodes that run as one kernel by their shares of it, in place.
 
-        Devices of one kind and rate are predicted once, and so are regions that are alike.
+        Shares are by flops, as in traces. Devices of one kind and rate are predicted once, and so
+        are equal regions.
         """
         columns: dict[int, list[int]] = {}
         for at, name in enumerate(self.cluster.devices):
@@ -131,8 +133,10 @@ class NodeTimes:
                     compute[i, members] = np.where(np.isfinite(row), seconds, row)
 
     def _fusible_groups(self, limits: DeviceConstraints) -> list[list[Node]]:
-        """Nodes that run as one kernel where they are together; those whom pins, or their
-        variables, may part are not counted on."""
+        """Return the nodes of each region that surely share a device.
+
+        Pins and variables may separate others.
+        """
         kept = []
         for nodes in dict.fromkeys(self.regions.values()):
             alike: dict[Hashable, list[Node]] = {}
@@ -142,7 +146,7 @@ class NodeTimes:
         return kept
 
     def _region_traffic(self, nodes: Sequence[Node]) -> float:
-        """Bytes that a region reads of others, and that others read of it."""
+        """Return the bytes that a region reads of other nodes, and others of it."""
         inside = set(nodes)
         read = {t for node in nodes for t in node.inputs if t.node not in inside}
         kept = [
@@ -154,7 +158,7 @@ class NodeTimes:
         return float(sum(map(self.nbytes, (*read, *kept))))
 
     def _region_seconds(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
-        """Seconds of each node of a region."""
+        """Return the seconds of each node of a region."""
         parts = []
         for node in nodes:
             inputs = [self.specs[t] for t in node.inputs]
@@ -166,7 +170,7 @@ class NodeTimes:
         return [total * amount.flops / max(flops, 1.0) for _, amount, _ in parts]
 
     def _skip_placeholders(self, compute: np.ndarray[Any, Any]) -> Iterator[Node]:
-        """Nodes other than placeholders, whose place is noted: the client."""
+        """Yield all nodes but placeholders, which are assigned to the client here."""
         for i, node in enumerate(self.nodes):
             if node.op.name == "placeholder":
                 compute[i, -1] = 0.0
@@ -174,7 +178,7 @@ class NodeTimes:
                 yield node
 
     def _node_seconds(self, node: Node, speeds: Sequence[Rates]) -> list[float]:
-        """Seconds of a node on each device."""
+        """Return the seconds of a node on each device."""
         if self.is_in_place(node):
             return [0.0] * len(speeds)
         attrs = bind_attrs(node.attrs, self.bindings)
@@ -213,7 +217,7 @@ class NodeTimes:
             nodes[:, members] = rows
 
     def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
-        """What a lesson about a node is about, on a class of devices."""
+        """Return the bucket in which traces of a node are collected, on a class of devices."""
         outputs = [self.specs[t] for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
         inputs = [self.specs[t] for t in node.inputs]
@@ -226,7 +230,9 @@ class NodeTimes:
         )  # fmt: skip
 
     def is_in_place(self, node: Node) -> bool:
-        """Whether a new value is computed straight into its variable, so that nothing is copied."""
+        """Return True if a new value is computed straight into its variable, so that nothing is
+        copied.
+        """
         if node.op.name != "assign":
             return False
         variable, value = node.inputs
@@ -245,8 +251,10 @@ class NodeTimes:
         )
 
     def _group_alike(self) -> tuple[Ints, list[Node]]:
-        """(n,) the number of the class of nodes that take the same time, and one of each class:
-        large graphs have few."""
+        """Return the class of each node, (n,), and an example of each class.
+
+        Nodes of a class take the same time. Large graphs have few classes.
+        """
         numbers: dict[Hashable, int] = {}
         alike = np.empty(len(self.nodes), dtype=np.int64)
         examples: list[Node] = []
@@ -263,7 +271,9 @@ class NodeTimes:
 
 
 def _variant(name: str, attrs: Mapping[str, Any]) -> str:
-    """An op, and which operands its kernel reads across: products of a few rows take twice as long
-    by one way as by another, though they have as much to do."""
+    """Return an op's name with the operands that its kernel reads transposed.
+
+    A product of a few rows takes twice as long in one orientation as in another.
+    """
     across = "".join(side for side in "ab" if attrs.get(f"transpose_{side}"))
     return f"{name}{TRANSPOSED_MARK}{across}" if across else name

@@ -1,7 +1,7 @@
 """The cost model: a graph and a cluster -> a `Problem`, by a roofline over calibrated rates.
 
-What a placer needs to know of ops, pins, homes and links becomes arrays here, and its complaints
-about node numbers become errors about the user's lines.
+Ops, pins, homes and links become arrays here, and a placer's errors about node numbers become
+errors about the user's lines.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from graphflow.placement.problems.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class GraphProblem:
-    """A problem, and what its numbers mean.
+    """A problem, and the meaning of its numbers.
 
     Args:
-        nodes: node i of the problem is `nodes[i]`; after them come the fetches.
-        sinks: tensors that the client gets; node `len(nodes) + j` of the problem is `sinks[j]`.
-        tensors: by tensor id.
-        shares: of those that only stand for what an exchange moves: the collective's node.
-        devices: by device index; the client comes last.
-        specs: of all tensors, with known shapes.
-        regions: of nodes that may run as one kernel with others, all of these.
+        nodes: Node i of the problem is `nodes[i]`; after them come the fetches.
+        sinks: Tensors that the client gets; node `len(nodes) + j` of the problem is `sinks[j]`.
+        tensors: By tensor id.
+        shares: For tensors that only stand for what a collective moves: its node.
+        devices: By device index; the client comes last.
+        specs: Of all tensors, with known shapes.
+        regions: For a node that may run as one kernel with others, all of these.
     """
 
     problem: Problem
@@ -59,7 +59,7 @@ class GraphProblem:
         return {node: i for i, node in enumerate(self.nodes)}
 
     def name(self, i: int) -> str:
-        """Name of a node of the problem; of a fetch: that of the tensor."""
+        """Return the name of a node of the problem; of a fetch, that of its tensor."""
         if i < len(self.nodes):
             return self.graph.names[self.nodes[i]]
         return self.graph.names[self.sinks[i - len(self.nodes)].node]
@@ -75,19 +75,19 @@ def build_problem(
     contention: bool = True,
     learned: TraceCorrections | None = None,
 ) -> GraphProblem:
-    """The placement problem of a graph.
+    """Return the placement problem of a graph.
 
     Args:
-        bindings: sizes of the graph's symbols.
-        homes: where variables live already.
-        profiles: of each worker's machine; default: this machine's.
-        links: measured ones; else those of the profile, else defaults.
-        contention: whether devices that share a machine slow each other down. They do, if more
-            than one of them is used.
-        learned: what corrects the predictions for nodes and links.
+        bindings: Sizes of the graph's symbols.
+        homes: Where variables live already.
+        profiles: Of each worker's machine. Default: this machine's.
+        links: Measured ones; else those of the profile, else defaults.
+        contention: Devices of one machine slow each other down, as they do if more than one is
+            used.
+        learned: Corrects the predictions for nodes and links.
 
     Raises:
-        DeviceError: a pin fits no device, or none that has a kernel; a home is unknown; a device
+        DeviceError: A pin fits no device, or none that has a kernel; a home is unknown; a device
             was neither described nor measured.
     """
     builder = _ProblemBuilder(graph, cluster, bindings)
@@ -105,9 +105,10 @@ def build_problems(
     links: Links | None = None,
     learned: TraceCorrections | None = None,
 ) -> tuple[GraphProblem, GraphProblem]:
-    """`build_problem` without contention and with it; of a single device, one problem twice.
+    """Return `build_problem` without contention, and with it.
 
-    Without is never slower, whatever was learned of the one on a busy machine and of the other not.
+    Of a single device they are one problem. The first is never slower, even if more was learned
+    about busy machines than about idle ones.
     """
     builder = _ProblemBuilder(graph, cluster, bindings)
     limits = DeviceConstraints(graph, cluster, homes or {})
@@ -146,7 +147,7 @@ class _ProblemBuilder:
         links: Links | None,
         learned: TraceCorrections | None,
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Latencies and bandwidths, corrected by what was learned."""
+        """Return latencies and bandwidths, corrected by what was learned."""
         latency, bandwidth = link_matrices(self.cluster, profiles, links)
         if learned:
             _correct_links(self.cluster, latency, bandwidth, learned)
@@ -158,7 +159,7 @@ class _ProblemBuilder:
         latency: np.ndarray[Any, Any],
         bandwidth: np.ndarray[Any, Any],
     ) -> GraphProblem:
-        """The problem in which nodes and links take so long."""
+        """Return the problem with these times of nodes and links."""
         devices = self.cluster.devices
         shared, routes = shared_links(self.cluster)
         edges, sizes, tensors = self.edges()
@@ -186,8 +187,11 @@ class _ProblemBuilder:
         )  # fmt: skip
 
     def _nodes_without_memory(self) -> set[Node]:
-        """Nodes of updates that take no memory: what is computed straight into its variable as the
-        step commits, and the elementwise nodes on the way that nothing else reads."""
+        """Return the nodes of updates whose results take no memory.
+
+        They are computed straight into their variable when the step commits, or are elementwise
+        nodes before it that nothing else reads.
+        """
         wanted = {t.node for t in self.graph.outputs}
         consumers = self.graph.consumers
         written: set[Node] = set()
@@ -208,9 +212,9 @@ class _ProblemBuilder:
         return written
 
     def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-        """Producer and consumer, bytes and tensor id of each edge.
+        """Return producer and consumer, bytes, and tensor id of each edge.
 
-        A collective's node reads its own rank's tensor; of the others it gets what an exchange
+        A collective's node reads its own rank's tensor. Of the others it gets what an exchange
         moves, if they are on other devices.
         """
         edges: list[tuple[int, int]] = []
@@ -236,7 +240,7 @@ class _ProblemBuilder:
         return edges, moved, [self.tensors[t] for t in carried]
 
     def _shares_of(self, node: Node) -> Iterator[tuple[Tensor, int]]:
-        """What a collective's node gets of each rank, and its bytes."""
+        """Return what a collective's node receives from each rank, and its bytes."""
         specs = [self.specs[t] for t in node.inputs]
         for source, tensor in enumerate(node.inputs):
             if tensor.node.op.name in UNPLACED:
@@ -250,7 +254,10 @@ class _ProblemBuilder:
             yield share, round(received_bytes(node, source, specs, known))
 
     def memory(self) -> tuple[list[float], list[float]]:
-        """Bytes that stay (variables; constants, at their first reader), and bytes of outputs."""
+        """Return the bytes that stay between steps, and the bytes of outputs.
+
+        Variables stay, and constants, which count at their first reader.
+        """
         stays, outputs = [0.0] * self.count, [0.0] * self.count
         last, written = _last_readers(self.graph), self._nodes_without_memory()
         for i, node in enumerate(self.nodes):
@@ -260,11 +267,11 @@ class _ProblemBuilder:
             if node.op.name == "variable":
                 stays[i] = size
             elif node.op.alias:
-                # The memory of its input: of account only if it outlives that.
+                # It has its input's memory, and counts only if it outlives that.
                 outlives = last.get(node, 0) > last.get(node.inputs[0].node, 0)
                 outputs[i] = size if outlives else 0.0
             elif node in written:
-                outputs[i] = 0.0  # written into its variable, or never written at all
+                outputs[i] = 0.0  # written into its variable, or never written
             elif node.op.name not in ("placeholder", "assign"):
                 outputs[i] = size
         for node in self.graph.of_op("constant"):
@@ -274,15 +281,18 @@ class _ProblemBuilder:
         return stays, outputs
 
     def groups(self) -> list[int]:
-        """A variable, its slots and what assigns them share an id."""
+        """Return colocation groups: a variable, its slots and its assigns share one."""
         groups = [-1] * self.count
         for node, variable in self._teams.items():
             groups[self.index[node]] = self.index[variable]
         return groups
 
     def preferences(self) -> list[int]:
-        """Gradients near what they differentiate, new values near their variable, a collective's
-        nodes near their rank's tensor."""
+        """Return for each node the node that it prefers to be near.
+
+        Gradients prefer what they differentiate, new values their variable, and a collective's
+        nodes the tensor of their rank.
+        """
         prefer = [-1] * self.count
         for i, node in enumerate(self.nodes):
             near = self.index.get(node.origin) if node.origin is not None else None
@@ -303,15 +313,15 @@ def _correct_links(
     bandwidth: np.ndarray[Any, Any],
     learned: TraceCorrections,
 ) -> None:
-    """Take the links between devices as they were learned, in place."""
+    """Correct the links between devices by what was learned, in place."""
     for (i, j), name in link_classes(cluster).items():
         latency[i, j], bandwidth[i, j] = learned.link(name, (latency[i, j], bandwidth[i, j]))
 
 
 def _last_readers(graph: Graph) -> dict[Node, int]:
-    """The serial of the last node that reads each node's memory, directly or through aliases.
+    """Return the serial of the last node that reads each node's memory.
 
-    An alias counts for its input only by itself: where it outlives it, it is counted on its own.
+    An alias counts as one reader of its input. If it outlives the input, it is counted on its own.
     """
     last: dict[Node, int] = {}
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Lessons: what there is to learn of a placed graph, once its nodes were traced."""
+"""What traces of a placed graph teach about the times of its nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 
 @dataclass(frozen=True)
 class TraceObservation:
-    """What there is to learn about a placed node: where its ratio belongs, what calibration alone
+    """What a trace can teach about a placed node: the bucket of its ratio, what calibration alone
     predicts (seconds)."""
 
     bucket: Bucket
@@ -34,11 +34,11 @@ def trace_observations(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     busy: bool = False,
 ) -> dict[str, TraceObservation]:
-    """By name, the nodes whose spans in a trace teach something.
+    """Return by name the nodes whose spans in a trace teach something.
 
     Args:
-        devices: where each node runs; others run where they may.
-        busy: whether neighbours compute meanwhile, also where all these are one device.
+        devices: Where each node runs; others run where they may.
+        busy: Neighbours compute meanwhile, also if all these nodes are on one device.
     """
     predictions = NodeTimes(graph, cluster, bindings)
     at = {name: i for i, name in enumerate(cluster.devices)}
@@ -55,7 +55,7 @@ def trace_observations(
     found = {}
     for i, node in enumerate(predictions.nodes):
         if node.op.joint is not None:
-            continue  # most of its time is its links'
+            continue  # most of its time is spent on links
         device = pinned.get(node) or min(limits.allowed_devices(node))
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:

@@ -117,8 +117,8 @@ class Auto(Placer):
     def _quick(
         self, problem: Problem, schedules: list[ListSchedule], deadline: float | None
     ) -> Assignment | None:
-        """For large problems without contention and limits on memory over time: their makespans
-        need no event loop. None where no list schedule fits.
+        """Try the quick placers on large problems without contention and memory limits: their
+        makespans need no event loop. None where no list schedule fits.
         """
         searcher = Searcher(problem, EVALUATIONS)
         spans = [searcher.makespan(s.device, s.order) for s in schedules]

@@ -1,4 +1,4 @@
-"""What a placer is, and where placers are found by name."""
+"""The interface of placers, and their registry by name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def place(problem: Problem, placer: str | Placer = "greedy") -> Assignment:
 
 
 def is_memory_unconstrained(problem: Problem) -> bool:
-    """Whether every device could hold all there is, so that memory decides nothing."""
+    """Return True if every device could hold all there is, so that memory decides nothing."""
     total = float(problem.memory.sum())
     if problem.output_memory is not None:
         _, first = np.unique(problem.tensor, return_index=True)
@@ -103,15 +103,15 @@ def is_memory_unconstrained(problem: Problem) -> bool:
 
 
 def has_closed_form(problem: Problem) -> bool:
-    """Whether a schedule's times need no event loop: links never wait, memory over time decides
-    nothing."""
+    """Return True if a schedule's times need no event loop: links never wait, memory over time
+    decides nothing."""
     return not problem.contention and (
         problem.output_memory is None or is_memory_unconstrained(problem)
     )
 
 
 def is_sure_to_fit(problem: Problem, device: Ints) -> bool:
-    """Whether a device map fits in any order, as far as can be seen without running it."""
+    """Return True if a device map fits in any order, as far as can be seen without running it."""
     if problem.output_memory is None:
         used = np.bincount(device, weights=problem.memory, minlength=problem.devices)
         return bool(np.all(used <= problem.capacity))
@@ -142,7 +142,7 @@ def memory_error(problem: Problem, peak: Floats) -> MemoryLimitError:
 
 
 def _impossible(problem: Problem) -> str:
-    """What no placement could hold, if anything."""
+    """Return the error for a problem that no placement can hold, or None."""
     told = []
     for each in shortages(problem)[:3]:
         need, room, missing = map(show_memory, (each.need, each.room, each.missing))

@@ -10,7 +10,7 @@ from graphflow.placement.problems.problem import Assignment, Problem
 
 @dataclass(frozen=True)
 class CriticalPath(Placer):
-    """Of the nodes that could start first the one with the longest way to the end (transfers
+    """Starts, among the earliest nodes, the one with the longest path to the end (transfers
     included, then the one with most readers), to the device that finishes it first.
 
     CP/MISF where devices are equal and transfers free; a slow device gets a node only where it

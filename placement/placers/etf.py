@@ -10,8 +10,8 @@ from graphflow.placement.problems.problem import Assignment, Problem
 
 @dataclass(frozen=True)
 class Etf(Placer):
-    """Of all ready nodes and devices always the pair that can start first; of several nodes the one
-    with the most computation on the way to the end.
+    """Takes, of all ready nodes and devices, the pair that can start first; of several nodes the
+    one with the most computation on the way to the end.
 
     Without transfers and on equal devices this is Graham's list schedule by level. Time O((n +
     e)·d·log n).

@@ -124,7 +124,7 @@ class Exact(Placer):
 
 
 def _by_program(problem: Problem, proof: Proof, ordered: bool) -> Proof:
-    """With HiGHS; its devices in the best order that is known for them."""
+    """Solve by HiGHS, and run its device map in the best known order."""
     found = solve_relaxation(problem, proof.makespan, ordered)
     if found is None:
         return proof
@@ -193,7 +193,9 @@ class _Layers:
         self.order: list[tuple[int, int]] = []
 
     def width(self, states: int) -> int:
-        """Of a layer: a state's work grows with the square of what may come next."""
+        """Return the number of states to keep in a layer; a state's work grows with the square of
+        the choices.
+        """
         kinds = sum(not same for same in self.twins)
         choices = self.n * min(self.d, kinds + 2)
         return max(1, int(states * CHOICES**2 / self.n / max(CHOICES, choices) ** 2))
@@ -309,7 +311,7 @@ class _Layers:
 
 
 def _dominates(one: _SearchState, other: _SearchState) -> bool:
-    """Whether all that can follow `other` can follow `one`, no later."""
+    """Return True if all that can follow `other` can follow `one`, no later."""
     if any(a > b for a, b in zip(one.free, other.free, strict=True)):
         return False
     if any(a[2] > b[2] for a, b in zip(one.live, other.live, strict=True)):
@@ -318,7 +320,7 @@ def _dominates(one: _SearchState, other: _SearchState) -> bool:
 
 
 def _twins(problem: Problem, latency: Floats, bandwidth: Floats) -> list[list[int]]:
-    """For each device, the lower ones that differ from it in nothing."""
+    """Return for each device the lower ones that are equal to it in every cost."""
     twins: list[list[int]] = []
     for at in range(problem.devices):
         same = []

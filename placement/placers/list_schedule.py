@@ -1,4 +1,4 @@
-"""What the list schedulers share: a problem as flat sequences, the insertion schedule, memory.
+"""Shared parts of list schedulers: a problem as flat sequences, the insertion schedule, memory.
 
 On the way: `Flat` (problem -> sequences for the loops), an order of the nodes from the placer,
 `insert` (devices and times), `settled` (the assignment, once it is known to fit).
@@ -160,7 +160,9 @@ class Flat:
         return np.lexsort((position, -round_ranks(rank)))
 
     def ready_order(self, rank: Floats) -> Ints:
-        """Of the ready nodes always the one of highest rank, then lowest index."""
+        """Order nodes so that, of the ready ones, the highest rank comes first, then the lowest
+        index.
+        """
         run = loops("ready_order", 20.0 * (self.n + len(self.problem.edges)), self.forced)
         order, missing = run.ints(self.n), run.ints(self.n)
         missing[:] = np.diff(self.problem.predecessors.start).tolist()
@@ -238,7 +240,7 @@ def forward(flat: Flat, rank: Floats, by_finish: bool) -> ListSchedule:
 
 
 def as_schedule(problem: Problem, device: Any, begins: Any, finish: Any) -> ListSchedule:
-    """What the loops made; the order is that in which nodes start, producers first at one time."""
+    """Return the loops' result as a schedule, ordered by start times, producers first."""
     topological = problem.topological
     begins, finish = np.asarray(begins, dtype=np.float64), np.asarray(finish, dtype=np.float64)
     by_start = np.lexsort((finish[topological], begins[topological]))

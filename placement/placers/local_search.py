@@ -152,7 +152,7 @@ class Searcher:
         self._pace: tuple[int, float] | None = None
 
     def affordable(self, wanted: int, deadline: float) -> int:
-        """How many evaluations may be made before a deadline, at the pace of a first few."""
+        """Return how many evaluations fit before a deadline, at the pace of a first few."""
         if self._pace is None:
             sequence = self.problem.topological
             device = np.argmin(np.where(self.problem.allowed, self.problem.compute, np.inf), axis=1)
@@ -220,7 +220,7 @@ class Searcher:
 
 
 def list_schedules(flat: Flat) -> list[ListSchedule]:
-    """Where to start: the quick list schedules."""
+    """Return the starting points of the search: the quick list schedules."""
     return [
         insert(flat, flat.by_rank(flat.upward)),
         forward(flat, flat.upward, by_finish=True),

@@ -1,4 +1,4 @@
-"""What nodes hold: the nodes of bodies (of `call`, `cond`, `scan`, `while_loop`, …), for a plan to
+"""Nodes of bodies (of `call`, `cond`, `scan`, `while_loop`, …), for a plan to
 tell. They run where the node that holds them runs, and as a part of it."""
 
 from __future__ import annotations

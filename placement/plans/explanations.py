@@ -73,7 +73,7 @@ def explain(plan: PlanData, name: str) -> str:
 
 
 def _kernel(plan: PlanData, node: PlannedNode) -> list[str]:
-    """With what it runs as one kernel: its share of that one's time is predicted."""
+    """Name the nodes that run with it as one kernel, of whose time its share is predicted."""
     others = [n.name for n in plan.nodes if node.fused and n.fused == node.fused and n is not node]
     if not others:
         return []
@@ -82,7 +82,7 @@ def _kernel(plan: PlanData, node: PlannedNode) -> list[str]:
 
 
 def _waits(plan: PlanData, node: PlannedNode) -> list[str]:
-    """What it waited for: the input that came last, or the device."""
+    """Say what the node waited for: its last input, or its device."""
     if node.start <= 0.0:
         return ["  waited for: nothing"]
     came: list[tuple[float, str]] = []
@@ -105,7 +105,7 @@ def _waits(plan: PlanData, node: PlannedNode) -> list[str]:
 
 
 def _elsewhere(plan: PlanData, node: PlannedNode) -> list[str]:
-    """What each other device would mean for the node and for the step."""
+    """Say what each other device would mean for the node and for the step."""
     model, lines = plan.model, []
     for device in plan.cluster.devices:
         if device == node.device:

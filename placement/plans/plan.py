@@ -96,7 +96,7 @@ class Plan(PlanData):
         return report(self)
 
     def diff(self, other: Plan) -> Difference:
-        """What another plan does otherwise: nodes that moved and what each move alone would cost
+        """Compare with another plan: nodes that moved and what each move alone would cost
         here, makespans, bytes over each link. Print it.
 
         Raises:
@@ -109,7 +109,7 @@ class Plan(PlanData):
         return difference(self, other)
 
     def compare(self, other: Plan) -> str:
-        """What another plan of the same graph does otherwise, as text.
+        """Describe how another plan of the same graph differs, as text.
 
         Raises:
             PlanError: the other is no plan.

@@ -65,7 +65,7 @@ def plan(
 
 
 def known_of(cluster: Cluster) -> tuple[TraceCorrections | None, StepCost | None]:
-    """What sessions before learned and measured, if the cluster is this machine."""
+    """Return what earlier sessions learned and measured, if the cluster is this machine."""
     if cluster.kind not in ("here", "local") or is_described(cluster):
         return None, None
     profile = calibrate.profile({d.kind for worker in cluster.workers for d in worker.devices})

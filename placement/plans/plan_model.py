@@ -51,7 +51,7 @@ class PlanModel:
         return execute(self.problem, devices, self.position, self.assignment.order.tolist())
 
     def finishes(self, node: int) -> dict[int, float]:
-        """When a node would finish on each device that may run it, all else being as it is."""
+        """Return when a node would finish on each device that may run it, all else being equal."""
         problem = self.problem
         here = self._home[node]
         found = {}
@@ -94,7 +94,7 @@ class PlanModel:
 
     @cached_property
     def _lines(self) -> dict[int, tuple[list[int], list[int]]]:
-        """By device: its nodes in order, and their places."""
+        """Nodes of each device in order, and their positions in the global order."""
         lines = {}
         for at in range(self.problem.devices):
             mine = self.timeline.on(at).tolist()

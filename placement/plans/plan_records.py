@@ -1,4 +1,4 @@
-"""What a plan consists of: nodes with their places and times, tensors on their way; and what was
+"""The records of a plan: nodes with devices and times, transfers; and what was
 measured of them."""
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class PlannedTransfer:
 
 @dataclass(frozen=True)
 class Interval:
-    """What a track (a device, or a link "/worker:0/cpu:0 → /worker:1/cpu:0") does for some time.
+    """The activity of a track (a device, or a link "/worker:0/cpu:0 → /worker:1/cpu:0") does for
+    some time.
 
     `kind` is "compute", "send", "transfer" or "wait"; start and finish in seconds.
     """
@@ -84,7 +85,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """What traced steps really took: median seconds, one step's timeline, bytes by device."""
+    """Measurements of traced steps: median seconds, one step's timeline, bytes by device."""
 
     makespan: float
     timeline: tuple[Interval, ...]

@@ -131,7 +131,7 @@ def plan_graph(
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a plan would say of a step as a whole.
+    """The summary of a plan: a step as a whole.
 
     Attributes:
         seconds: of a step, with its overhead.
@@ -320,12 +320,12 @@ def _run_placer(
 
 
 def _is_pinned(problem: Problem) -> bool:
-    """Whether there is nothing to choose but the order."""
+    """Return True if there is nothing to choose but the order."""
     return int(problem.allowed.sum(axis=1).max(initial=1)) == 1
 
 
 def _count_busy_devices(assignment: Assignment, made: GraphProblem) -> int:
-    """How many devices compute something."""
+    """Count the devices that compute something."""
     return len(_busy_devices(assignment, made))
 
 
@@ -337,7 +337,7 @@ def _busy_devices(assignment: Assignment, made: GraphProblem) -> set[int]:
 
 
 def _units(working: Iterable[str], cluster: Cluster) -> int:
-    """What takes part in a step, by the devices that compute: workers, or devices of this
+    """Count the participants of a step from the devices that compute: workers, or devices of this
     process."""
     if cluster.kind == "here":
         return len(set(working))
@@ -345,12 +345,12 @@ def _units(working: Iterable[str], cluster: Cluster) -> int:
 
 
 def session_kind(cluster: Cluster) -> str:
-    """Of sessions whose steps cost about the same beside what is computed."""
+    """Return the kind of sessions whose steps have about the same overhead."""
     return "here" if cluster.kind == "here" else "process"
 
 
 def units(plan: Plan) -> int:
-    """What takes part in a step of a plan, see `TraceCorrections.observe_step`."""
+    """Count the participants of a plan's step; see `TraceCorrections.observe_step`."""
     working = {n.device for n in plan.nodes if n.finish > n.start and n.device != CLIENT}
     return _units(working, plan.cluster)
 

@@ -31,7 +31,7 @@ def digraph_of(plan: PlanData) -> networkx.DiGraph:
 
 
 def _machine(plan: PlanData) -> dict[str, Any]:
-    """What the plan's problem says of devices."""
+    """Return the plan's devices, latencies, bandwidths and capacities as graph attributes."""
     if plan.model is None:
         return {"devices": [*plan.cluster.devices, CLIENT], "client": CLIENT}
     problem = plan.model.problem
@@ -44,7 +44,7 @@ def _machine(plan: PlanData) -> dict[str, Any]:
 
 
 def _demands(plan: PlanData) -> dict[str, dict[str, Any]]:
-    """What it says of each node's memory and of what must live together."""
+    """Return each node's memory and colocation group as attributes."""
     if plan.model is None:
         return {}
     problem = plan.model.problem

@@ -1,5 +1,4 @@
-"""Arrays as problems and assignments keep them: converted, read-only, refused with the place of
-what is wrong."""
+"""Arrays of problems and assignments, converted and read-only; errors name the wrong place."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ Ints = NDArray[np.int64]
 
 
 class ProblemArrays(Protocol):
-    """What checks and assignments read of a `Problem`, which documents each."""
+    """The arrays of a `Problem` that checks and assignments read; `Problem` documents each."""
 
     @property
     def nodes(self) -> int: ...
@@ -48,6 +47,11 @@ class ProblemArrays(Protocol):
 
 
 def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any]:
+    """Return `value` as an array of a dtype and a number of axes.
+
+    Raises:
+        ProblemError: It cannot be one.
+    """
     try:
         raw = np.asarray(value)
         if dtype is np.int64 and raw.size and raw.dtype.kind not in "iu":
@@ -65,23 +69,26 @@ def array_of(name: str, value: ArrayLike, dtype: type, ndim: int) -> NDArray[Any
 
 
 def is_empty(value: ArrayLike) -> bool:
-    """Whether there is nothing in what becomes an array; what becomes none has something."""
+    """Return True if a value has no element; a value that becomes no array counts as not empty."""
     try:
         return np.size(value) == 0
-    except ValueError:  # rows of several lengths: for `array_of` to refuse
+    except ValueError:  # rows of several lengths: `array_of` refuses them
         return False
 
 
 def freeze(array: NDArray[Any]) -> NDArray[Any]:
+    """Make an array read-only and return it."""
     array.setflags(write=False)
     return array
 
 
 def put(holder: object, name: str, array: NDArray[Any]) -> None:
+    """Set an attribute of a frozen value."""
     object.__setattr__(holder, name, array)
 
 
 def reject(name: str, array: NDArray[Any], bad: NDArray[np.bool_], what: str) -> None:
+    """Raise ProblemError if an element is bad; the error names the first one's place and value."""
     where = np.argwhere(bad)
     if len(where):
         index = ", ".join(map(str, where[0].tolist()))
@@ -90,6 +97,7 @@ def reject(name: str, array: NDArray[Any], bad: NDArray[np.bool_], what: str) ->
 
 
 def error_at(message: str, nodes: ArrayLike) -> ProblemError:
+    """Return a ProblemError that holds the indices of nodes."""
     error = ProblemError(message)
     error.nodes = tuple(int(node) for node in np.asarray(nodes))
     return error

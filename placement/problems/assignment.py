@@ -1,4 +1,4 @@
-"""An answer to a placement problem: where nodes run, and in which order."""
+"""The answer to a placement problem: where nodes run, and in which order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from graphflow.placement.problems.arrays import Ints, ProblemArrays, array_of, e
 @checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Where and in which order nodes run.
+    """A device for each node, and the order in which nodes run.
 
     Args:
         device: (n,) device index of each node.
         order: (n,) all nodes, producers first; each device runs its nodes in this order.
-        reproducible: whether the same placer gives it again; not if it was made against a clock.
+        reproducible: The same placer gives it again. False if a clock ended the search.
     """
 
     device: Ints
@@ -35,11 +35,11 @@ class Assignment:
             )
 
     def validate(self, problem: ProblemArrays) -> None:
-        """Check the assignment against a problem (memory is the simulator's to judge).
+        """Check the assignment against a problem. The simulator checks the memory.
 
         Raises:
-            ProblemError: a device is unknown or impossible for its node, the order is not
-                topological, or a colocation group is torn.
+            ProblemError: A device is unknown or impossible for its node, the order is not
+                topological, or a colocation group is split.
         """
         n, d = problem.nodes, problem.devices
         if len(self.device) != n:

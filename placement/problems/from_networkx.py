@@ -1,6 +1,6 @@
 """networkx graphs as placement problems: `Problem.from_networkx`.
 
-The graph is only read through its own methods, so networkx itself need not be loaded.
+Only the graph's own methods are called, so networkx itself need not be loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRAPH_KEYS = (
 
 
 class NetworkxReader:
-    """The parts of a problem, with complaints that name nodes and edges as the graph does."""
+    """Reads the arrays of a problem; errors name nodes and edges as the graph does."""
 
     def __init__(self, graph: Any) -> None:
         for method in ("is_directed", "nodes", "edges", "graph"):
@@ -47,7 +47,7 @@ class NetworkxReader:
         """Return the arguments of a `Problem`.
 
         Raises:
-            ProblemError: an attribute is missing or wrong.
+            ProblemError: An attribute is missing or wrong.
         """
         groups = self._groups()
         compute = np.array([self._compute(i) for i in range(len(self.names))], dtype=np.float64)
@@ -76,7 +76,7 @@ class NetworkxReader:
         }
 
     def with_names(self, error: ProblemError) -> ProblemError:
-        """A complaint of the problem, with the graph's names of the nodes that it speaks of."""
+        """Return an error of the problem with the graph's names of its nodes."""
         text = str(error)
         if text.startswith("edges form a cycle: "):
             steps = text.removeprefix("edges form a cycle: ").partition(";")[0].split(" -> ")
@@ -92,7 +92,7 @@ class NetworkxReader:
     # Nodes ------------------------------------------------------------------------------------
 
     def _devices(self) -> list[Hashable]:
-        """Names of the devices: given, or all that nodes speak of, or numbers."""
+        """Return the names of the devices: given ones, those in nodes, or numbers."""
         given = self.settings.get("devices")
         if isinstance(given, int) and not isinstance(given, bool) and given > 0:
             return list(range(given))
@@ -121,6 +121,11 @@ class NetworkxReader:
         return list(found) or [0]
 
     def _compute(self, i: int) -> list[float]:
+        """Return the seconds of a node on each device; inf where it cannot run.
+
+        Raises:
+            ProblemError: They are missing or wrong, or the node has no device.
+        """
         name, data = self.names[i], self.data[i]
         where = f"node {name!r}"
         _check_keys(data, NODE_KEYS, where)
@@ -147,6 +152,7 @@ class NetworkxReader:
         return seconds
 
     def _column(self, key: str) -> np.ndarray[Any, Any]:
+        """Return a numeric attribute of all nodes, (n,); 0 where it is missing."""
         values = (
             self._number(data, key, f"node {name!r}", 0.0)
             for name, data in zip(self.names, self.data, strict=True)
@@ -154,10 +160,12 @@ class NetworkxReader:
         return np.array(list(values), dtype=np.float64)
 
     def _number(self, data: Mapping[str, Any], key: str, where: str, default: float) -> float:
+        """Return an attribute that must be a number of at least 0."""
         value = data.get(key)
         return default if value is None else _seconds(value, f"{where}: {key}")
 
     def _groups(self) -> list[int]:
+        """Return the colocation group of each node; -1 for none."""
         ids: dict[Any, int] = {}
         groups = []
         for name, data in zip(self.names, self.data, strict=True):
@@ -172,6 +180,7 @@ class NetworkxReader:
         return groups
 
     def _check_groups(self, groups: list[int], compute: np.ndarray[Any, Any]) -> None:
+        """Check that each group has a device that all of its nodes may use."""
         common: dict[int, np.ndarray[Any, Any]] = {}
         for i, group in enumerate(groups):
             if group < 0:
@@ -191,9 +200,11 @@ class NetworkxReader:
             common[group] = so_far & able
 
     def _able(self, seconds: np.ndarray[Any, Any]) -> str:
+        """Return the names of the devices with finite seconds, as text."""
         return ", ".join(repr(self.devices[d]) for d in np.flatnonzero(np.isfinite(seconds)))
 
     def _prefer(self) -> np.ndarray[Any, Any]:
+        """Return for each node the node that it prefers to be near; -1 for none."""
         prefer = np.full(len(self.names), -1, dtype=np.int64)
         for i, data in enumerate(self.data):
             near = data.get("prefer")
@@ -208,7 +219,7 @@ class NetworkxReader:
     # Edges ------------------------------------------------------------------------------------
 
     def _tensors(self, sizes: list[float]) -> np.ndarray[Any, Any]:
-        """Ids: edges that name a tensor share it, others carry one each."""
+        """Return tensor ids: edges that name a tensor share it, others carry one each."""
         ids: dict[Any, int] = {}
         first: dict[Any, tuple[Hashable, Hashable, float]] = {}
         tensors = []
@@ -228,12 +239,14 @@ class NetworkxReader:
     # The graph --------------------------------------------------------------------------------
 
     def _matrix(self, key: str) -> Any:
+        """Return an attribute of the graph; a number becomes a (d, d) array."""
         value = self.settings.get(key)
         if isinstance(value, int | float):
             value = np.full((len(self.devices),) * 2, _seconds(value, f"graph attribute {key!r}"))
         return value
 
     def _capacity(self) -> Any:
+        """Return the capacity of each device."""
         value = self.settings.get("capacity")
         if isinstance(value, Mapping):
             unknown = [device for device in value if device not in self.devices]
@@ -245,6 +258,7 @@ class NetworkxReader:
         return value
 
     def _client(self) -> int | None:
+        """Return the index of the client's device, or None."""
         client = self.settings.get("client")
         if client is None:
             return None
@@ -254,7 +268,7 @@ class NetworkxReader:
 
 
 def _check_keys(data: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Other attributes may be anything; one that is nearly one that is not there is a typo."""
+    """Refuse an attribute that is nearly a known, missing one: a typo. Others are allowed."""
     others = tuple(str(other) for other in data if other not in known)
     given = {*data, "compute"} if "candidates" in data else data
     typo = _typo(others, tuple(key for key in known if key not in given))
@@ -262,9 +276,9 @@ def _check_keys(data: Mapping[str, Any], known: tuple[str, ...], where: str) -> 
         raise ProblemError(f"{where}: {typo[0]!r} is no attribute; did you mean {typo[1]!r}?")
 
 
-@lru_cache(1024)  # most nodes of a graph have the same attributes
+@lru_cache(1024)  # most nodes have the same attributes
 def _typo(others: tuple[str, ...], missing: tuple[str, ...]) -> tuple[str, str] | None:
-    """What was written, and what was meant."""
+    """Describe a misspelt key and the key that was probably meant."""
     for key in missing:
         close = difflib.get_close_matches(key, others, n=1, cutoff=0.75)
         if close:
@@ -273,11 +287,12 @@ def _typo(others: tuple[str, ...], missing: tuple[str, ...]) -> tuple[str, str] 
 
 
 def _edge(source: Hashable, target: Hashable) -> str:
+    """Return an edge as text."""
     return f"edge {source!r} -> {target!r}"
 
 
 def _seconds(value: Any, what: str, allow_inf: bool = False) -> float:
-    """A number that is not negative."""
+    """Return a number that is not negative."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ProblemError(f"{what} is {value!r}, not a number")
     number = float(value)

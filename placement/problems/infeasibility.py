@@ -1,6 +1,6 @@
-"""Why nothing fits: what no placement could hold, told with nodes and bytes.
+"""Why nothing fits: what no placement could hold, with nodes and bytes.
 
-Placers only find that their answers do not fit; these bounds hold for every answer.
+Placers only find that their own answers do not fit. These bounds hold for every answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Shortage:
     """Nodes that need more bytes than there is room for.
 
     Args:
-        nodes: that must share the room; biggest first.
-        device: the roomiest one that may hold them all; None: all devices together.
+        nodes: Those that share the room, the largest first.
+        device: The device with most room that may hold them all. None: all devices together.
     """
 
     nodes: tuple[int, ...]
@@ -35,18 +35,18 @@ class Shortage:
 
     @property
     def missing(self) -> float:
-        """Bytes."""
+        """Bytes that are missing."""
         return self.need - self.room
 
 
 def shortages(problem: Problem) -> list[Shortage]:
-    """What fits nowhere, the most missing first; [] where only the search has failed."""
+    """List what fits nowhere, the largest shortage first; [] if only the search has failed."""
     found = [*_alone(problem), *_total_shortage(problem)]
     return sorted(found, key=lambda each: (each.device is None, -each.missing))
 
 
 def _alone(problem: Problem) -> Iterator[Shortage]:
-    """Nodes, with their group's persistent memory, that exceed every device they may use."""
+    """Yield nodes, with their group's persistent memory, that exceed every device they may use."""
     n = problem.nodes
     output = np.zeros(n) if problem.output_memory is None else problem.output_memory
     label = np.where(problem.groups >= 0, problem.groups + n, np.arange(n))
@@ -67,7 +67,7 @@ def _alone(problem: Problem) -> Iterator[Shortage]:
 
 
 def _total_shortage(problem: Problem) -> Iterator[Shortage]:
-    """All persistent memory against all capacity."""
+    """Yield the shortage of all persistent memory against all capacity, if there is one."""
     usable = problem.allowed.any(axis=0)
     room, need = float(problem.capacity[usable].sum()), float(problem.memory.sum())
     if need > room:
@@ -79,11 +79,11 @@ def _total_shortage(problem: Problem) -> Iterator[Shortage]:
 def memory_limit(
     made: GraphProblem, nodes: Iterable[int], needed: Sequence[float]
 ) -> MemoryLimitError:
-    """A placer's complaint that nothing fits, in the user's terms.
+    """Return a placer's error that nothing fits, in the user's terms.
 
     Args:
-        nodes: of the problem, the biggest first.
-        needed: bytes for each device, of the placement that came closest.
+        nodes: Of the problem, the largest first.
+        needed: Bytes for each device, of the placement that came closest.
     """
     problem = made.problem
     transient = problem.output_memory
@@ -112,7 +112,7 @@ def memory_limit(
 
 
 def _impossible(made: GraphProblem) -> str:
-    """What no placement could hold, by names and lines."""
+    """Describe by names and lines what no placement can hold."""
     told = []
     for each in shortages(made.problem)[:3]:
         if each.device is None:

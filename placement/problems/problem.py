@@ -1,8 +1,8 @@
-"""A placement problem as arrays, and an answer to it.
+"""A placement problem as arrays.
 
-The cost model turns a graph and a cluster into a `Problem` (seconds, bytes, limits: nothing of ops
-or sockets), a placer turns that into an `Assignment`, the simulator turns both into a `Timeline`.
-Textbook instances go straight in.
+The cost model turns a graph and a cluster into a `Problem`: seconds, bytes and limits, without ops
+or sockets. A placer turns that into an `Assignment`, and the simulator turns both into a
+`Timeline`. Textbook instances are problems, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Output = tuple[int, float, tuple[int, ...]]
 __all__ = ["Adjacency", "Assignment", "Floats", "Ints", "Output", "Problem"]
 
 NATIVE_ABOVE = 200_000
-"""Nodes and edges above which they are put in order by machine code."""
+"""Nodes and edges from which machine code puts them in order."""
 
 
 @dataclass(frozen=True)
@@ -41,43 +41,41 @@ class Adjacency:
     edges: Ints
 
     def edges_of(self, node: int) -> Ints:
-        """Indices of the edges of one node."""
+        """Return the indices of the edges of one node."""
         return self.edges[self.start[node] : self.start[node + 1]]
 
 
 @checks_arguments(ProblemError)
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be placed, for n nodes, e edges and d devices. Arrays are copied and made
-    read-only.
+    """A placement problem of n nodes, e edges and d devices; its arrays are read-only copies.
 
     Args:
         compute: (n, d) seconds; inf where a device cannot run the node (no kernel, or a pin).
         edges: (e, 2) producer, consumer.
         bytes: (e,) size of the tensor on the edge.
-        tensor: (e,) ids; edges of one producer with equal ids carry one tensor, which travels to a
+        tensor: (e,) ids. Edges of one producer with equal ids carry one tensor, which travels to a
             device once. Default: all differ.
         latency: (d, d) seconds from device to device. Default 0; the diagonal is ignored.
         bandwidth: (d, d) bytes/s. Default 1, so that `bytes` are seconds in textbook instances.
         memory: (n,) bytes that stay on the node's device between steps (variables). Default 0.
         output_memory: (n,) bytes of the node's outputs, from its start until its last reader (local
-            consumers and transfers) is done. Where given, received tensors occupy their `bytes`
-            too, from the start of the transfer until the last consumer on that device. Default:
+            consumers and transfers) is done. If given, received tensors occupy their `bytes`, too,
+            from the start of the transfer until the last consumer on that device. Default:
             transient memory is not counted.
         capacity: (d,) bytes. Default inf.
         groups: (n,) nodes of equal id >= 0 share a device; -1: free.
-        contention: whether a link (source, target) moves the bytes of one tensor at a time.
-        prefer: (n,) a node next to which this one would like to live when nothing else decides, or
-            -1.
+        contention: A link (source, target) moves the bytes of one tensor at a time.
+        prefer: (n,) a node near which this one goes when nothing else decides, or -1.
         shared: (s,) bytes/s of links that several pairs of devices share: network cards, switches.
-            Under contention, transfers on their way at one time divide them fairly.
+            Under contention, concurrent transfers divide them fairly.
         routes: (r, 3) source, target, shared link: what a transfer from device to device passes
             through besides the pair's own link.
-        client: index of the device that stands for the client (feeds come from it, fetches go to
+        client: Index of the device that stands for the client (feeds come from it, fetches go to
             it), or None. Only nodes pinned to it by `compute` may have a finite entry there.
 
     Raises:
-        ProblemError: shapes disagree, a value is NaN or negative, an index is out of range, the
+        ProblemError: Shapes disagree, a value is NaN or negative, an index is out of range, the
             edges form a cycle, or a node or a group has no device.
     """
 
@@ -139,21 +137,21 @@ class Problem:
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Problem:
-        """A problem from the attributes of a networkx.DiGraph (or MultiDiGraph); node i is the i-th
-        of `graph.nodes`.
+        """Return the problem in the attributes of a networkx.DiGraph (or MultiDiGraph).
 
-        Nodes: `compute` (seconds by device name, a number for each device, or one for all; what a
-        dict leaves out cannot be used; `candidates` of `plan.to_networkx()` count, too), `memory`,
-        `output_memory` (bytes), `group` (any name; None: free), `prefer` (a node).
-        Edges: `bytes` (default 0), `tensor` (any name: edges of one node with one name carry one
-        tensor; default: all differ).
-        The graph: `devices` (names, or how many; default: those that nodes speak of), `latency`,
-        `bandwidth` ((d, d), or a number for all), `capacity` (by device, (d,) or one for all),
-        `contention`, `client` (a device), `shared`, `routes`; as in `Problem`. Others are ignored,
-        unless they are nearly one of these.
+        Node i is the i-th of `graph.nodes`.
+
+        Nodes: `compute` (seconds by device name, a number for each device, or one for all; devices
+        that a dict leaves out cannot be used; `candidates` of `plan.to_networkx()` count, too),
+        `memory`, `output_memory` (bytes), `group` (any name; None: free), `prefer` (a node). Edges:
+        `bytes` (default 0), `tensor` (any name: edges of one node with one name carry one tensor;
+        default: all differ). The graph: `devices` (names, or how many; default: those in nodes),
+        `latency`, `bandwidth` ((d, d), or a number for all), `capacity` (by device, (d,) or one for
+        all), `contention`, `client` (a device), `shared`, `routes`; as in `Problem`. Other
+        attributes are ignored, unless they are nearly one of these.
 
         Raises:
-            ProblemError: an attribute is missing or wrong; names the node or the edge.
+            ProblemError: An attribute is missing or wrong; names the node or the edge.
         """
         reader = NetworkxReader(graph)
         try:
@@ -162,12 +160,12 @@ class Problem:
             raise reader.with_names(error) from None
 
     def with_compute(self, compute: ArrayLike) -> Problem:
-        """The same problem with other seconds, finite and infinite at the same places.
+        """Return the problem with other seconds, finite and infinite at the same places.
 
-        What follows from the edges alone is not worked out again.
+        What follows from the edges alone is not computed again.
 
         Raises:
-            ProblemError: another shape, a value that is NaN or negative, or a node that may be
+            ProblemError: Another shape, a value that is NaN or negative, or a node that may be
                 elsewhere.
         """
         array = array_of("compute", compute, np.float64, 2)
@@ -175,7 +173,7 @@ class Problem:
             raise ProblemError("the other compute lets nodes be on other devices; build a problem")
         made = object.__new__(type(self))
         for what in ("outputs", "input_counts", "successors", "predecessors"):
-            getattr(self, what)  # worked out once for both
+            getattr(self, what)  # computed once for both
         kept = {k: v for k, v in vars(self).items() if k not in ("compute", "compute_rows")}
         vars(made).update(kept, compute=array)
         check_values(made)
@@ -209,7 +207,7 @@ class Problem:
 
     @cached_property
     def topological(self) -> Ints:
-        """The nodes, producers first, lowest index first among equals."""
+        """The nodes, producers first, the lowest index first among equals."""
         if np.all(self.edges[:, 0] < self.edges[:, 1]):
             return freeze(np.arange(self.nodes, dtype=np.int64))
         n, out = self.nodes, self.successors
@@ -297,7 +295,7 @@ class Problem:
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
-        """(n, d) whether a node may live on a device, its whole colocation group considered."""
+        """(n, d) whether a node may be on a device, given its whole colocation group."""
         allowed = np.isfinite(self.compute)
         members = np.flatnonzero(self.groups >= 0)
         if len(members):
@@ -310,7 +308,7 @@ class Problem:
 
 
 def _rows(name: str, value: Any, columns: str) -> Ints:
-    """Rows of indices, (k, columns); there may be none, of any width."""
+    """Return rows of indices, (k, columns); no rows may have any width."""
     width = columns.count(",") + 1
     array = array_of(name, np.zeros((0, width), int) if is_empty(value) else value, np.int64, 2)
     if array.shape[1] != width:
@@ -321,13 +319,14 @@ def _rows(name: str, value: Any, columns: str) -> Ints:
 
 
 def _adjacency(ends: Ints, nodes: int) -> Adjacency:
+    """Return the edges by one of their ends."""
     start = np.zeros(nodes + 1, dtype=np.int64)
     np.cumsum(np.bincount(ends, minlength=nodes), out=start[1:])
     return Adjacency(freeze(start), freeze(np.argsort(ends, kind="stable")))
 
 
 def _cycle(edges: Ints, missing: Ints) -> list[int]:
-    """A cycle among the nodes that never became ready: walk backwards until a node repeats."""
+    """Return a cycle among the nodes that never became ready: walk back until a node repeats."""
     stuck = edges[(missing[edges[:, 0]] > 0) & (missing[edges[:, 1]] > 0)]
     inputs = dict(stuck[::-1, ::-1].tolist())  # the first input of each
     node, seen, path = min(inputs), {}, []  # type: int, dict[int, int], list[int]

@@ -1,6 +1,6 @@
-"""What a problem must be, checked when it is made: every error names the place and the numbers.
+"""Checks of a problem when it is created; every error names the place and the numbers.
 
-Whole arrays are looked at once; only where something is wrong, what it is is looked for.
+Whole arrays are checked at once. Only if a check fails, the wrong element is searched for.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from graphflow.placement.problems.arrays import Ints, ProblemArrays, error_at, r
 
 
 def check(problem: ProblemArrays, own_tensors: bool) -> None:
-    """All of it, but for cycles; `own_tensors`: whether edges may carry one tensor.
+    """Check all but cycles.
+
+    Args:
+        own_tensors: Edges may carry one tensor.
 
     Raises:
-        ProblemError: see `Problem`.
+        ProblemError: See `Problem`.
     """
     check_values(problem)
     _indices(problem)
@@ -29,7 +32,7 @@ def check(problem: ProblemArrays, own_tensors: bool) -> None:
 
 
 def check_values(problem: ProblemArrays) -> None:
-    """No value is NaN, negative, or infinite where that says nothing."""
+    """Check that no value is NaN, negative, or infinite where that is meaningless."""
     apart = ~np.eye(problem.devices, dtype=bool)
     for name in ("compute", "bytes", "memory", "capacity", "output_memory"):
         array = getattr(problem, name)
@@ -53,6 +56,7 @@ def check_values(problem: ProblemArrays) -> None:
 
 
 def _indices(problem: ProblemArrays) -> None:
+    """Check that indices are in range."""
     n, edges = problem.nodes, problem.edges
     if len(edges) and not (edges.min() >= 0 and edges.max() < n):
         reject("edges", edges, (edges < 0) | (edges >= n), f"is not a node (there are {n})")
@@ -75,7 +79,7 @@ def _indices(problem: ProblemArrays) -> None:
 
 
 def _tensors(problem: ProblemArrays) -> None:
-    """Edges of one tensor come from one node and have one size."""
+    """Check that edges of one tensor come from one node and have one size."""
     tensor, source, size = problem.tensor, problem.edges[:, 0], problem.bytes
     order = np.argsort(tensor, kind="stable")
     one, next_ = order[:-1], order[1:]
@@ -100,6 +104,7 @@ def _tensors(problem: ProblemArrays) -> None:
 
 
 def _routes(problem: ProblemArrays) -> None:
+    """Check the routes over shared links."""
     reject("shared", problem.shared, ~(problem.shared > 0), "is not above 0 bytes/s")
     for column, count, what in (
         (0, problem.devices, "device"),
@@ -113,7 +118,7 @@ def _routes(problem: ProblemArrays) -> None:
 
 
 def _devices(problem: ProblemArrays) -> None:
-    """Every node, and every group, has a device."""
+    """Check that every node, and every group, has a device."""
     compute = problem.compute
     homeless = np.flatnonzero(compute.min(axis=1) == np.inf) if len(compute) else np.zeros(0)
     if len(homeless):
@@ -139,14 +144,14 @@ def _devices(problem: ProblemArrays) -> None:
 
 
 def find_conflict(usable: NDArray[np.bool_], members: Ints) -> list[int]:
-    """Nodes of a group that, taken alone, leave no device: each rules out what others allow."""
+    """Return nodes of a group that leave no device: each rules out what others allow."""
     left: Any = np.ones(usable.shape[1], dtype=bool)
     chain: list[int] = []
     for v in members.tolist():
         if (left & ~usable[v]).any():
             chain.append(v)
             left &= usable[v]
-    for v in list(chain):  # those without which it is still impossible
+    for v in list(chain):  # drop those without which it is still impossible
         rest = [u for u in chain if u != v]
         if rest and not usable[rest].all(axis=0).any():
             chain = rest

@@ -42,7 +42,7 @@ TransferRow = tuple[int, int, int, int, float, float, float]
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """What happens when, in seconds from the start of the step.
+    """A simulated step: when nodes and transfers run, in seconds from its start.
 
     Args:
         start, finish: (n,) of each node.
@@ -90,7 +90,7 @@ class Timeline:
 
 @checks_argument_names(ProblemError)
 def simulate(problem: Problem, assignment: Assignment) -> Timeline:
-    """What the runtime will do with this assignment.
+    """Simulate what the runtime will do with an assignment.
 
     Time O((n + e) log n) for n nodes and e edges.
 
@@ -161,7 +161,7 @@ def execute(
 
 
 class _Devices:
-    """What each device runs, when, and what is ready for it: the part of an execution that does not
+    """The devices of a simulated step: their nodes, times and ready nodes. This part does not
     depend on how transfers share links."""
 
     def __init__(

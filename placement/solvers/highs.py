@@ -25,7 +25,7 @@ INF = float("inf")
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What was found.
+    """The result of a solver's run.
 
     Args:
         values: (columns,) of the best point; None if there is none, or none was found.

@@ -63,7 +63,7 @@ class Lines:
             self.open = False
 
     def start(self, label: str) -> None:
-        """Here is the place of that name."""
+        """Start the basic block of that name."""
         self.lines.append(f"{label}:")
         self.open = True
 
@@ -86,7 +86,7 @@ class Lines:
         return LlvmValue(kind, f"%t{self._count}")
 
     def truth(self, value: LlvmValue) -> str:
-        """Whether a value is not zero."""
+        """Return True if a value is not zero."""
         if value.kind == "b":
             return value.text
         if value.kind == "f":
@@ -132,7 +132,7 @@ def join_kinds(one: str, other: str) -> str:
 
 
 def zero(kind: str) -> str:
-    """What stands for no value yet."""
+    """Return the initial value of a type."""
     return {"f": "0.0", "b": "false"}.get(kind, "0")
 
 

@@ -93,7 +93,7 @@ class _LLVM:
         self._alive: list[Any] = []
 
     def address(self, symbol: str, text: str) -> int:
-        """Where a function of a module's text is, compiled now or before."""
+        """Return the address of a compiled function of a module; compile it if necessary."""
         key = f"{self._setting}\n{text}"
         code = self._store.get(key)
         if code is None:

@@ -381,7 +381,7 @@ class _Body:
         return self.out.emit(f'call {LLVM[result]} @"{symbol}"({", ".join(given)})', result)
 
     def _branch(self, test: ast.expr, yes: str, no: str) -> None:
-        """To one of two labels; what need not be looked at is not."""
+        """Branch to one of two labels, with short-circuit evaluation."""
         if isinstance(test, ast.BoolOp):
             both = isinstance(test.op, ast.And)
             for part in test.values[:-1]:

@@ -1,4 +1,4 @@
-"""What no split can be below: three bounds on the max load, each stronger and dearer.
+"""Three lower bounds on the max load of a split, each stronger and slower than the one before.
 
 `fluid_bound` divides units freely; `closure_bound` asks what the dearest unit's device must take on
 at least (a minimum cut); `cover_bound` asks whether so many devices can hold everything, in
@@ -131,7 +131,8 @@ def _set_columns(
 
 @dataclass
 class Cover:
-    """Whether the devices can hold all units in fractions of sets, each of a load below a limit.
+    """The test whether devices can hold all units in fractions of sets, each of a load below a
+    limit.
 
     Only the dearest units must be held, at least once; the others may be where they help.
 
@@ -178,7 +179,7 @@ class Cover:
                     self.pools[c][(where == p).tobytes()] = float(loads[p])
 
     def excludes(self, limit: float) -> bool:
-        """Whether it is proven that no split has a max load of `limit` or less.
+        """Return True if it is proven that no split has a max load of `limit` or less.
 
         Column generation: the master program covers the units by fractions of the sets that are
         known, and prices say which further set would help.
@@ -207,7 +208,7 @@ class Cover:
         return False
 
     def _master(self, limit: float) -> Live:
-        """How little of the units is left uncovered by the known sets within a limit: a row for
+        """Minimise what the known sets within a limit leave uncovered: a row for
         each unit, and one for the devices of a kind."""
         count = len(self.held)
         model = MixedIntegerProgram()
@@ -226,8 +227,8 @@ class Cover:
     def _price(
         self, master: Live, duals: NDArray[np.float64], gap: float
     ) -> tuple[float, bool] | None:
-        """What is left uncovered at least, whatever the sets, and whether one was found that
-        covers more; None: time is up."""
+        """Return a lower bound of what stays uncovered, whatever the sets, and whether one was
+        found that covers more; None: time is up."""
         count = len(self.held)
         worth = np.zeros(self.units.count)
         worth[self.held] = duals[:count]

@@ -218,7 +218,7 @@ def _words(sets: list[int], count: int) -> Ints:
 
 
 class _SplitTable:
-    """What a dynamic program fills in: (positions, states) least max load, and where it is from."""
+    """The table of a dynamic program: (positions, states) least max load, and its predecessor."""
 
     def __init__(self, positions: int, states: int) -> None:
         self.states = states
@@ -227,7 +227,7 @@ class _SplitTable:
 
     @property
     def flat(self) -> tuple[Any, ...]:
-        """For the loops."""
+        """Return the table as flat arrays for the loops."""
         return tuple(a.ravel() for a in (self.best, self.since, self.state, self.kind))
 
 

@@ -1,4 +1,4 @@
-"""How a split gets better: annealing by machine code, then neighbourhoods searched by HiGHS.
+"""Local search for splits: annealing in machine code, then neighbourhoods searched by HiGHS.
 
 Second step of `split_stages`; everything here turns a split that fits into one that fits and is no
 worse.
@@ -188,14 +188,14 @@ class _StageProgram:
             self.terms[p][at] = float(units.compute[u, p])
 
     def _placement_term(self, u: int, p: int) -> tuple[dict[int, float], float]:
-        """Whether a unit is on a device: a column, or a number."""
+        """Return True if a unit is on a device: a column, or a number."""
         if u in self.free:
             at = self.column.get((u, p))
             return ({at: 1.0}, 0.0) if at is not None else ({}, 0.0)
         return {}, float(self.where[u] == p)
 
     def transfers(self) -> None:
-        """What tensors cost: a column each where it is open."""
+        """Add the cost of tensors: a column for each that is not fixed."""
         units = self.units
         for t, maker in enumerate(units.maker.tolist()):
             readers = units.readers_of(t).tolist()

@@ -240,7 +240,9 @@ def stage_loads(
 def is_contiguous(
     problem: Problem, device: Ints, backward: NDArray[np.bool_], hosts: Sequence[int] = ()
 ) -> bool:
-    """Whether no path of forward nodes leaves a device that is no host and comes back to it."""
+    """Return True if no path of forward nodes leaves a device that is no host and comes back to
+    it.
+    """
     left: list[set[int]] = [set() for _ in range(problem.nodes)]
     before: list[list[int]] = [[] for _ in range(problem.nodes)]
     for source, target in problem.edges.tolist():
@@ -317,7 +319,7 @@ def _contiguous_splits(
 
 
 class _SplitSearch:
-    """What makes a split better, adding all that it finds to `tried`."""
+    """The search that improves a split and adds every result to `tried`."""
 
     def __init__(
         self, units: StageUnits, tried: dict[str, Ints], bound: float, deadline: float | None
@@ -383,7 +385,7 @@ class _SplitSearch:
             yield self.left
 
     def _affordable(self, steps: int) -> int:
-        """How many moves may be made before the deadline, at the pace of a first few."""
+        """Return how many moves fit before the deadline, at the pace of a first few."""
         if self.deadline is None or not self.wanted:
             return steps
         if not self._pace:

@@ -58,7 +58,7 @@ class StageUnits:
 
     @cached_property
     def hypergraph(self) -> tuple[Any, ...]:
-        """What the loops take, in their order: flat."""
+        """Return the arguments of the loops as flat arrays."""
         return (
             self.compute.ravel(), self.memory, self.capacity, self.enter.ravel(),
             self.leave.ravel(), self.maker, self.made, self.readers, self.reader_start,
@@ -87,7 +87,7 @@ class StageUnits:
         return float(self.loads(where).max(initial=0.0))
 
     def fits(self, where: Ints) -> bool:
-        """Whether every device can run and hold what lies on it."""
+        """Return True if every device can run and hold what lies on it."""
         used = np.bincount(where, weights=self.memory, minlength=self.devices)
         possible = np.isfinite(self.compute[np.arange(len(where)), where]).all()
         return bool(possible and np.all(used <= self.capacity))

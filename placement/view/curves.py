@@ -37,7 +37,7 @@ _STYLE = f"""
 
 
 class _Frame:
-    """Where numbers are on the page: linear, or by logarithms where they span a wide range."""
+    """The axes of the drawing: linear, or logarithmic if numbers span a wide range."""
 
     def __init__(self, swept: SweepData) -> None:
         xs = sorted({point.x for curve in swept.curves for point in curve.points})
@@ -73,7 +73,7 @@ class _Frame:
 
 
 def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
-    """Where a value lies on the way from low to high, from 0 to 1."""
+    """Return the position of a value between low and high, from 0 to 1."""
     if logarithmic:
         return math.log(value / low) / math.log(high / low)
     return (value - low) / (high - low)
@@ -138,7 +138,7 @@ def _step(high: float) -> float:
 
 
 def _ideal(swept: SweepData, frame: _Frame) -> str:
-    """As many times as fast as there are machines."""
+    """Draw the line of ideal speed-up."""
     first = swept.curves[0].points[0].x
     fits = [frame.xs[0] + (frame.xs[-1] - frame.xs[0]) * i / 60 for i in range(61)]
     fits = [x for x in fits if frame.low <= x / first <= frame.high]

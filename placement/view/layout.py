@@ -1,4 +1,4 @@
-"""Where each node of a graph is drawn: layers from top to bottom, a lane for each device.
+"""Layout of a graph: layers from top to bottom, a lane for each device.
 
 Layers by longest path, order within a layer by barycentres, coordinates by isotonic regression:
 each pass moves every item of a layer as near to its neighbours as order and spacing allow, exactly.

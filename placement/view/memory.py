@@ -1,4 +1,4 @@
-"""How much memory each device holds at each moment of a predicted step."""
+"""Memory of each device over time in a predicted step."""
 
 from __future__ import annotations
 

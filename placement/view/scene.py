@@ -74,7 +74,7 @@ class DrawnEdge:
 
     @cached_property
     def middle(self) -> tuple[float, float]:
-        """Where on a cut wire its mark goes: the middle of its first piece, where it crosses."""
+        """Return the place of a cut wire's mark: the middle of its first crossing piece."""
         x0, y0, x1, y1 = self.route.segments()[0]
         return (x0 + x1) / 2, (y0 + y1) / 2
 

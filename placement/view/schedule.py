@@ -46,7 +46,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """What a device does, one task after the other.
+    """The tasks of a device in order.
 
     Attributes:
         busy: seconds in which it computes, from its first task on.
@@ -123,7 +123,7 @@ def axes(drawn: Sequence[DeviceRow]) -> dict[str, tuple[float, float]]:
 
 
 def legend(drawn: Sequence[DeviceRow]) -> str:
-    """What the colours say, and the axes where there are two, as HTML."""
+    """Return the legend of colours, and of both axes if there are two, as HTML."""
     seen = {bar.task[:1] for row in drawn for bar in row.bars}
     told = [
         f"<span><i style='background:{_shade(phase).strong}'></i>{phase}{': ' * bool(phase)}"

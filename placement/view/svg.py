@@ -147,7 +147,7 @@ def _row(row: TimelineRow, y: float, scale: float, first: bool) -> Iterator[str]
 
 
 def _merge_bars(bars: Sequence[Interval], pixel: float) -> Iterator[Interval]:
-    """Of many bars, those that no eye tells apart as one."""
+    """Merge bars that are too close to be told apart."""
     if len(bars) <= MANY:
         yield from bars
         return

@@ -1,4 +1,4 @@
-"""How drawings write names and axes: short enough for a box, with round marks."""
+"""Names and axes in drawings: shortened to fit a box, with round tick marks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def shorten(name: str, letters: int) -> str:
 
 
 def _room(text: str) -> int:
-    """Its width in letters: those of Chinese, Japanese and Korean take two."""
+    """Return the width of a text in letters; Chinese, Japanese and Korean letters count twice."""
     return len(text) + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def _begin(text: str, letters: int) -> str:
-    """As much of its beginning as has room."""
+    """Return as much of the beginning of a text as fits."""
     ends = itertools.accumulate(map(_room, text))
     return text[: sum(1 for _ in itertools.takewhile(lambda end: end <= letters, ends))]
 

@@ -153,9 +153,9 @@ def _leaves(plan: PlanData) -> tuple[Leaf, ...]:
 
 
 def _keys(leaves: Sequence[Leaf]) -> list[tuple[int, int]]:
-    """Where on the way of the data a leaf is: its depth, then its position. What depends on nothing
-    that is fed (a variable, a scaled momentum) is as deep as its first reader, as it could be
-    anywhere before."""
+    """Return the sort key of leaves along the data flow: depth, then position. What depends on
+    nothing that is fed (a variable, a scaled momentum) is as deep as its first reader, as it could
+    be anywhere before."""
     depth, fed = [0] * len(leaves), [False] * len(leaves)
     for i, leaf in enumerate(leaves):
         depth[i] = max((depth[source] + 1 for source in leaf.inputs), default=0)
@@ -229,7 +229,7 @@ def _divide(group: Group, keys: list[tuple[int, int]], labels: list[str]) -> lis
 
 
 def _range(group: Group) -> str:
-    """What a group is called in the name of a larger one: of a kernel its nodes, first … last."""
+    """Return a group's name inside a larger group's name; for a kernel its nodes, first … last."""
     name = group.label
     return name.replace(KERNEL, "").replace(", ", " … ") if group.kernel else name
 

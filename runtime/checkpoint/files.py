@@ -245,9 +245,9 @@ def absolute_path(folder: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise CheckpointError(f"{folder!r} is in a folder that is gone: {error}") from error
     if not folder or not isinstance(path, str) or "\0" in path:
-        raise CheckpointError(f"{folder!r} is no name of a folder")
+        raise CheckpointError(f"{folder!r} is not a valid folder name")
     if any(len(os.fsencode(name)) > _MAX_NAME for name in Path(path).parts):
-        raise CheckpointError(f"{format_value(folder)} is longer than the name of a folder may be")
+        raise CheckpointError(f"{format_value(folder)} is longer than a folder name may be")
     return Path(path)
 
 

@@ -198,7 +198,7 @@ def load_file(source: Path) -> dict[str, Array]:
         return read_all_arrays(files.read_file(source, host_memory()))
     except CheckpointError as error:
         raise CheckpointError(
-            f"cannot read {source} as a file of safetensors: {error}; give a folder that "
+            f"cannot read {source} as a safetensors file: {error}; give a folder that "
             "Session.save wrote, or read the file by its own program and give its arrays to s.set"
         ) from error
     except OSError as error:

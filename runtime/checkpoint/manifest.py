@@ -63,8 +63,7 @@ class Manifest:
         epoch: of the session that wrote it.
         pieces: the pieces of each variable that is stored in pieces.
         unnamed: groups of variables without names of their own, which a session numbered. Each
-            group
-            lists their names in the order in which the variables were created.
+            group lists their names in the order in which the variables were created.
     """
 
     step: int
@@ -91,7 +90,7 @@ class Manifest:
             CheckpointError: there is none of this name.
         """
         if name not in self.stored:
-            raise CheckpointError(f"its manifest knows no variable {name!r}")
+            raise CheckpointError(f"its manifest has no variable {name!r}")
         return as_dtype(self.stored[name][0])
 
     def assemble(self, stored: Mapping[str, Array]) -> dict[str, Array]:
@@ -123,7 +122,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the manifest as JSON."""
-        told = {
+        content = {
             "format": FORMAT,
             "step": self.step,
             "epoch": self.epoch,
@@ -143,11 +142,11 @@ class Manifest:
             },
         }
         if self.pieces:
-            told["pieces"] = {name: list(parts) for name, parts in self.pieces.items()}
+            content["pieces"] = {name: list(parts) for name, parts in self.pieces.items()}
         if self.unnamed:
-            told["unnamed"] = [list(group) for group in self.unnamed]
-        told = json.loads(json.dumps(told))
-        return json.dumps({**told, "digest": _digest(told)}, indent=1).encode()
+            content["unnamed"] = [list(group) for group in self.unnamed]
+        content = json.loads(json.dumps(content))
+        return json.dumps({**content, "digest": _digest(content)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
@@ -157,10 +156,10 @@ class Manifest:
             CheckpointError: damaged, or of a newer format.
         """
         try:
-            told = json.loads(data, object_pairs_hook=_reject_duplicate_keys)
-            if told["format"] > FORMAT:
+            content = json.loads(data, object_pairs_hook=_reject_duplicate_keys)
+            if content["format"] > FORMAT:
                 raise CheckpointError(
-                    f"it has format {told['format']}, this version reads up to {FORMAT}; update "
+                    f"it has format {content['format']}, this version reads up to {FORMAT}; update "
                     "graphflow"
                 )
             variables = {
@@ -168,28 +167,31 @@ class Manifest:
                     as_dtype(_require_text(dtype)).name,
                     tuple(map(_require_count, _require_list(shape))),
                 )
-                for name, (dtype, shape) in told["variables"].items()
+                for name, (dtype, shape) in content["variables"].items()
             }
-            if told["format"] == 1:
+            if content["format"] == 1:
                 only = CheckpointShard(
-                    _FIRST_STATE, _require_text(told["sha256"][_FIRST_STATE]), None, (*variables,)
+                    _FIRST_STATE,
+                    _require_text(content["sha256"][_FIRST_STATE]),
+                    None,
+                    (*variables,),
                 )
-                return cls(_require_count(told["step"]), (only,), variables)
-            if told.pop("digest") != _digest(told):
+                return cls(_require_count(content["step"]), (only,), variables)
+            if content.pop("digest") != _digest(content):
                 raise CheckpointError("its manifest was changed: the digest differs")
             pieces = {
                 name: tuple(
                     (_require_text(piece), _read_spans(spans, variables[name][1]))
                     for piece, spans in parts
                 )
-                for name, parts in told.get("pieces", {}).items()
+                for name, parts in content.get("pieces", {}).items()
             }
-            shards = tuple(map(_read_shard, told["shards"]))
+            shards = tuple(map(_read_shard, content["shards"]))
             unnamed = tuple(
                 tuple(map(_require_text, _require_list(group)))
-                for group in _require_list(told.get("unnamed", []))
+                for group in _require_list(content.get("unnamed", []))
             )
-            step, epoch = _require_count(told["step"]), _require_count(told["epoch"])
+            step, epoch = _require_count(content["step"]), _require_count(content["epoch"])
             return cls(step, shards, variables, epoch, pieces, unnamed)
         except CheckpointError:
             raise
@@ -203,43 +205,43 @@ class Manifest:
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise CheckpointError("its manifest cannot be read: it has a key twice")
+        raise CheckpointError("its manifest cannot be read: it has a duplicate key")
     return found
 
 
 def _require_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no name")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is not a name")
     return value
 
 
 def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is no list")
+        raise CheckpointError(f"its manifest cannot be read: {format_value(value)} is not a list")
     return value
 
 
 def _require_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(value)} is no count or size"
+            f"its manifest cannot be read: {format_value(value)} is not a count or size"
         )
     return value
 
 
-def _read_shard(told: Any) -> CheckpointShard:
-    variables = tuple(map(_require_text, _require_list(told["variables"])))
+def _read_shard(value: Any) -> CheckpointShard:
+    variables = tuple(map(_require_text, _require_list(value["variables"])))
     return CheckpointShard(
-        _require_text(told["file"]),
-        _require_text(told["sha256"]),
-        _require_count(told["bytes"]),
+        _require_text(value["file"]),
+        _require_text(value["sha256"]),
+        _require_count(value["bytes"]),
         variables,
     )
 
 
-def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
+def _read_spans(value: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...]:
     """Return the validated spans of a piece along every axis of its variable."""
-    spans = [_require_list(span) for span in _require_list(told)]
+    spans = [_require_list(span) for span in _require_list(value)]
     rows = [_read_rows(span[2]) if len(span) > 2 else 1 for span in spans]
     ends = [tuple(map(_require_count, span[:2])) for span in spans]
     fits = len(spans) == len(shape) and all(
@@ -248,22 +250,23 @@ def _read_spans(told: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ...
     )
     if not fits or sum(count != 1 for count in rows) > 1:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(told)} is no part of {show_shape(shape)}"
+            f"its manifest cannot be read: {format_value(value)} is not a part of "
+            f"{show_shape(shape)}"
         )
     return tuple(
         (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
     )
 
 
-def _read_rows(told: Any) -> int | tuple[int, ...]:
+def _read_rows(value: Any) -> int | tuple[int, ...]:
     """Return the number of segments of an axis, or their lengths."""
-    if not isinstance(told, list):
-        return _require_count(told)
-    if not told or 0 in told:
+    if not isinstance(value, list):
+        return _require_count(value)
+    if not value or 0 in value:
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(told)} are no lengths of rows"
+            f"its manifest cannot be read: {format_value(value)} are not lengths of segments"
         )
-    return tuple(map(_require_count, told))
+    return tuple(map(_require_count, value))
 
 
 def fingerprint(variables: Mapping[str, Signature]) -> str:
@@ -286,7 +289,7 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
     ]
     missing = [f"{name} {_show(wanted[name])}" for name in wanted if name not in there]
     unexpected = [f"{name} {_show(there[name])}" for name in there if name not in wanted]
-    told = [
+    sections = [
         f"{what}: {list_some(names)}"
         for what, names in (
             ("another shape or dtype", changed),
@@ -295,7 +298,7 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
         )
         if names
     ]
-    return "; ".join(told)
+    return "; ".join(sections)
 
 
 def _matches(value: Array, kind: Signature) -> bool:
@@ -307,8 +310,8 @@ def _matches(value: Array, kind: Signature) -> bool:
     return value.dtype.name == dtype and (value.shape == shape or value.size == math.prod(shape))
 
 
-def _digest(told: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _show(signature: Signature) -> str:

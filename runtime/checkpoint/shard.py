@@ -84,7 +84,7 @@ def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, A
             array = np.frombuffer(entry["data"], dtype.newbyteorder("<")).astype(dtype, copy=False)
             arrays[name] = array.reshape(shape[:-1] if dtype.kind == "c" else shape)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"no shard of this checkpoint: {error!r}") from error
+        raise CheckpointError(f"it is not a shard of this checkpoint: {error!r}") from error
     return arrays
 
 
@@ -120,7 +120,7 @@ def read_metadata(data: bytes) -> dict[str, str]:
     """Return a shard's metadata; empty if it cannot be read."""
     try:
         size = int.from_bytes(data[:8], "little")
-        told = json.loads(data[8 : 8 + size]).get(RESERVED, {})
-        return {str(key): str(value) for key, value in told.items()}
+        metadata = json.loads(data[8 : 8 + size]).get(RESERVED, {})
+        return {str(key): str(value) for key, value in metadata.items()}
     except (ValueError, AttributeError, RecursionError):
         return {}

@@ -110,13 +110,13 @@ class CheckpointStore:
         return self.epoch
 
     def _write_session(self) -> None:
-        told = {
+        content = {
             "session": self.session,
             "token": self.token,
             "epoch": self.epoch,
             "owner": self._owner,
         }
-        files.replace_file(self.root / _SESSION, json.dumps(told).encode())
+        files.replace_file(self.root / _SESSION, json.dumps(content).encode())
 
     def _rewrite_session(self) -> None:
         """Write session.json again if it is missing or outdated."""
@@ -140,8 +140,8 @@ class CheckpointStore:
     def _read_session(self) -> dict[str, str] | None:
         """Return the content of session.json; None if it is missing or invalid."""
         try:
-            told = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
-            found = {key: str(told[key]) for key in ("session", "token", "epoch", "owner")}
+            content = json.loads(files.read_file(self.root / _SESSION, _MAX_SESSION_BYTES))
+            found = {key: str(content[key]) for key in ("session", "token", "epoch", "owner")}
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         except OSError as error:

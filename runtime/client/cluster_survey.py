@@ -57,8 +57,8 @@ def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
         for worker, report in (found or {}).items():
             if not is_profile(report):
                 raise ProtocolError(
-                    f"worker {worker} at {cluster.workers[worker].address} tells nonsense of its "
-                    f"speeds: {format_value(report, 80)}; leave it out, or give them in the "
+                    f"worker {worker} at {cluster.workers[worker].address} reports invalid speeds: "
+                    f"{format_value(report, 80)}; leave it out, or give its speeds in the "
                     "cluster file"
                 )
         return ClusterSurvey(found, links_between(hosts, cluster))

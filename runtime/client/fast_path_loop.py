@@ -66,15 +66,17 @@ class FastPathLoop(SessionIOLoop):
         ):
             return False
         self._pending[step.request] = operation
-        told = self._machine.begin_step(step, now)
-        if told is None:
+        numbered_frames = self._machine.begin_step(step, now)
+        if numbered_frames is None:
             del self._pending[step.request]
             return False
-        for worker, (frame, number, acknowledged) in zip(step.workers, told, strict=True):
-            way = self._connections[worker]
-            lane, frames = way.fast_channel, [frame]
-            if lane is None or not lane.send_in_order(frames, number, acknowledged):
-                way.unsent.append(frames)
+        for worker, (frame, number, acknowledged) in zip(
+            step.workers, numbered_frames, strict=True
+        ):
+            connection = self._connections[worker]
+            channel, frames = connection.fast_channel, [frame]
+            if channel is None or not channel.send_in_order(frames, number, acknowledged):
+                connection.unsent.append(frames)
                 self._flush(worker)
         return True
 
@@ -84,9 +86,9 @@ class FastPathLoop(SessionIOLoop):
         while operation.outcome is None:
             if self._recently_sent or self._unread or self._events or self._held_signals.received:
                 return
-            came = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
-            self._receive(came)
-            if not came or self._driver.wanted:
+            ready = self._waiter.wait(due - time.monotonic(), SPIN_SECONDS)
+            self._receive(ready)
+            if not ready or self._driver.wanted:
                 return
 
     def _handle_fast_frames(self, worker: int, frames: list[Any]) -> None:

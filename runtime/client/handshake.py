@@ -155,17 +155,17 @@ class Rendezvous:
         ]
         if not {other for _, other in pairs} <= {*workers}:
             raise ProtocolError(
-                f"of {len(workers)} workers one misses others, {pairs[:5]}; do all of them "
-                "run the same code?"
+                f"a worker does not reach workers that the session, of {len(workers)} workers, "
+                f"does not have: {pairs[:5]}; do all of them run the same code?"
             )
         if pairs:
             self.unreachable |= workers_to_leave_out(pairs)
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
     def _unreachable_text(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:
-        told = ", ".join(f"{self._worker_name(b)} did not answer worker {a}" for a, b in pairs)
+        failures = ", ".join(f"{self._worker_name(b)} did not answer worker {a}" for a, b in pairs)
         return (
-            f"the workers do not reach each other: {told} within {seconds:g} s; can these "
+            f"the workers do not reach each other: {failures} within {seconds:g} s; can these "
             "addresses be reached from there?"
         )
 
@@ -247,9 +247,9 @@ def find_answering(
             there.add(worker)
     if not there:
         raise WorkerLost(
-            f"none of the workers at {', '.join(addresses)} answered within {most:g} s, as the "
-            f"cluster has them{''.join(f'; {told}' for told in unfit)}; the session goes on from "
-            "its last checkpoint when it is opened again, or asked again, and they are there",
+            f"none of the workers at {', '.join(addresses)} answered within {most:g} s with the "
+            f"cluster's devices{''.join(f'; {each}' for each in unfit)}; the session continues "
+            "from its last checkpoint when it is opened or called again, once they are back",
             reason=NO_WORKER_LEFT,
         )
     return cluster.without({*range(len(addresses))} - there)

@@ -170,9 +170,9 @@ class SessionIOLoop:
             PeerSharedMemory(partial(offer, worker), self._deferred)
             for worker, _ in enumerate(self._connections)
         ]
-        for worker, way in enumerate(self._connections):
-            self._waiter.add(way.channel.fileno(), worker)
-            self._waiter.add(way.channel.monitor_fileno(), ~worker)
+        for worker, connection in enumerate(self._connections):
+            self._waiter.add(connection.channel.fileno(), worker)
+            self._waiter.add(connection.channel.monitor_fileno(), ~worker)
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -252,11 +252,19 @@ class SessionIOLoop:
 
     def refused_workers(self) -> list[int]:
         """Return the workers whose last handshake failed; with keys, mostly for lack of trust."""
-        return [worker for worker, way in enumerate(self._connections) if way.channel.refused]
+        return [
+            worker
+            for worker, connection in enumerate(self._connections)
+            if connection.channel.refused
+        ]
 
     def silent_workers(self) -> list[int]:
         """Return the workers that accepted a connection, and have sent nothing on it yet."""
-        return [worker for worker, way in enumerate(self._connections) if way.channel.silent]
+        return [
+            worker
+            for worker, connection in enumerate(self._connections)
+            if connection.channel.silent
+        ]
 
     def unwelcomed_workers(self) -> list[int]:
         """Return the workers that have not answered since the session began."""
@@ -369,21 +377,21 @@ class SessionIOLoop:
         now = time.monotonic()
         if now >= self._inflow_check_at:
             self._inflow_check_at = now + self._check_inflow(now)
-        due = self._machine.wake_at(0.0)
-        if now >= due:
-            if now > due + _CATCH_UP:  # the delay was this process's own
+        wake_at = self._machine.wake_at(0.0)
+        if now >= wake_at:
+            if now > wake_at + _CATCH_UP:  # the delay was this process's own
                 self._catch_up()
             self._handle(CoordinatorTick())
             self._note_early_exits()
-            due = self._machine.wake_at(0.0)
-        if due > self._inflow_check_at:
-            due = self._inflow_check_at
-        self._next_event_at = due
-        due = min(due, until) if operation.outcome is None else now
+            wake_at = self._machine.wake_at(0.0)
+        if wake_at > self._inflow_check_at:
+            wake_at = self._inflow_check_at
+        self._next_event_at = wake_at
+        wake_at = min(wake_at, until) if operation.outcome is None else now
         for worker in list(self._full) if self._full else ():
-            due = min(due, now + _RETRY)
+            wake_at = min(wake_at, now + _RETRY)
             self._flush(worker)
-        self._receive(self._wait_ready(due - now, SPIN_SECONDS if self._pending else 0.0))
+        self._receive(self._wait_ready(wake_at - now, SPIN_SECONDS if self._pending else 0.0))
 
     def _catch_up(self) -> None:
         """Receive what arrived while this process did not run, because it was stopped or starved.
@@ -445,14 +453,16 @@ class SessionIOLoop:
 
     def _receive_fast(self, worker: int) -> None:
         """Receive the next message of a worker's fast channel."""
-        way = self._connections[worker]
+        connection = self._connections[worker]
         try:
-            frames = way.fast_channel.receive() if way.fast_channel is not None else None
+            frames = (
+                connection.fast_channel.receive() if connection.fast_channel is not None else None
+            )
         except (
             TransportError,
             ProtocolError,
         ):  # if its process has ended, the main connection reports that
-            way.disable_fast_channel()
+            connection.disable_fast_channel()
             return
         if frames is not None:
             self._handle_fast_frames(worker, frames)
@@ -462,11 +472,11 @@ class SessionIOLoop:
         self._handle_frames(worker, frames)
 
     def _handle_link_changes(self, worker: int) -> None:
-        way = self._connections[worker]
-        for up in way.channel.read_link_changes():
+        connection = self._connections[worker]
+        for up in connection.channel.read_link_changes():
             if up:
-                if (lane := way.open_fast_channel()) is not None:
-                    self._waiter.add(lane.fileno(), _FAST_CHANNEL + worker)
+                if (fast_channel := connection.open_fast_channel()) is not None:
+                    self._waiter.add(fast_channel.fileno(), _FAST_CHANNEL + worker)
                 self._handle(LinkUp(worker))
             else:
                 self._handle(self._link_down_event(worker))
@@ -475,8 +485,8 @@ class SessionIOLoop:
         """Check how many bytes of incomplete messages each worker has sent; return seconds to
         the next check."""
         most = 0
-        for worker, way in enumerate(self._connections):
-            under_way = way.channel.count_unframed(now)
+        for worker, connection in enumerate(self._connections):
+            under_way = connection.channel.count_unframed(now)
             most = max(most, under_way)
             if under_way > UNFRAMED_CAP:
                 self._check_flooding(worker, now)
@@ -555,10 +565,10 @@ class SessionIOLoop:
             self._flush(action.worker)
 
     def _flush(self, worker: int) -> None:
-        way = self._connections[worker]
+        connection = self._connections[worker]
         if self._machine.is_lost(worker):
-            way.unsent.clear()
-        is_full = way.flush()
+            connection.unsent.clear()
+        is_full = connection.flush()
         self._recently_sent.add(worker)
         (self._full.add if is_full else self._full.discard)(worker)
 
@@ -578,10 +588,10 @@ class SessionIOLoop:
 
     def _free(self) -> None:
         self._opened.close()
-        for loans in self.array_memory:
-            loans.close()
-        for way in self._connections:
-            way.close()
+        for memory in self.array_memory:
+            memory.close()
+        for connection in self._connections:
+            connection.close()
         self._context.destroy(linger=0)
 
 

@@ -44,18 +44,18 @@ class WorkerConnection:
 
     def disable_fast_channel(self) -> None:
         """Send everything over the main connection from now on."""
-        lane, self.fast_channel = self.fast_channel, None
-        if lane is not None:
-            lane.close()
+        channel, self.fast_channel = self.fast_channel, None
+        if channel is not None:
+            channel.close()
 
     def send(self, frames: list[Any], action: SendToWorker) -> bool:
         """Send a message over the fast channel, and return True; else queue it for `flush`."""
-        lane = self.fast_channel
-        if lane is not None:
+        channel = self.fast_channel
+        if channel is not None:
             number = action.envelope.sequence
             if type(action.message) in _MAIN_ROUTE_MESSAGES:
-                lane.last_over_zmq = number
-            elif lane.send_in_order(frames, number, action.acknowledged):
+                channel.last_over_zmq = number
+            elif channel.send_in_order(frames, number, action.acknowledged):
                 return True
         self.unsent.append(frames)
         return False

@@ -185,12 +185,12 @@ class WorkerMembership:
             self._loop.draining - {*self._loop.loss_reasons()} if self._loop is not None else set()
         )
 
-    def on_draining(self, told: Callable[[], None]) -> None:
+    def on_draining(self, callback: Callable[[], None]) -> None:
         """Register a method to call, on another thread, when a worker is asked to end.
 
         The registration does not keep the method's object alive.
         """
-        method = weakref.WeakMethod(told)
+        method = weakref.WeakMethod(callback)
 
         def tell() -> None:
             there = method()

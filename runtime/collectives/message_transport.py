@@ -164,7 +164,7 @@ class MessageExchange:
         count = self.collective.count
         return [(rank + i) % count for i in range(1, count)]
 
-    # In parts -------------------------------------------------------------------------------------
+    # Chunks ---------------------------------------------------------------------------------------
 
     def send(self, step: int, source: int, target: int, tag: str, array: Array) -> None:
         """Send a flat array in chunks; an empty array needs no message."""

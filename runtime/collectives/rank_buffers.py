@@ -67,6 +67,7 @@ class Collective:
 
     @cached_property
     def count(self) -> int:
+        """Number of ranks."""
         return len(self.devices)
 
     @cached_property
@@ -76,10 +77,12 @@ class Collective:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tensors."""
         return self.specs[0].dtype
 
     @cached_property
     def reduces(self) -> bool:
+        """Whether pieces of the ranks are combined."""
         return self.kind in REDUCING
 
     def result_spec(self, rank: int) -> TensorSpec:

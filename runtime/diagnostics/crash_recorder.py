@@ -117,16 +117,16 @@ def _watch(alive: int, recorder: CrashRecorder, report_exit: ReportExit) -> NoRe
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # a terminal sends them to both processes
         kills = MemoryKills(os.getppid())
-        told = b"".join(iter(lambda: os.read(alive, 4096), b""))
+        address = b"".join(iter(lambda: os.read(alive, 4096), b""))
         op = recorder.failed_op()
         if op:
             os.write(2, f"graphflow worker: a signal ended it in {op}\n".encode())
-        if told and not told.endswith(_FAREWELL):
+        if address and not address.endswith(_FAREWELL):
             silent = os.open(os.devnull, os.O_WRONLY)
             for ours in (1, 2):  # readers of the worker's output need not wait for this process
                 os.dup2(silent, ours)
             reason = OUT_OF_MEMORY if kills.has_happened() else recorder.signal() or "killed"
-            report_exit(told.decode(), reason, op, recorder.session())
+            report_exit(address.decode(), reason, op, recorder.session())
     finally:
         os._exit(0)
 

@@ -55,6 +55,7 @@ class Cublas:
         }
 
     def close(self) -> None:
+        """Destroy the handle and free its workspace."""
         self._library.destroy(self._handle)
         self._workspace = None
 
@@ -101,6 +102,8 @@ class Cublas:
 
 
 class _Module(ModuleType):
+    """CuPy with another `matmul`."""
+
     def __init__(self, cupy: Any, matmul: Callable[..., Any]) -> None:
         super().__init__(cupy.__name__)
         self.__dict__.update({**vars(cupy), "matmul": matmul})

@@ -34,6 +34,7 @@ class Cudnn:
         cudnn.set_stream(self.handle, stream)
 
     def close(self) -> None:
+        """Destroy the handle."""
         import cudnn
 
         cudnn.destroy_handle(self.handle)

@@ -50,11 +50,13 @@ class DeviceCopy:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
         shape: tuple[int, ...] = self.array.shape
         return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tensor."""
         dtype: np.dtype[Any] = self.array.dtype
         return dtype
 
@@ -97,7 +99,7 @@ class GpuBackend:
         self.processors = int(properties["multiProcessorCount"])
         _refuse_uploads(cupy)
 
-    # Where work goes ----------------------------------------------------------------------------
+    # Streams and errors -------------------------------------------------------------------------
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -231,7 +233,7 @@ class GpuBackend:
         """Return the bytes that are in use, by purpose."""
         return self.pools.usage()
 
-    # In and out ---------------------------------------------------------------------------------
+    # Copies -------------------------------------------------------------------------------------
 
     def to_device(self, array: Any) -> Any:
         """Return a contiguous array of this device: the given one, or a finished copy."""
@@ -365,6 +367,7 @@ class GpuBackend:
             self._is_capturing = _capturing.now = False
 
     def replay(self, graph: Any) -> None:
+        """Start the work of a graph on the stream."""
         with self.translate_errors():
             graph.launch(self.stream)
 
@@ -380,7 +383,7 @@ def _refuse_uploads(cupy: Any) -> None:
 
     def allocate(size: int) -> Any:
         if getattr(_capturing, "now", False):
-            raise DeviceError("an array of the host's cannot be copied to a GPU in a CUDA graph")
+            raise DeviceError("a CUDA graph cannot copy an array from the host to the GPU")
         return pool.malloc(size)
 
     pool = cupy.get_default_pinned_memory_pool()

@@ -96,8 +96,8 @@ class CrossDeviceEdges:
                 _edge_specs(nodes, "send", bindings),
                 _edge_specs(nodes, "recv", bindings),
             )
-            told = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
-            outward |= part.edge_senders(end, peer.worker, told, sent)
+            waits = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
+            outward |= part.edge_senders(end, peer.worker, waits, sent)
             inward |= part.edge_receivers(end, peer.worker, incoming, received)
         return CrossDeviceEdges(session, backend, incoming, sources, part, outward, inward)
 

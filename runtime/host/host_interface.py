@@ -111,10 +111,10 @@ class Hosts(Protocol):
         None if steps only run one after the other.
         """
 
-    def finish(self, begun: Any) -> StepResult:
+    def finish(self, pending: Any) -> StepResult:
         """Decide a step that was begun; as `step`."""
 
-    def undo(self, begun: Sequence[Any]) -> None:
+    def undo(self, pending: Sequence[Any]) -> None:
         """End steps that were begun; nothing of them happens."""
 
     def has_committed(self, step: int, error: BaseException) -> bool:
@@ -148,7 +148,7 @@ class Hosts(Protocol):
     def draining_workers(self) -> set[int]:
         """Return the workers that were asked to end, and wait for the session to leave."""
 
-    def on_draining(self, told: Callable[[], None]) -> None:
+    def on_draining(self, callback: Callable[[], None]) -> None:
         """Register a callback that is called, on another thread, when a worker is asked to end."""
 
     def leave_draining(self) -> None:
@@ -237,10 +237,10 @@ class LocalHosts:
     ) -> None:
         """Return None: the calling thread computes, so nothing can begin earlier."""
 
-    def finish(self, begun: Any) -> StepResult:
+    def finish(self, pending: Any) -> StepResult:
         raise SessionError("an embedded session cannot begin a step ahead of its turn")
 
-    def undo(self, begun: Sequence[Any]) -> None:
+    def undo(self, pending: Sequence[Any]) -> None:
         """Do nothing: no step was begun."""
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
@@ -292,7 +292,7 @@ class LocalHosts:
     def draining_workers(self) -> set[int]:
         return set()
 
-    def on_draining(self, told: Callable[[], None]) -> None:
+    def on_draining(self, callback: Callable[[], None]) -> None:
         """Do nothing: this process is the session's own."""
 
     def leave_draining(self) -> None:

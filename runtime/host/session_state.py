@@ -67,8 +67,7 @@ class _LoadedProgram:
     Attributes:
         agreeing_devices: devices that agree with devices of other workers on how tensors travel.
         agreed: for each of these, the forms with such agreements. All these devices have used the
-            same
-            forms since the last failed step, so they drop the same ones.
+            same forms since the last failed step, so they drop the same ones.
     """
 
     name: str
@@ -238,8 +237,8 @@ class SessionState:
         ):
             return self._last_used[2]
         loaded = self._require_program(name)
-        told = {**bindings, DRAWS: draws}
-        found = [self._specialise(loaded, device, told) for device in loaded.partitions]
+        sizes = {**bindings, DRAWS: draws}
+        found = [self._specialise(loaded, device, sizes) for device in loaded.partitions]
         self._last_used = (name, bindings, found)
         return found
 
@@ -301,8 +300,8 @@ class SessionState:
 
         The key has the sizes only: symbols have names of the user's.
         """
-        told = ",".join(str(size) for _, size in sizes)
-        return ProgramCollectives(self.exchanges, f"{program}({told})", device)
+        key = ",".join(str(size) for _, size in sizes)
+        return ProgramCollectives(self.exchanges, f"{program}({key})", device)
 
     def _run(
         self,

@@ -59,26 +59,11 @@ class LocalWorker:
             RendezvousTimeout: the process could not be started in time.
         """
         self.index = index
-        command = [
-            "--listen",
-            listen,
-            "--parent",
-            str(fork_server.pid if fork_server else os.getpid()),
-        ]
-        for device in devices:
-            command += ["--device", device]
-        if threads is not None:
-            command += ["--threads", str(threads)]
-        if host is not None:
-            command += ["--host", host]
-        for name in ops:
-            command += ["--allow-ops", name]
-        for folder in module_folders(ops):
-            command += ["--ops-path", folder]
-        if checkpoints is not None:
-            command += ["--checkpoints", checkpoints]
-        for core in cores[index] if cores else ():
-            command += ["--core", str(core)]
+        parent = fork_server.pid if fork_server else os.getpid()
+        command = ["--listen", listen, "--parent", str(parent)]
+        command += _worker_arguments(
+            devices, threads, host, ops, checkpoints, cores[index] if cores else ()
+        )
         self._recorder = CrashRecorder()
         kept = self._recorder.descriptors
         self._process: ForkedProcess | subprocess.Popen[bytes]
@@ -126,10 +111,12 @@ class LocalWorker:
             what = f"did not start within {time.monotonic() - started:.1f} s"
         else:
             what = f"ended before it listened, {ended or f'after it printed {line!r}'}"
-        told = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
+        message = f"local worker {self.index} {what}; it wrote:\n{self.error_tail()}"
         if ended is not None and not ended.by_itself:
-            raise WorkerLost(told, worker=self.index, reason=ended.reason, op=ended.op, ended=True)
-        raise RendezvousTimeout(told)
+            raise WorkerLost(
+                message, worker=self.index, reason=ended.reason, op=ended.op, ended=True
+            )
+        raise RendezvousTimeout(message)
 
     def wait_exit(self, seconds: float) -> WorkerExit | None:
         """Return how the process ended; None if it still runs after `seconds`."""
@@ -324,6 +311,33 @@ def _end_all(workers: list[LocalWorker], fork_servers: list[ForkServer], owner: 
             worker.finish(until)
         for each in fork_servers:
             each.close()
+
+
+def _worker_arguments(
+    devices: Sequence[str],
+    threads: int | None,
+    host: str | None,
+    ops: Sequence[str],
+    checkpoints: str | None,
+    cores: Sequence[int],
+) -> list[str]:
+    """Return the options of `python -m graphflow.runtime.worker` for a worker."""
+    arguments: list[str] = []
+    for device in devices:
+        arguments += ["--device", device]
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    if host is not None:
+        arguments += ["--host", host]
+    for name in ops:
+        arguments += ["--allow-ops", name]
+    for folder in module_folders(ops):
+        arguments += ["--ops-path", folder]
+    if checkpoints is not None:
+        arguments += ["--checkpoints", checkpoints]
+    for core in cores:
+        arguments += ["--core", str(core)]
+    return arguments
 
 
 def _spawn(

@@ -149,7 +149,9 @@ def plan_branches(
     buffer of the outer plan, which lives as long as the section.
     """
     outer: list[BufferLifetime] = []
-    places: list[tuple[int, int | None]] = []  # (outer buffer or branch, index within the branch)
+    places: list[
+        tuple[int, int | None]
+    ] = []  # (outer index or id of a branch, index in the branch)
     inner: dict[tuple[int, int], list[BufferLifetime]] = {}
     for buffer in lifetimes:
         home = section_at(sections, buffer.birth)

@@ -23,6 +23,7 @@ class MemoryRange(NamedTuple):
     nbytes: int
 
     def overlaps(self, other: MemoryRange) -> bool:
+        """Return True if two ranges share memory; feeds share none with buffers."""
         if self.start is None or other.start is None:
             return False
         return self.start < other.start + other.nbytes and other.start < self.start + self.nbytes

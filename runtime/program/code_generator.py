@@ -11,7 +11,7 @@ fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -19,27 +19,18 @@ import numpy as np
 
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
-from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
 from graphflow.ops.kernels.fusion.region_kernels import (
-    THREADING_NANOSECONDS,
-    KernelLaunch,
     is_jit_enabled,
-    kernel_of,
 )
-from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import (
     FeedBinding,
-    KernelCall,
     NativeSegment,
-    PointerSource,
 )
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
@@ -50,8 +41,8 @@ from graphflow.runtime.program.generated_call_support import (
     annotate_error,
     compile_kernels,
     loop_buffers,
-    out_kernel,
 )
+from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.native_loops import NativeBody
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
@@ -73,7 +64,6 @@ class CpuCode:
     Attributes:
         compute, commit: the two sections of the program.
         scope: global names of the generated functions.
-        plain_kernel_nodes: nodes that are computed by their op's own kernel.
         body_codes: the code of the bodies that its nodes hold.
     """
 
@@ -108,11 +98,8 @@ class CpuCode:
         threads = 1 if self.is_body else backend.threads
         self.compute = ProgramSection(threads)
         self.commit = ProgramSection(threads)
-        self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
-        self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
         self._dtypes: set[np.dtype[Any]] = set()  # that the backend supports
         self.variables: dict[str, Any] = {}
-        self.plain_kernel_nodes: list[Node] = []
         self.body_codes: list[CpuCode] = []
         self.assigned = {assign.inputs[0] for assign in layout.commits}
         self._feeds: list[Line] = []
@@ -122,6 +109,9 @@ class CpuCode:
         self.memory = memory
         self._operands = OperandTable(
             layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line
+        )
+        self._kernels = KernelEmitter(
+            layout, bindings, backend, self._operands, self.scope, self.compute, self.commit
         )
         every = partition.checks == EVERY
         watch = (
@@ -136,8 +126,8 @@ class CpuCode:
             self._emit_result_check()
         self.compute.flush()
         for assign in layout.commits if watch is None else ():
-            self._emit_commit(assign)
-        self._emit_sweep()
+            self._kernels.emit_commit(assign)
+        self._kernels.emit_sweep()
         self.commit.flush()
         self._bind_runtime_pointers()
 
@@ -150,7 +140,7 @@ class CpuCode:
                 require_dtype(self.backend.xp, spec.dtype)
                 self._dtypes.add(spec.dtype)
         if node in self.layout.regions:  # most nodes are
-            self._emit_region(node, number)
+            self._kernels.emit_region(node, number)
             return
         match node.op.name:
             case "constant":
@@ -172,7 +162,7 @@ class CpuCode:
                 member = f"m{self.numbers[node.inputs[0].node]}"
                 self._emit_line(node, f"{member}.finish(step)")
             case "assign":
-                self._emit_staging_copy(node)
+                self._kernels.emit_staging_copy(node)
             case "group":
                 pass
             case _ if node.op.alias:
@@ -180,7 +170,7 @@ class CpuCode:
             case _ if node in self.layout.body_layouts:
                 self._emit_bodies(node, number)
             case _:
-                self._emit_kernel(node, number)
+                self._kernels.emit_kernel(node, number)
 
     def _emit_feed(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
@@ -304,177 +294,7 @@ class CpuCode:
             tuple(nbytes(self.layout.specs[t]) for t in body.outputs),
         )
 
-    # Kernels ------------------------------------------------------------------------------------
-
-    def _emit_region(self, node: Node, number: int) -> None:
-        """Emit a node of a fused region; the region's last node emits the kernel."""
-        fused = self.layout.regions[node]
-        if node.op.refuse is not None:
-            self._emit_value_check(node, number)
-        if node is not fused.last:
-            return
-        task = fused.task
-        part = self.commit if node in self.layout.deferred else self.compute
-        tensors = (*fused.operands, *fused.results)
-        if not self._is_split_over_threads(task):
-            self._emit_call(part, node, task, tensors, len(fused.results))
-            return
-        places = [self._operands.pointer_source(t) for t in tensors]
-        if part is self.commit and not task.scratch and _are_fixed(places):
-            self._sweep_updates.append((node, task, places))
-            return
-        launch = KernelLaunch(
-            kernel_of(fused.region),
-            fused.sizes,
-            [p if isinstance(p, int) else None for p in places],
-        )
-        self.scope[f"k{number}"] = launch.callable()
-        moving = [
-            self._operands.name(t)
-            for t, p in zip(tensors, places, strict=True)
-            if not isinstance(p, int)
-        ]
-        if part is self.commit:
-            moving = [self._keep_for_commit(node, name) for name in moving]
-        part.add_line(node, f"k{number}({', '.join(moving)})")
-
-    def _emit_sweep(self) -> None:
-        """Emit large updates of variables, and small ones with them, as one call for each thread.
-
-        Each thread then updates its share of all variables, so threads meet once, not once for
-        each variable.
-        """
-        if not self._sweep_updates:
-            return
-        small = [c for c in self.commit.calls if not c.task.scratch and _are_fixed(c.pointers)]
-        taken = set(map(id, small))
-        self.commit.calls = [c for c in self.commit.calls if id(c) not in taken]
-        calls: list[Any] = [(task, places) for _, task, places in self._sweep_updates]
-        calls += [(call.task, call.pointers) for call in small]
-        self.scope["sweep"] = MultiTensorUpdate(calls, self.backend.threads)
-        self.commit.add_line(self._sweep_updates[-1][0], "sweep()")
-
-    def _emit_value_check(self, node: Node, number: int) -> None:
-        """Emit a line that refuses values that the op does not accept, such as class labels
-        beyond the number of classes."""
-        assert node.op.refuse is not None
-        attrs = bind_attrs(node.attrs, self.bindings)
-        arrays = []
-        for i, tensor in enumerate(node.inputs):
-            if tensor.dtype.kind == "f":  # only its shape matters
-                self.scope[f"c{number}_{i}"] = self.layout.specs[tensor]
-                arrays.append(f"c{number}_{i}")
-            else:
-                arrays.append(self._operands.name(tensor))
-        self.scope[f"c{number}"] = partial(node.op.refuse, self.backend.xp, **attrs)
-        self._emit_line(node, f"c{number}({', '.join(arrays)})")
-
-    def _is_split_over_threads(self, task: KernelTask) -> bool:
-        """Return True if threads share the work of a task."""
-        return task.nanoseconds > THREADING_NANOSECONDS and self.backend.threads > 1
-
-    def _emit_call(
-        self,
-        part: ProgramSection,
-        node: Node,
-        task: KernelTask,
-        tensors: Sequence[Tensor],
-        results: int,
-    ) -> None:
-        """Add a native call of a task; the last `results` of the tensors are its results."""
-        if not task.rows:
-            return
-        if task.order:
-            order = [*task.order, *range(len(task.order), len(tensors))]
-            tensors = [tensors[i] for i in order]
-        places = [self._operands.pointer_source(t) for t in tensors]
-        sizes = [self._nbytes(self.layout.specs[t]) for t in tensors]
-        if task.scratch:
-            places.append(
-                self._operands.base_address + self.layout.arena.offsets[self.layout.scratch[node]]
-            )
-            sizes.append(task.scratch)
-        part.add_calls(
-            [KernelCall(node, task, tuple(places), tuple(sizes), len(tensors) - results)]
-        )
-
-    def _nbytes(self, spec: TensorSpec) -> int:
-        """Return the bytes of a tensor. Most specs of a layout belong to many tensors."""
-        known = self._sizes.get(id(spec))
-        if known is None:
-            known = self._sizes[id(spec)] = nbytes(spec)
-        return known
-
-    def _emit_kernel(self, node: Node, number: int) -> None:
-        """Emit the node's kernel, which writes to its buffers."""
-        deferred = self.layout.deferred.get(node)
-        task = self.layout.tasks.get(node)
-        if task is not None and deferred is None and not self._is_split_over_threads(task):
-            tensors = (*node.inputs, *node.outputs)
-            self._emit_call(self.compute, node, task, tensors, len(node.outputs))
-            return
-        inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
-        if deferred is not None:
-            inputs = [self._keep_for_commit(node, name) for name in inputs]
-        names = [self._operands.name(t) for t in node.outputs]
-        attrs = bind_attrs(node.attrs, self.bindings)
-        specs = [t.spec for t in node.inputs]
-        half = not node.op.halves and has_half(specs)
-        if node.op.ufunc is not None and not attrs and not self.plain and not half:
-            self.scope[f"k{number}"] = getattr(self.backend.xp, node.op.ufunc)
-            line = f"k{number}({', '.join(inputs)}, out={names[0]})"
-        else:
-            self.scope[f"k{number}"] = out_kernel(
-                node.op, self.backend.xp, specs, attrs, self.plain
-            )
-            self.plain_kernel_nodes.append(node)
-            out = names[0] if len(names) == 1 else f"({', '.join(names)})"
-            step = ", step=draws" if node.op.random else ""
-            line = f"k{number}({', '.join([out, *inputs])}{step})"
-        if deferred is not None:
-            self.commit.add_line(node, line)
-        else:
-            self._emit_line(node, line)
-
-    # The commit part ------------------------------------------------------------------------------
-
-    def _emit_staging_copy(self, node: Node) -> None:
-        """Emit a copy of an assigned value that shares memory with a variable of this commit."""
-        if node in self.layout.staged and not self._emit_native_copy(
-            self.compute, node, node.inputs[1], node.outputs[0]
-        ):
-            value = self._operands.name(node.inputs[1])
-            self._emit_line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
-
-    def _emit_commit(self, assign: Node) -> None:
-        variable, value = assign.inputs[0], assign.outputs[0]
-        if assign.inputs[1].node in self.layout.deferred:
-            return
-        if not self._emit_native_copy(self.commit, assign, value, variable):
-            kept = self._keep_for_commit(assign, self._operands.name(value))
-            self.commit.add_line(assign, f"copyto({self._operands.names[variable]}, {kept})")
-
-    def _emit_native_copy(
-        self, part: ProgramSection, node: Node, source: Tensor, target: Tensor
-    ) -> bool:
-        """Add a native copy of a tensor; return False if native calls are off."""
-        size = nbytes(self.layout.specs[target])
-        if self.plain or self.backend.xp is not np:
-            return False
-        places = (self._operands.pointer_source(source), self._operands.pointer_source(target))
-        if size:
-            part.add_calls([KernelCall(node, copy_task(size), places, (size, size), 1)])
-        return True
-
-    def _keep_for_commit(self, node: Node, name: str) -> str:
-        """Return an expression that the commit section can use for a name.
-
-        Feeds, received tensors and their aliases are local to the compute section.
-        """
-        if name in self.scope:
-            return name
-        self._emit_line(node, f"kept[{name!r}] = {name}")
-        return f"kept[{name!r}]"
+    # Source -------------------------------------------------------------------------------------
 
     def _bind_runtime_pointers(self) -> None:
         """Bind the pointers of native calls to feeds and received tensors.
@@ -488,9 +308,7 @@ class CpuCode:
                     if slot in self._operands.feeds:
                         self._operands.feeds[slot].bind(segment, which)
                     if part is self.commit:
-                        self._keep_for_commit(slot.node, self._operands.names[slot])
-
-    # The text -----------------------------------------------------------------------------------
+                        self._kernels.keep_for_commit(slot.node, self._operands.names[slot])
 
     def _emit_line(self, node: Node, line: str) -> None:
         self.compute.add_line(node, line)
@@ -501,6 +319,11 @@ class CpuCode:
         result = "(" + "".join(f"{name}, " for name in names) + ")"  # may emit lines for aliases
         lines = [*self._feeds, *self.compute.lines]
         return ProgramSource(self.scope, lines, self.commit.lines, result)
+
+    @property
+    def plain_kernel_nodes(self) -> list[Node]:
+        """Nodes that are computed by their op's own kernel."""
+        return self._kernels.plain_kernel_nodes
 
     @property
     def is_native(self) -> bool:
@@ -543,8 +366,3 @@ class CpuCode:
         if not self.is_body:
             self.channel.close()
         self.scope.clear()  # breaks the reference cycle with its functions
-
-
-def _are_fixed(places: Sequence[PointerSource]) -> bool:
-    """Return True if all addresses are known before the program runs."""
-    return all(isinstance(place, int) for place in places)

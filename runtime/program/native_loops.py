@@ -52,6 +52,7 @@ class NativeBody:
 
     @property
     def parameters(self) -> list[RuntimeOperand]:
+        """The run-time operand of each parameter."""
         return [node.outputs[0] for node in self.body.inputs]
 
 

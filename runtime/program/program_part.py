@@ -35,6 +35,7 @@ class ProgramSection:
         self.work = 0.0
 
     def add_calls(self, calls: Sequence[KernelCall]) -> None:
+        """Append native calls to the current line; end the line if its work is long enough."""
         self.calls += calls
         self.work += sum(call.task.nanoseconds for call in calls)
         if (
@@ -43,10 +44,12 @@ class ProgramSection:
             self.flush()
 
     def add_line(self, node: Node, text: str) -> None:
+        """End the current native line, and append a line of Python for a node."""
         self.flush()
         self.lines.append((node, text))
 
     def flush(self) -> None:
+        """End the current native line."""
         if self.calls:
             for strands in schedule_branches(self.calls, self._threads):
                 self.lines.append(

@@ -82,7 +82,8 @@ class ProgramSource:
         self, name: str, arguments: str, lines: list[str], result: str, of: Iterable[str]
     ) -> Callable[..., Any]:
         source = "\n ".join([f"def {name}({arguments}):", *lines, f"return {result}"])
-        # The text is made of our own identifiers only; nothing from a graph or the wire enters it.
+        # exec is safe here: the source consists of our own identifiers only. No text from a graph
+        # or from the wire enters it.
         exec(compile(source, name_code(name, of), "exec"), self._scope)  # noqa: S102
         function: Callable[..., Any] = self._scope[name]
         return function

@@ -142,8 +142,8 @@ class CoordinatorMachine:
             case ReleaseStep(request):
                 return self._release(request)
             case OfferMemoryToWorker(worker, token):
-                told = self._peers[worker].stream.send_unnumbered(Share(token))
-                return self._send_all(worker, [told])
+                offer = self._peers[worker].stream.send_unnumbered(Share(token))
+                return self._send_all(worker, [offer])
             case LinkUp(worker):
                 self._failure_detector.link_up(self._peers[worker], now)
                 # The worker learns the new route to us, and gets the messages that it missed.
@@ -254,12 +254,12 @@ class CoordinatorMachine:
             return self._handle_stale(worker, envelope, message, stale)
         outbound = peer.stream.outbound
         before = outbound.acknowledged
-        arrival, letters = peer.stream.receive(envelope, message, data)
+        arrival, outgoing = peer.stream.receive(envelope, message, data)
         peer.note_heard(self._now)
         if outbound.acknowledged > before or not peer.opened:
             peer.note_hears_us(self._now)
             peer.opened = peer.opened or (peer.opening and not outbound.pending)
-        actions = self._send_all(worker, letters) if letters else []
+        actions = self._send_all(worker, outgoing) if outgoing else []
         if arrival is ReceiveStatus.DUPLICATE or arrival is ReceiveStatus.MISSING:
             return actions
         try:
@@ -283,8 +283,8 @@ class CoordinatorMachine:
         if isinstance(stale, StaleSession):
             return []
         if envelope.epoch < self._epoch:
-            told = Fenced(type(stale).__name__, str(stale))
-            return self._send_all(worker, [self._peers[worker].stream.send_unnumbered(told)])
+            refusal = Fenced(type(stale).__name__, str(stale))
+            return self._send_all(worker, [self._peers[worker].stream.send_unnumbered(refusal)])
         if not isinstance(message, Fenced):
             return []
         self._fenced = StaleEpoch(
@@ -430,15 +430,15 @@ class CoordinatorMachine:
         if peer.opened:
             peer.asked_at = min(peer.asked_at, self._now)
             return [peer.stream.send_unnumbered(Ping(sent=self._now))]
-        letters = list(
+        outgoing = list(
             peer.stream.outbound.all_from(0)
         )  # it cannot ask for messages of a session that it does not know
         if (
-            peer.welcomed and not letters
+            peer.welcomed and not outgoing
         ):  # the rendezvous waits for others: keep this worker talking
             own = self._version
-            letters = [peer.stream.send_unnumbered(Hello(0, own.version, own.wire, own.python))]
-        return letters
+            outgoing = [peer.stream.send_unnumbered(Hello(0, own.version, own.wire, own.python))]
+        return outgoing
 
     def _ping(self, worker: int) -> list[CoordinatorAction]:
         peer = self._peers[worker]
@@ -475,20 +475,22 @@ class CoordinatorMachine:
             actions += self._end(operation, peer.loss_error(what, operation))
         return actions
 
-    def _handle_unreached(self, source: int, step: int, told: Unreached) -> list[CoordinatorAction]:
+    def _handle_unreached(
+        self, source: int, step: int, report: Unreached
+    ) -> list[CoordinatorAction]:
         """Handle the report that a worker does not reach another one.
 
         The step that needs the link ends if the link is cut. If the other worker is at fault, it
         will be lost or late by itself.
         """
-        if not 0 <= told.worker < len(self._peers):
-            raise ProtocolError(f"it does not reach worker {told.worker}, which does not exist")
-        target = self._peers[told.worker]
-        operation = self._operations.using_link(source, told.worker, step)
-        if operation is None or not self._failure_detector.is_cut(target, told.asked, self._now):
+        if not 0 <= report.worker < len(self._peers):
+            raise ProtocolError(f"it does not reach worker {report.worker}, which does not exist")
+        target = self._peers[report.worker]
+        operation = self._operations.using_link(source, report.worker, step)
+        if operation is None or not self._failure_detector.is_cut(target, report.asked, self._now):
             return []
         return self._fail(
-            operation, unreachable_error(self._peers[source], target, operation, told.edge)
+            operation, unreachable_error(self._peers[source], target, operation, report.edge)
         )
 
     # Ends --------------------------------------------------------------------------------------
@@ -515,8 +517,8 @@ class CoordinatorMachine:
                         continue
                     # The worker drops the order and its arrays: the predecessor was undone.
                     actions += self._send_order(operation, worker)
-                told = Abort(type(error).__name__, str(error)[:2000])
-                actions += self._send(worker, told, step)
+                abort = Abort(type(error).__name__, str(error)[:2000])
+                actions += self._send(worker, abort, step)
         if self._commits_owed:
             self._commit_at = min(self._commit_at, self._now + COMMIT_AFTER)
         actions.append(SettleOperation(request, operation.replies if error is None else error))
@@ -587,8 +589,10 @@ class CoordinatorMachine:
     ) -> list[CoordinatorAction]:
         return self._send_all(worker, self._peers[worker].stream.send(message, step, data))
 
-    def _send_all(self, worker: int, letters: Iterable[OutgoingMessage]) -> list[CoordinatorAction]:
+    def _send_all(
+        self, worker: int, outgoing: Iterable[OutgoingMessage]
+    ) -> list[CoordinatorAction]:
         known = self._peers[worker].stream.outbound.acknowledged
         return [
-            SendToWorker(worker, each.envelope, each.message, each.data, known) for each in letters
+            SendToWorker(worker, each.envelope, each.message, each.data, known) for each in outgoing
         ]

@@ -69,10 +69,10 @@ class FastPathCoordinator(CoordinatorMachine):
             StepCodec.for_worker(*said, peer.index, self._token) for peer in self._peers
         ]
 
-    def begin_step(self, repeat: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
+    def begin_step(self, steady: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
         """Begin a step; return the frame for each of its workers, or None if the fast path does not
         apply."""
-        request, step, order, workers, fed = repeat
+        request, step, order, workers, fed = steady
         same = SharedOrder.from_compute(order)
         if same is None or self._operations or self._losses or self._fenced is not None:
             return None
@@ -80,15 +80,15 @@ class FastPathCoordinator(CoordinatorMachine):
         for worker in workers:
             if not peers[worker].stream.is_clear or self._codecs[worker] is None:
                 return None
-        told = []
+        numbered_frames = []
         for worker in workers:
-            peer, dialogue = peers[worker], self._codecs[worker]
-            assert dialogue is not None
+            peer, codec = peers[worker], self._codecs[worker]
+            assert codec is not None
             stream, inside = peer.stream, fed.get(worker, [])
             number, received = stream.take_number()
             commits, peer.commit_owed = peer.commit_owed, -1
-            frame = dialogue.write_order(step, number, received, request, commits, inside, same)
-            told.append(stream.outbound.keep_frame(step, frame))
+            frame = codec.write_order(step, number, received, request, commits, inside, same)
+            numbered_frames.append(stream.outbound.keep_frame(step, frame))
         self._commits_owed.difference_update(workers)
         if not self._commits_owed:
             self._commit_at = inf
@@ -97,14 +97,14 @@ class FastPathCoordinator(CoordinatorMachine):
         operation = Operation(begin, now)
         operation.deadline += GRACE
         self._operations[request] = operation
-        return told
+        return numbered_frames
 
     def accept_answer(
         self, worker: int, frame: bytes, now: float
     ) -> list[CoordinatorAction] | None:
         """Return the actions after a worker's answer; None if the fast path does not apply."""
-        dialogue = self._codecs[worker]
-        read = None if dialogue is None else dialogue.read_answer(frame)
+        codec = self._codecs[worker]
+        read = None if codec is None else codec.read_answer(frame)
         if read is None or self._fenced is not None:
             return None
         _, sequence, acknowledged, request, sent = read
@@ -150,8 +150,8 @@ class FastPathWorker(WorkerMachine):
         known = self._codecs.get(route)
         if known is None:
             return None
-        session, dialogue = known
-        read = dialogue.read_order(frame)
+        session, codec = known
+        read = codec.read_order(frame)
         if (
             read is None
             or session.fast_route != route
@@ -224,6 +224,6 @@ class FastPathWorker(WorkerMachine):
             if known[0] is not session and known[0] is self._sessions.get(known[0].name)
         }
         worker = session.stream.outbound.origin
-        dialogue = StepCodec.for_worker(session.name, session.epoch, worker, session.token)
-        if dialogue is not None:
-            self._codecs[event.route] = session, dialogue
+        codec = StepCodec.for_worker(session.name, session.epoch, worker, session.token)
+        if codec is not None:
+            self._codecs[event.route] = session, codec

@@ -153,18 +153,20 @@ def blocked_error(operation: Operation, peers: Sequence[Peer], now: float) -> St
     which was not waiting itself.
     """
     chain = operation.blocking_chain()
-    told = operation.peer_timeouts[chain[-1] if chain[-1] in operation.peer_timeouts else chain[-2]]
-    assert told.worker is not None
+    report = operation.peer_timeouts[
+        chain[-1] if chain[-1] in operation.peer_timeouts else chain[-2]
+    ]
+    assert report.worker is not None
     more = (
-        [peers[told.worker].describe_lateness(now)]
-        if operation.may_report_wait(told.worker)
+        [peers[report.worker].describe_lateness(now)]
+        if operation.may_report_wait(report.worker)
         else []
     )
     if len(chain) > 2:
         more += [f"worker {one} waited for worker {other}" for one, other in pairwise(chain)]
-    text = f"{told} ({'; '.join(more)})" if more else str(told)
-    error = StepTimeout(text, worker=told.worker)
-    for note in told.__notes__:
+    text = f"{report} ({'; '.join(more)})" if more else str(report)
+    error = StepTimeout(text, worker=report.worker)
+    for note in report.__notes__:
         error.add_note(note)
     return error
 
@@ -173,8 +175,8 @@ def unreachable_error(source: Peer, target: Peer, operation: Operation, edge: Ke
     """Return the error of a step whose workers do not reach each other."""
     return LinkLost(
         f"{operation.description}: {source} sent edge {edge}, but {target} did not take it, "
-        "though both answer this process: what is between the two is cut, or refuses "
-        "connections; mend that, and run it again: nothing has changed",
+        "though both answer this process: the network between them is cut, or refuses "
+        "connections; repair it, and run the step again (no variable has changed)",
         source=source.index, target=target.index, step=operation.step_number, edge=edge,
     )  # fmt: skip
 

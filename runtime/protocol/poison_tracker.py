@@ -28,8 +28,7 @@ class PoisonTaskTracker:
 
         Args:
             committed: steps committed before the step in which the worker was lost. A repeated step
-                has
-                the same count.
+                has the same count.
         """
         if not error.ended or not (error.op or error.program):
             return None
@@ -38,8 +37,8 @@ class PoisonTaskTracker:
         deaths.append(error)
         if len(deaths) < DEADLY:
             return None
-        told = "; ".join(f"worker {death.worker}: {death.reason}" for death in deaths)
+        losses = "; ".join(f"worker {death.worker}: {death.reason}" for death in deaths)
         return PoisonedTask(
-            f"{task} ended {len(deaths)} workers and is not tried on another ({told}); find out "
+            f"{task} ended {len(deaths)} workers and is not tried on another ({losses}); find out "
             "what it does with these inputs in a process of its own"
         )

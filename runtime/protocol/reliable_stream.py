@@ -71,12 +71,12 @@ class OutgoingMessage(NamedTuple):
     data: memoryview | None = None
 
 
-def with_checksum(letter: OutgoingMessage) -> OutgoingMessage:
+def with_checksum(outgoing: OutgoingMessage) -> OutgoingMessage:
     """Return a message whose piece of an array carries the checksum of its present bytes."""
-    message, data = letter.message, letter.data
+    message, data = outgoing.message, outgoing.data
     if not isinstance(message, Chunk) or data is None:
-        return letter
-    return letter._replace(message=replace_fields(message, checksum=checksum(data)))
+        return outgoing
+    return outgoing._replace(message=replace_fields(message, checksum=checksum(data)))
 
 
 class Outbound:
@@ -336,25 +336,25 @@ class ReliableStream:
         """Classify a message of this session and epoch, and return the messages to send in
         response."""
         inbound, outbound = self.inbound, self.outbound
-        arrival, told = inbound.receive(envelope, message, data)
+        arrival, response = inbound.receive(envelope, message, data)
         outbound.received = inbound.received
-        letters = [self.send_unnumbered(told)] if told is not None else []
+        outgoing = [self.send_unnumbered(response)] if response is not None else []
         if type(message) is Resend:
-            letters += outbound.resend(message)
+            outgoing += outbound.resend(message)
         if outbound.acknowledge(envelope.acknowledged) and self._waiting:
-            letters += self._flush()
-        return arrival, letters
+            outgoing += self._flush()
+        return arrival, outgoing
 
     def _flush(self) -> list[OutgoingMessage]:
-        letters = []
+        outgoing = []
         while self._waiting:
             message, step, data = self._waiting[0]
             if not self.outbound.has_room(data.nbytes if data is not None else 0):
                 break
             self._waiting.popleft()
-            letters.append(self.outbound.post(message, step, data))
+            outgoing.append(self.outbound.post(message, step, data))
             self.inbound.mark_acknowledged()  # it rides along
-        return letters
+        return outgoing
 
 
 def matches_secret(shown: str, secret: str) -> bool:
@@ -366,11 +366,11 @@ def stale_error(envelope: Envelope, epoch: int, token: str) -> GraphflowError | 
     """Return the error of a message from another session or epoch; None for a current message."""
     if envelope.token is not token and not matches_secret(envelope.token, token):
         return StaleSession(
-            f"a message for session {envelope.session[:8]} does not have its token: it was "
-            "recorded in another session, or made up"
+            f"a message for session {envelope.session[:8]} does not carry its token: it was "
+            "recorded in another session, or forged"
         )
     if envelope.epoch != epoch:
-        late = "its sender" if envelope.epoch < epoch else "who is told it"
+        late = "its sender" if envelope.epoch < epoch else "its receiver"
         return StaleEpoch(
             f"session {envelope.session[:8]} has epoch {epoch} here, a message is of epoch "
             f"{envelope.epoch}: {late} missed a recovery"

@@ -135,11 +135,9 @@ class WorkerMachine:
         home: identity of the clock of its times, see `clock_sync.clock_identity`.
         memory: bytes that arrays in transit may take, for all sessions together.
         exit_report: how the earlier process at this address ended. With it, the machine does
-            nothing
-            but report that to coordinators.
+            nothing but report that to coordinators.
         process: a random number that identifies this process. An `Open` names it, so that one that
-            was
-            sent to an earlier process at this address opens nothing here.
+            was sent to an earlier process at this address opens nothing here.
     """
 
     def __init__(
@@ -188,8 +186,8 @@ class WorkerMachine:
                 return [] if session is None else [session.send_unnumbered(Share(token))]
             case PeerUnreached(name, worker, step, edge, asked):
                 session = self._sessions.get(name)
-                told = Unreached(worker, asked, edge)
-                return [] if session is None else [session.send_unnumbered(told, step)]
+                unreached = Unreached(worker, asked, edge)
+                return [] if session is None else [session.send_unnumbered(unreached, step)]
             case WorkerTick():
                 return self._tick(now)
             case DrainWorker(seconds):
@@ -246,11 +244,11 @@ class WorkerMachine:
     # Messages ----------------------------------------------------------------------------------
 
     def _receive(self, event: MessageReceived, now: float) -> list[WorkerAction]:
-        route, envelope, message, data, lane = event
+        route, envelope, message, data, is_fast = event
         if self._exit_report is not None:
             concerned = envelope.origin == COORDINATOR and not isinstance(message, Hello)
-            told = self._exit_report.message_for(envelope.session)
-            return [SendMessage(route, _reply_envelope(envelope, 0), told)] if concerned else []
+            report = self._exit_report.message_for(envelope.session)
+            return [SendMessage(route, _reply_envelope(envelope, 0), report)] if concerned else []
         if type(message) is Hello:
             own = self._version
             welcome = Welcome(message.request, own.version, own.wire, own.python, self._devices)
@@ -265,19 +263,19 @@ class WorkerMachine:
         if envelope.origin != COORDINATOR:
             return self._handle_peer_message(session, envelope, message, data)
         answered = session.stream.outbound.answered_attempt
-        arrival, letters = session.stream.receive(envelope, message, data)
+        arrival, outgoing = session.stream.receive(envelope, message, data)
         if arrival is ReceiveStatus.FRESH or session.is_current(
             arrival, envelope, message, answered
         ):
             session.heard_at = now
-            if lane:
+            if is_fast:
                 session.fast_route = route
             else:  # a reconnection has a new route
                 session.route = route
         elif isinstance(message, Ping):
             return []
         actions: list[WorkerAction] = (
-            [session.make_send(each) for each in letters] if letters else []
+            [session.make_send(each) for each in outgoing] if outgoing else []
         )
         if arrival is ReceiveStatus.UNNUMBERED:
             return actions + self._handle_unnumbered(session, message, now)
@@ -338,9 +336,9 @@ class WorkerMachine:
             )  # an earlier process here may have had that epoch
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
-        told = Fenced(type(stale).__name__, str(stale))
+        refusal = Fenced(type(stale).__name__, str(stale))
         answer = _reply_envelope(envelope, 0)._replace(epoch=session.epoch)
-        return [SendMessage(event.route, answer, told)]
+        return [SendMessage(event.route, answer, refusal)]
 
     def _open(
         self, route: Route, envelope: Envelope, message: Open, now: float
@@ -355,14 +353,19 @@ class WorkerMachine:
         elif len(self._sessions) >= MAX_SESSIONS:
             error = SessionError(f"{who} serves {MAX_SESSIONS} sessions already; close one of them")
         elif len(name) > _MAX_NAME:
-            error = ProtocolError(f"the name of a session has {len(name)} characters")
+            error = ProtocolError(
+                f"the session's name has {len(name)} characters, more than {_MAX_NAME}"
+            )
         elif not 0 < message.lease <= MAX_LEASE:
-            lease = f"a lease of {message.lease:g} s"
-            error = ProtocolError(f"{lease}; it takes more than 0 and at most {MAX_LEASE:g}")
+            error = ProtocolError(
+                f"the lease is {message.lease:g} s; it must be positive, and at most {MAX_LEASE:g}"
+            )
         elif message.worker >= count:
-            error = ProtocolError(f"no worker {message.worker} among {count}")
+            error = ProtocolError(
+                f"worker {message.worker} does not exist in a session of {count} workers"
+            )
         elif message.keys and len(message.keys) != count:
-            error = ProtocolError(f"{len(message.keys)} keys for {count} workers")
+            error = ProtocolError(f"the session has {len(message.keys)} keys for {count} workers")
         if error is not None:
             answer = failure_message(message.request, error)
             return [
@@ -374,8 +377,8 @@ class WorkerMachine:
         stream.outbound.last_sent = 1  # the Welcome, whose number is fixed
         inbox = ChunkAssembler(shared_budget=self._shared_budget)
         far = not is_loopback(message.peers[message.worker])
-        served = WorkerSession(route, stream, count, message.lease, now, inbox, far)
-        self._sessions[name] = served
+        session = WorkerSession(route, stream, count, message.lease, now, inbox, far)
+        self._sessions[name] = session
         return [RunJob(name, message, 0, epoch, token=envelope.token)]
 
     def _handle_unnumbered(
@@ -398,8 +401,8 @@ class WorkerMachine:
         inbound = session.peers.get(origin)
         if inbound is None:
             inbound = session.peers[origin] = Inbound()
-        arrival, told = inbound.receive(envelope, message, data)
-        if told is not None:
+        arrival, response = inbound.receive(envelope, message, data)
+        if response is not None:
             inbound.mark_acknowledged()
         elif arrival is ReceiveStatus.FRESH and type(message) is Tensor:
             small = self._accept_tensor(session, origin, message, envelope.step)
@@ -411,7 +414,7 @@ class WorkerMachine:
         wanted = message if isinstance(message, Resend) else None
         inbound.last_reported = envelope.acknowledged
         heard = UpdatePeerLink(
-            session.name, origin, envelope.acknowledged, inbound.received, told, wanted
+            session.name, origin, envelope.acknowledged, inbound.received, response, wanted
         )
         if isinstance(message, Share):
             return [heard, AttachPeerMemory(session.name, origin, message.token)]
@@ -426,7 +429,9 @@ class WorkerMachine:
             # The link first: an echo that goes back at once then acknowledges this message.
             return [heard, *self._accept_chunk(session, origin, message, data)]
         except ProtocolError as error:
-            return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
+            return self._break_session(
+                session, f"worker {origin} sent it an invalid message: {error}"
+            )
 
     def _accept_tensor(
         self, session: WorkerSession, origin: int, message: Tensor, step: int
@@ -436,7 +441,9 @@ class WorkerMachine:
         try:
             edge, array = decode_small(message.array)
         except ProtocolError as error:
-            return self._break_session(session, f"worker {origin} sent it nonsense: {error}")
+            return self._break_session(
+                session, f"worker {origin} sent it an invalid message: {error}"
+            )
         return [DeliverTensor(session.name, step, edge, array, origin)]
 
     def _accept_chunk(
@@ -515,8 +522,8 @@ class WorkerMachine:
 
     def _break_session(self, session: WorkerSession, reason: str) -> list[WorkerAction]:
         """Tell the coordinator that its session cannot go on here, and close it."""
-        told = session.send_unnumbered(Broken(reason))
-        return [told, *self._close_sessions([session.name], WorkerLost(reason))]
+        broken = session.send_unnumbered(Broken(reason))
+        return [broken, *self._close_sessions([session.name], WorkerLost(reason))]
 
     def _close_sessions(self, names: Sequence[str], error: GraphflowError) -> list[WorkerAction]:
         actions: list[WorkerAction] = []

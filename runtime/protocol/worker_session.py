@@ -98,8 +98,8 @@ class WorkerSession:
     peers: dict[int, Inbound] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        told = self.stream.outbound
-        self.name, self.epoch, self.token = told.session, told.epoch, told.token
+        outbound = self.stream.outbound
+        self.name, self.epoch, self.token = outbound.session, outbound.epoch, outbound.token
 
     def is_current(
         self, arrival: ReceiveStatus, envelope: Envelope, message: Message, answered: int
@@ -207,17 +207,17 @@ class WorkerSession:
         self, message: Message, step: int = 0, data: memoryview | None = None
     ) -> list[WorkerAction]:
         """Return the actions that send the coordinator a message, once the window has room."""
-        return [self.make_send(letter) for letter in self.stream.send(message, step, data)]
+        return [self.make_send(outgoing) for outgoing in self.stream.send(message, step, data)]
 
-    def make_send(self, letter: OutgoingMessage) -> SendMessage:
+    def make_send(self, outgoing: OutgoingMessage) -> SendMessage:
         """Return the action that sends a message over the coordinator's present route.
 
         A Pong always takes the main route: it proves that this route works.
         """
-        envelope, message, data = letter
-        lane = b"" if type(message) is Pong else self.fast_route
+        envelope, message, data = outgoing
+        fast_route = b"" if type(message) is Pong else self.fast_route
         return SendMessage(
-            self.route, envelope, message, data, lane, self.stream.outbound.acknowledged
+            self.route, envelope, message, data, fast_route, self.stream.outbound.acknowledged
         )
 
     def send_result(self, job: Job, step: int, outcome: Outcome) -> list[WorkerAction]:

@@ -47,47 +47,51 @@ class Metric:
 
 
 METRICS: Mapping[str, Metric] = {
-    # Of a worker, and of a session over workers alike
+    # Of workers and of distributed sessions
     "graphflow_info": Metric(GAUGE, "always 1", ("role", "address", "version", "python")),
-    "graphflow_uptime_seconds": Metric(GAUGE, "since the process or session began"),
-    "graphflow_resident_bytes": Metric(GAUGE, "memory of the process"),
-    "graphflow_resident_peak_bytes": Metric(GAUGE, "the most that it was"),
-    "graphflow_steps_total": Metric(COUNTER, "steps by what became of them", ("outcome",)),
-    "graphflow_step_seconds": Metric(
-        HISTOGRAM, "a session: whole steps; a worker: its part of them"
-    ),
-    "graphflow_queued_messages": Metric(GAUGE, "messages that sockets do not take yet"),
-    "graphflow_refused_messages_total": Metric(COUNTER, "messages that are not valid"),
-    "graphflow_resent_messages_total": Metric(COUNTER, "messages sent once more", ("peer",)),
+    "graphflow_uptime_seconds": Metric(GAUGE, "time since the process or session began"),
+    "graphflow_resident_bytes": Metric(GAUGE, "resident memory of the process"),
+    "graphflow_resident_peak_bytes": Metric(GAUGE, "peak resident memory of the process"),
+    "graphflow_steps_total": Metric(COUNTER, "steps by outcome", ("outcome",)),
+    "graphflow_step_seconds": Metric(HISTOGRAM, "duration of steps; on a worker, of its part"),
+    "graphflow_queued_messages": Metric(GAUGE, "messages that wait for their socket"),
+    "graphflow_refused_messages_total": Metric(COUNTER, "invalid messages"),
+    "graphflow_resent_messages_total": Metric(COUNTER, "retransmitted messages", ("peer",)),
     # Of a worker
     "graphflow_sessions": Metric(GAUGE, "open sessions"),
-    "graphflow_queued_jobs": Metric(GAUGE, "orders that wait for those before them"),
+    "graphflow_queued_jobs": Metric(GAUGE, "jobs that wait for earlier jobs"),
     "graphflow_arena_bytes": Metric(GAUGE, "memory for the buffers of programs", ("device",)),
     "graphflow_forbidden_messages_total": Metric(
-        COUNTER, "messages that their sender's key does not allow"
+        COUNTER, "messages that the sender's key does not allow"
     ),
     "graphflow_variable_bytes": Metric(GAUGE, "memory for variables", ("device",)),
     "graphflow_connections": Metric(GAUGE, "connections to the worker's address"),
-    "graphflow_sent_bytes_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
-    "graphflow_sent_tensors_total": Metric(COUNTER, "tensors to other workers", ("peer", "edge")),
+    "graphflow_sent_bytes_total": Metric(
+        COUNTER, "bytes of tensors sent to other workers", ("peer", "edge")
+    ),
+    "graphflow_sent_tensors_total": Metric(
+        COUNTER, "tensors sent to other workers", ("peer", "edge")
+    ),
     "graphflow_received_bytes_total": Metric(
-        COUNTER, "tensors from other workers", ("peer", "edge")
+        COUNTER, "bytes of tensors received from other workers", ("peer", "edge")
     ),
     "graphflow_received_tensors_total": Metric(
-        COUNTER, "tensors from other workers", ("peer", "edge")
+        COUNTER, "tensors received from other workers", ("peer", "edge")
     ),
     # Of a session
-    "graphflow_workers": Metric(GAUGE, "workers by whether they answer", ("state",)),
-    "graphflow_workers_lost_total": Metric(COUNTER, "workers that do not answer any more"),
-    "graphflow_recoveries_total": Metric(COUNTER, "times that the session resumed"),
-    "graphflow_feed_bytes_total": Metric(COUNTER, "fed to steps"),
-    "graphflow_fetch_bytes_total": Metric(COUNTER, "fetched from steps"),
-    "graphflow_round_trip_seconds": Metric(GAUGE, "the shortest of the last pings", ("worker",)),
+    "graphflow_workers": Metric(GAUGE, "workers by state", ("state",)),
+    "graphflow_workers_lost_total": Metric(COUNTER, "workers that were lost"),
+    "graphflow_recoveries_total": Metric(COUNTER, "recoveries of the session"),
+    "graphflow_feed_bytes_total": Metric(COUNTER, "bytes fed to steps"),
+    "graphflow_fetch_bytes_total": Metric(COUNTER, "bytes fetched from steps"),
+    "graphflow_round_trip_seconds": Metric(
+        GAUGE, "shortest round trip of the last pings", ("worker",)
+    ),
     "graphflow_clock_error_seconds": Metric(
-        GAUGE, "how far times of a worker in traces may be off", ("worker",)
+        GAUGE, "bound of the error of a worker's times in traces", ("worker",)
     ),
     "graphflow_checkpoints_total": Metric(COUNTER, "checkpoints by outcome", ("outcome",)),
-    "graphflow_checkpoint_age_seconds": Metric(GAUGE, "since the last whole checkpoint"),
+    "graphflow_checkpoint_age_seconds": Metric(GAUGE, "time since the last complete checkpoint"),
 }
 
 

@@ -66,6 +66,8 @@ _log = Log("graphflow.metrics")
 
 @dataclass(frozen=True)
 class _HttpResponse:
+    """A complete HTTP response."""
+
     status: int
     kind: str
     body: bytes
@@ -78,6 +80,8 @@ class _HttpResponse:
 
 @dataclass(frozen=True)
 class _HttpRequest:
+    """The parts of a request that are used."""
+
     method: str
     path: str
     headers: dict[str, str]

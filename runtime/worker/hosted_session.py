@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,10 +42,8 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayReader,
     is_whole,
 )
-from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.frame_codec import BorrowedBuffer
-from graphflow.runtime.wire.graph_limits import GraphLimits
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,
@@ -70,57 +68,12 @@ from graphflow.runtime.wire.messages import (
     Write,
     step_of,
 )
+from graphflow.runtime.worker.host_protocol import HostFactory, HostProtocol
 from graphflow.runtime.worker.link_probe import DriveUntil, LinkProber
 from graphflow.runtime.worker.peer_link import PeerLink
 from graphflow.runtime.worker.worker_activity import WorkerActivity
 
 _UNREPORTED = frozenset((Commit, Abort, Save))
-
-
-class HostProtocol(Protocol):
-    """The interface of `DeviceHost` that a session needs. Tests put other hosts in its place.
-
-    `cancel` and `deliver` come from other threads, and may come before the step's `compute`. They
-    also come from a thread of the host, if that thread waits in the callback of `connect_mail`.
-    """
-
-    def open(self, session: str) -> None: ...
-    def close(self, session: str) -> None: ...
-    def load(self, session: str, program: str, header: bytes, buffers: list[Array]) -> None: ...
-    def prepare(self, session: str, program: str, bindings: dict[str, int]) -> None: ...
-    def compute(
-        self,
-        session: str,
-        program: str,
-        step: int,
-        bindings: dict[str, int],
-        feeds: dict[str, Array],
-        trace: bool,
-        deadline: float,
-    ) -> Computed: ...
-    def commit(self, session: str, step: int) -> None: ...
-    def abort(self, session: str, step: int) -> None: ...
-    def deliver(self, session: str, step: int, edge: Key, array: Array) -> None: ...
-    def connect_mail(
-        self,
-        session: str,
-        attend: DriveUntil,
-        wake: Callable[[], None],
-        carried: TransferObserver,
-        keep: Callable[[Array], Array | None],
-    ) -> None: ...
-    def cancel(self, session: str, step: int, reason: GraphflowError) -> None: ...
-    def read(self, session: str, variable: str) -> Array: ...
-    def snapshot(self, session: str) -> dict[str, Array]: ...
-    def write(self, session: str, variable: str, value: Array) -> None: ...
-    def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None: ...
-    def usage(self, session: str) -> HostUsage: ...
-    def measure(self) -> dict[str, Any]: ...
-
-
-HostFactory = Callable[
-    [int, Sequence[str], int | None, Callable[[TensorParcel], None]], HostProtocol
-]
 
 
 class HostedSession:
@@ -131,7 +84,7 @@ class HostedSession:
         report: receives each job that ended, from any thread.
         drive_until: drives the worker's sockets until a condition holds.
         wake: wakes the thread that drives the sockets.
-        admit_pipe: takes in a bulk connection that another worker offers.
+        admit_bulk_channel: takes in a bulk connection that another worker offers.
         listen_address: the worker's address as this process knows it.
         checkpoints: the root directory for shards of checkpoints, if this worker has one.
     """
@@ -153,7 +106,7 @@ class HostedSession:
         meters: Meters | None = None,
         checkpoints: str | None = None,
         listen_address: str = "",
-        admit_pipe: Callable[[BulkChannel], None] = BulkChannel.close,
+        admit_bulk_channel: Callable[[BulkChannel], None] = BulkChannel.close,
     ) -> None:
         message = opening.job
         assert isinstance(message, Open)
@@ -168,7 +121,7 @@ class HostedSession:
             self._session, self._epoch, self._index, self.meters, self._addresses
         )
         self._listen_address = listen_address
-        self._admit_pipe = admit_pipe
+        self._admit_bulk_channel = admit_bulk_channel
         self._context = context
         self._devices = [f"/worker:{message.worker}/{name}" for name in devices]
         self._threads = threads
@@ -190,21 +143,24 @@ class HostedSession:
         )  # to the coordinator
         self._borrowed_memory: dict[int, SharedArrayReader] = {}
         self._idle = False  # the session's thread has no job, and drives the sockets
-        self._jobs_given, self._jobs_done = (
-            1,
-            0,
-        )  # while they are equal, the session's thread sends nothing
+        # While these two are equal, the session's thread has no job, and sends nothing.
+        self._jobs_given, self._jobs_done = 1, 0
         self._uncounted_commit: int | None = None  # a committed step to count when there is time
         self._cancelled_up_to = -1  # the last cancelled step; earlier ones are cancelled, too
         self._deadline = 0.0  # of the present step
         self._arrays_last = True  # sent arrays are not overwritten before the step is decided
+        self._start(opening)
+
+    def _start(self, opening: RunJob) -> None:
+        """Start the session's thread, with the job that opens the session."""
         self._closing = threading.Event()
         self._jobs: queue.SimpleQueue[RunJob] = queue.SimpleQueue()
         name = f"session-{opening.session[:8]}"
         self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._prober = LinkProber(
-            self._index, self._addresses, self._links, drive_until, self._closing, f"{name}-echo"
-        )
+            self._index, self._addresses, self._links, self._drive_until, self._closing,
+            f"{name}-echo",
+        )  # fmt: skip
         self._thread.start()
         self._jobs.put(opening)
 
@@ -244,7 +200,7 @@ class HostedSession:
         """
         if token.startswith(TOKEN_WORD):
             if origin >= 0 and not self._keys:
-                accept_offer(token, self._addresses[origin], self._admit_pipe)
+                accept_offer(token, self._addresses[origin], self._admit_bulk_channel)
             return
         with contextlib.suppress(TransportError):
             self._borrowed_memory[origin] = SharedArrayReader(token)
@@ -256,14 +212,14 @@ class HostedSession:
             return None
         return borrower.defer_borrow(chunk.slot, chunk.turn, chunk.nbytes)
 
-    def update_link(self, heard: UpdatePeerLink) -> None:
+    def update_link(self, update: UpdatePeerLink) -> None:
         """Pass another worker's report to the link to it."""
-        link = self._links.get(heard.worker)
+        link = self._links.get(update.worker)
         if link is not None:
             before = link.resent_count
-            link.apply_update(heard)
+            link.apply_update(update)
             if again := link.resent_count - before:
-                peer = self._addresses[heard.worker]
+                peer = self._addresses[update.worker]
                 self.meters.add("graphflow_resent_messages_total", again, peer)
 
     def beat_links(self, beat: BeatPeerLinks) -> None:
@@ -384,14 +340,16 @@ class HostedSession:
                     key=self._keys[worker] if self._keys else "",
                 )  # fmt: skip
                 outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                lane = None if self._keys else UnixSocketChannel.connect(address)
-                outlet = (
+                fast_channel = None if self._keys else UnixSocketChannel.connect(address)
+                bulk_sender = (
                     BulkSender(self._listen_address)
                     if self._listen_address and not self._keys
                     else None
                 )
                 sealed = bool(self._keys)
-                self._links[worker] = PeerLink(channel, outbound, lane, outlet, sealed=sealed)
+                self._links[worker] = PeerLink(
+                    channel, outbound, fast_channel, bulk_sender, sealed=sealed
+                )
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._coordinator_memory.keep
@@ -496,18 +454,3 @@ class HostedSession:
                 worker=target,
             )
         return parcel.step > self._cancelled_up_to and not self._closing.is_set()
-
-
-def default_factory(
-    worker: int,
-    devices: Sequence[str],
-    threads: int | None,
-    outbox: Callable[[TensorParcel], None],
-    *,
-    limits: GraphLimits | None = None,
-) -> HostProtocol:
-    """Return a `DeviceHost`, whose libraries load with the first session."""
-    from graphflow.runtime.host.host import DeviceHost
-
-    host: HostProtocol = DeviceHost(worker, devices, threads, outbox, limits, alone=True)
-    return host

@@ -167,18 +167,18 @@ class PeerLink:
             for token in filter(None, tokens):
                 self._transmit(self._outbound.wrap_unnumbered(Share(token)))
 
-    def apply_update(self, heard: UpdatePeerLink) -> None:
+    def apply_update(self, update: UpdatePeerLink) -> None:
         """Take in the peer's report. Never waits."""
         with self._lock:
-            self._outbound.received = heard.received
-            if self._outbound.acknowledge(heard.acknowledged):
+            self._outbound.received = update.received
+            if self._outbound.acknowledge(update.acknowledged):
                 self._unanswered_asks = 0
                 self._changed.notify_all()
-            if heard.told is not None:
-                self._transmit(self._outbound.wrap_unnumbered(heard.told))
-            if heard.wanted is not None:
-                for letter in self._outbound.resend(heard.wanted):
-                    self._transmit(letter)
+            if update.told is not None:
+                self._transmit(self._outbound.wrap_unnumbered(update.told))
+            if update.wanted is not None:
+                for outgoing in self._outbound.resend(update.wanted):
+                    self._transmit(outgoing)
 
     @property
     def resent_count(self) -> int:
@@ -225,26 +225,26 @@ class PeerLink:
                 raise TransportError(f"{self._channel.address} takes no more messages")
             self._changed.wait(_ROOM_POLL_SECONDS)
 
-    def _transmit(self, letter: OutgoingMessage) -> None:
-        frames = _frames(letter)
+    def _transmit(self, outgoing: OutgoingMessage) -> None:
+        frames = _frames(outgoing)
         known = self._outbound.acknowledged
         if (
             self._bulk_sender is not None
-            and (pipe := self._bulk_sender.channel) is not self._side_channel
+            and (bulk_channel := self._bulk_sender.channel) is not self._side_channel
         ):
-            self._side_channel = pipe
-            if pipe is not None:  # it must not overtake messages on the main connection
-                pipe.last_over_zmq = self._outbound.last_sent
+            self._side_channel = bulk_channel
+            if bulk_channel is not None:  # it must not overtake messages on the main connection
+                bulk_channel.last_over_zmq = self._outbound.last_sent
         beside = self._side_channel
-        if beside is not None and beside.send_in_order(frames, letter.envelope.sequence, known):
+        if beside is not None and beside.send_in_order(frames, outgoing.envelope.sequence, known):
             return
         # The window is smaller than the queue, which is therefore full only after a long cut. The
         # peer then asks for the messages that the queue refused.
-        if isinstance(letter.message, Chunk) and not letter.message.checksum:
-            frames = _frames(with_checksum(letter))
+        if isinstance(outgoing.message, Chunk) and not outgoing.message.checksum:
+            frames = _frames(with_checksum(outgoing))
         self._channel.send_unlocked(frames)
 
 
-def _frames(letter: OutgoingMessage) -> list[Any]:
-    head = encode(letter.envelope, letter.message)
-    return [head] if letter.data is None else [head, letter.data]
+def _frames(outgoing: OutgoingMessage) -> list[Any]:
+    head = encode(outgoing.envelope, outgoing.message)
+    return [head] if outgoing.data is None else [head, outgoing.data]

@@ -69,7 +69,8 @@ from graphflow.runtime.wire.messages import (
     Status,
     StatusReport,
 )
-from graphflow.runtime.worker.hosted_session import HostedSession, HostFactory
+from graphflow.runtime.worker.host_protocol import HostFactory
+from graphflow.runtime.worker.hosted_session import HostedSession
 from graphflow.runtime.worker.worker_gauges import register_worker_gauges
 from graphflow.runtime.worker.worker_status import make_report
 
@@ -144,19 +145,7 @@ class WorkerProcess:
         self._closing_sessions: dict[str, HostedSession] = {}  # closed, but still running a job
         self._reported: deque[JobFinished | OfferMemoryToCoordinator | PeerUnreached] = deque()
         self._unsent: dict[bytes, deque[list[Any]]] = {}
-        self._driver = SocketDriverLock(self._wakeup)
-        self._waiter = EpollWaiter()
-        self._waiter.add(self._wakeup.fileno(), _WAKEUP)
-        self._waiter.add(self._listener.fileno(), _LISTENER)
-        # The socket's descriptor signals new messages only after the socket was found empty.
-        self._has_unread = True
-        self._lanes = UnixSocketListener(self.address if self._guard is None else "")
-        self._pipes = BulkReceivers()
-        self._new_pipes: deque[tuple[str, BulkChannel]] = deque()
-        # Fast channels and bulk connections, by their tags in the waiter.
-        self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
-        if self._lanes.fileno() >= 0:
-            self._waiter.add(self._lanes.fileno(), _FAST_LISTENER)
+        self._open_channels()
         self._tick_at = time.monotonic() + _TICK
         self._stopping = False
         self._drain_seconds = 0.0  # for sessions to leave; 0 until the process is asked to end
@@ -167,6 +156,22 @@ class WorkerProcess:
         register_worker_gauges(
             self.meters, self.address, self._sessions, self._unsent, self._listener
         )
+
+    def _open_channels(self) -> None:
+        """Open the waiter for the listener, for fast channels and for bulk connections."""
+        self._driver = SocketDriverLock(self._wakeup)
+        self._waiter = EpollWaiter()
+        self._waiter.add(self._wakeup.fileno(), _WAKEUP)
+        self._waiter.add(self._listener.fileno(), _LISTENER)
+        # The socket's descriptor signals new messages only after the socket was found empty.
+        self._has_unread = True
+        self._fast_listener = UnixSocketListener(self.address if self._guard is None else "")
+        self._bulk_receivers = BulkReceivers()
+        self._new_bulk_channels: deque[tuple[str, BulkChannel]] = deque()
+        # Fast channels and bulk connections, by their tags in the waiter.
+        self._fast_channels: dict[int, tuple[bytes, UnixSocketChannel | BulkChannel]] = {}
+        if self._fast_listener.fileno() >= 0:
+            self._waiter.add(self._fast_listener.fileno(), _FAST_LISTENER)
 
     def stop(self) -> None:
         """End `run` soon. For signal handlers and other threads."""
@@ -250,9 +255,9 @@ class WorkerProcess:
         self._listener.close(words)
         for route, _ in list(self._fast_channels.values()):
             self._drop_fast_channel(route)
-        while self._new_pipes:
-            self._new_pipes.popleft()[1].close()
-        self._lanes.close()
+        while self._new_bulk_channels:
+            self._new_bulk_channels.popleft()[1].close()
+        self._fast_listener.close()
         if self._guard is not None:
             self._guard.close()
         self._wakeup.close()
@@ -274,8 +279,8 @@ class WorkerProcess:
         """Handle all events, after waiting for one if there is none."""
         if self._reported:
             self._handle_reported()
-        while self._new_pipes:
-            self._add_pipe(*self._new_pipes.popleft())
+        while self._new_bulk_channels:
+            self._add_bulk_channel(*self._new_bulk_channels.popleft())
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick_at = now + _TICK
@@ -320,24 +325,24 @@ class WorkerProcess:
             self._handle_frames(*arrived)
 
     def _accept_fast_channel(self) -> None:
-        admitted = self._lanes.accept()
+        admitted = self._fast_listener.accept()
         if admitted is not None:
             tag = _FIRST_CHANNEL + admitted[1].fileno()
             self._fast_channels[tag] = admitted
             self._waiter.add(admitted[1].fileno(), tag)
 
-    def _queue_pipe(self, session: str, pipe: BulkChannel) -> None:
+    def _queue_bulk_channel(self, session: str, bulk_channel: BulkChannel) -> None:
         """Queue a bulk connection to add. Callable from any thread."""
-        self._new_pipes.append((session, pipe))
+        self._new_bulk_channels.append((session, bulk_channel))
         self._wakeup.wake()
 
-    def _add_pipe(self, session: str, pipe: BulkChannel) -> None:
+    def _add_bulk_channel(self, session: str, bulk_channel: BulkChannel) -> None:
         if session not in self._sessions:
-            pipe.close()
-        elif (route := self._pipes.add(session, pipe)) is not None:
-            tag = _FIRST_CHANNEL + pipe.fileno()
-            self._fast_channels[tag] = route, pipe
-            self._waiter.add(pipe.fileno(), tag)
+            bulk_channel.close()
+        elif (route := self._bulk_receivers.add(session, bulk_channel)) is not None:
+            tag = _FIRST_CHANNEL + bulk_channel.fileno()
+            self._fast_channels[tag] = route, bulk_channel
+            self._waiter.add(bulk_channel.fileno(), tag)
 
     def _receive_fast(self, tag: int) -> None:
         """Receive the next message of a fast channel or a bulk connection."""
@@ -365,13 +370,13 @@ class WorkerProcess:
 
     def _drop_fast_channel(self, route: bytes) -> None:
         """Close a fast channel or a bulk connection; its peer's further messages come by ZeroMQ."""
-        lane = self._lanes.get(route)
+        lane = self._fast_listener.get(route)
         if lane is not None:
             del self._fast_channels[_FIRST_CHANNEL + lane.fileno()]
-            self._lanes.drop(route)
-        elif (pipe := self._pipes.drop(route)) is not None:
-            del self._fast_channels[_FIRST_CHANNEL + pipe.fileno()]
-            pipe.close()
+            self._fast_listener.drop(route)
+        elif (bulk_channel := self._bulk_receivers.drop(route)) is not None:
+            del self._fast_channels[_FIRST_CHANNEL + bulk_channel.fileno()]
+            bulk_channel.close()
 
     def _handle_reported(self) -> None:
         while self._reported:
@@ -503,7 +508,7 @@ class WorkerProcess:
                 meters=self.meters,
                 checkpoints=self._checkpoints,
                 listen_address=self.address,
-                admit_pipe=partial(self._queue_pipe, action.session),
+                admit_bulk_channel=partial(self._queue_bulk_channel, action.session),
             )
             _log.tell(
                 "session.opened", session=action.session, epoch=action.epoch,
@@ -515,12 +520,12 @@ class WorkerProcess:
             if self._guard is not None:
                 self._guard.forget_session(action.session)
             self._closing_sessions[action.session] = closed = self._sessions.pop(action.session)
-            for route in self._pipes.routes_of(action.session):
+            for route in self._bulk_receivers.routes_of(action.session):
                 self._drop_fast_channel(route)
-            told = closed.activity.report()
+            activity = closed.activity.report()
             _log.tell(
-                "session.closed", session=action.session, seconds=told["age"],
-                steps=told["committed"],
+                "session.closed", session=action.session, seconds=activity["age"],
+                steps=activity["committed"],
             )  # fmt: skip
 
     def _report_event(
@@ -553,14 +558,14 @@ class WorkerProcess:
         self._send_frames(frames, action.fast_route, action.route, number, action.acknowledged)
 
     def _send_frames(
-        self, frames: list[Any], beside: bytes, route: bytes, number: int, acknowledged: int
+        self, frames: list[Any], fast_route: bytes, route: bytes, number: int, acknowledged: int
     ) -> None:
         """Send a message over the fast channel `beside` a connection, or over the connection."""
-        lane = self._lanes.get(beside or route)
+        lane = self._fast_listener.get(fast_route or route)
         if lane is not None:
             if lane.send_in_order(frames, number, acknowledged):
                 return
-            if not beside:
+            if not fast_route:
                 return  # there is no other route to that peer
         waiting = self._unsent.setdefault(route, deque())
         if len(waiting) >= _MAX_UNSENT:

@@ -28,7 +28,7 @@ from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from graphflow.runtime.worker.hosted_session import HostFactory, default_factory
+from graphflow.runtime.worker.host_protocol import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
 _ANNOUNCE_SECONDS = 0.7  # of an exit report; clients have reconnected by then
@@ -70,22 +70,18 @@ def serve(
         threads: of each CPU device; None: all cores.
         insecure: accept an address beyond loopback, on a trusted network.
         parent_pid: serve as long as this process lives, which holds the other end of stdin.
-            Interrupts
-            of the terminal are left to it.
+            Interrupts of the terminal are left to it.
         output: receives the line with the address; None: stdout.
         allow_ops: names of modules of ops that sessions may have this process import.
         key: the name of this worker's own key, "" for the only one that exists. Beyond loopback
-            that
-            one is the default. With a key, only peers connect whose keys are trusted here.
+            that one is the default. With a key, only peers connect whose keys are trusted here.
         keys: the folder of keys; default: see `security.keys`.
         metrics: where metrics are served over HTTP, such as "127.0.0.1:9100".
         connections: most connections at a time; default: a quarter of the process's file
-            descriptors,
-            at most 4096.
+            descriptors, at most 4096.
         limits: on graphs from the wire.
         checkpoints: the directory of sessions' checkpoints, if this worker sees the same file
-            system.
-            The worker then writes its shard itself, there and nowhere else.
+            system. The worker then writes its shard itself, there and nowhere else.
         on_address: receives the address, with the port that was taken.
 
     Raises:
@@ -104,13 +100,7 @@ def serve(
         )
     )  # fmt: skip
     on_address(worker.address)
-    interrupt = signal.SIG_IGN if parent_pid is not None else _stop_handler(worker)
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, _drain_handler(worker)),
-        signal.SIGINT: signal.signal(signal.SIGINT, interrupt),
-    }
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # no nohup: its terminal was closed
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _drain_handler(worker))
+    restore_handlers = _set_signal_handlers(worker, has_parent=parent_pid is not None)
     out = output or sys.stdout
     where = f"listening on {worker.address} with {', '.join(devices)}"
     server: MetricsServer | None = None
@@ -131,8 +121,7 @@ def serve(
         if server is not None:
             server.close()
         worker.close()
-        for number, action in before.items():
-            signal.signal(number, action)
+        restore_handlers()
 
 
 def _bind_worker(make: Callable[[], WorkerProcess]) -> WorkerProcess:
@@ -193,12 +182,28 @@ def _worker_key(ring: Keyring, key: str | None, listen: str, *, insecure: bool) 
     return ring.own_pair(key or None, WORKER)
 
 
-def _stop_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
-    return lambda number, frame: worker.stop()
+def _set_signal_handlers(worker: WorkerProcess, *, has_parent: bool) -> Callable[[], None]:
+    """Let signals drain or stop a worker; return a function that restores the handlers before.
 
+    A worker with a parent process ignores SIGINT: Ctrl-C is for the parent.
+    """
 
-def _drain_handler(worker: WorkerProcess) -> Callable[[int, object], None]:
-    return lambda number, frame: worker.drain(_DRAIN_SECONDS)
+    def drain(number: int, frame: object) -> None:
+        worker.drain(_DRAIN_SECONDS)
+
+    def stop(number: int, frame: object) -> None:
+        worker.stop()
+
+    handlers = {signal.SIGTERM: drain, signal.SIGINT: signal.SIG_IGN if has_parent else stop}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # no nohup: its terminal was closed
+        handlers[signal.SIGHUP] = drain
+    before = {number: signal.signal(number, action) for number, action in handlers.items()}
+
+    def restore() -> None:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+    return restore
 
 
 def _load_host_factory(place: str) -> HostFactory:

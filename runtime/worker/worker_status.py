@@ -121,10 +121,10 @@ def make_report(
 def _session(hosted: HostedSession, is_parked: bool, names: bool) -> dict[str, Any]:
     usage = hosted.usage()
     waits = sorted(usage.waits.items(), key=lambda each: -each[1])
-    told = hosted.activity.report()
+    activity = hosted.activity.report()
     return {
-        **told,
-        "session": told["session"][:_SESSION_DIGITS],
+        **activity,
+        "session": activity["session"][:_SESSION_DIGITS],
         "parked": is_parked,
         "queued": hosted.queued_jobs,
         "arenas": dict(usage.arenas),
@@ -145,16 +145,16 @@ def _without_names(what: str) -> str:
 def _links(meters: Meters) -> list[dict[str, Any]]:
     """Return the bytes to and from each other worker, over all sessions so far."""
     found: dict[str, dict[str, int]] = {}
-    for way in ("sent", "received"):
-        for (peer, _), count in meters.series(f"graphflow_{way}_bytes_total").items():
+    for direction in ("sent", "received"):
+        for (peer, _), count in meters.series(f"graphflow_{direction}_bytes_total").items():
             link = found.setdefault(peer, {"sent": 0, "received": 0})
-            link[way] += int(count)
+            link[direction] += int(count)
     return [{"peer": peer, **link} for peer, link in sorted(found.items())]
 
 
-def find_misfit(told: Any) -> str | None:
+def find_misfit(report: Any) -> str | None:
     """Return the part of a received report that has a wrong type; None if all is valid."""
-    return _find_misfit(told, _REPORT_FORM, "report")
+    return _find_misfit(report, _REPORT_FORM, "report")
 
 
 def _find_misfit(value: Any, form: Any, where: str) -> str | None:
@@ -320,13 +320,13 @@ class _StatusRequest:
             )
         return None
 
-    def _check_report(self, told: Any) -> Report | GraphflowError:
-        wrong = find_misfit(told)
+    def _check_report(self, report: Any) -> Report | GraphflowError:
+        wrong = find_misfit(report)
         if wrong is not None:
             return ProtocolError(
                 f"{self._address} sent an invalid report: {wrong} has a wrong type"
             )
-        return dict(told)
+        return dict(report)
 
     def silence_error(self, seconds: float) -> GraphflowError:
         """Return the error of a worker that did not answer, with the likely reason."""

@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import GraphflowError
-from graphflow.ir.numpy_interop import SESSION_HINTS
+from graphflow.ir.name_hints import SESSION_HINTS
 
 X = gf.placeholder("float32", (2,), name="x")
 W = gf.variable(np.ones(2, "float32"))

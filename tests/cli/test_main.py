@@ -276,7 +276,7 @@ def test_a_cluster_file_with_nan_names_file_and_key(
 
 def graphflow(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own, importing the same graphflow."""
-    return loaded.ran(["-m", "graphflow", *arguments], environment(), cwd)
+    return loaded.run_python(["-m", "graphflow", *arguments], environment(), cwd)
 
 
 def environment() -> dict[str, str]:

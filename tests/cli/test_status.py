@@ -288,7 +288,7 @@ def test_ages_are_short(seconds: float, text: str) -> None:
 )
 def test_a_worker_that_cannot_tell_as_asked_does_not_start(options: list[str], says: str) -> None:
     command = ["-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*", *options]
-    done = loaded.ran(command, {**os.environ, "PYTHONPATH": str(ROOT)}, ROOT)
+    done = loaded.run_python(command, {**os.environ, "PYTHONPATH": str(ROOT)}, ROOT)
     assert done.returncode in (1, 2) and says in done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
 

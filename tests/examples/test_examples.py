@@ -27,7 +27,7 @@ PROGRAMS = sorted(
 def ran(
     program: str, *arguments: str, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return loaded.ran([str(FOLDER / program), *arguments], ENVIRONMENT | environment, cwd)
+    return loaded.run_python([str(FOLDER / program), *arguments], ENVIRONMENT | environment, cwd)
 
 
 ALL = pytest.param([], 15, marks=pytest.mark.slow(reason="plans and pages of all strategies"))
@@ -100,7 +100,7 @@ WRONG = [
     ("what_if_gpt.py", ["--devices", "0"], "'0' is not a whole number"),
     ("what_if_gpt.py", ["--hardware", "abacus"], "abacus"),
     ("what_if_gpt.py", ["--billions", "-3"], "--billions"),
-    ("what_if_gpt.py", ["--billions", "1e9"], "is near one of 1, 8,"),
+    ("what_if_gpt.py", ["--billions", "1e9"], "must be near one of 1, 8,"),
     ("bring_a_network.py", ["--runs", "none"], "'none' is not a whole number"),
     ("bring_a_network.py", ["missing.onnx"], "missing.onnx"),
 ]

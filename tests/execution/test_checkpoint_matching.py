@@ -225,5 +225,5 @@ def test_a_file_of_another_program_says_what_fits(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"or one of its files, such as model\.safet"):
             s.load(tmp_path)
         file.write_bytes(b"PK\3\4 something else")
-        with pytest.raises(CheckpointError, match=r"cannot read .* as a file of safetensors"):
+        with pytest.raises(CheckpointError, match=r"cannot read .* as a safetensors file"):
             s.load(file)

@@ -20,8 +20,8 @@ from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 from tests.faults.network.network import Hosts, NoNamespaces
 from tests.faults.network.proxy import Proxy
 from tests.faults.running import Running, Script, Worker, alive
-from tests.loaded import MARK, loaded
-from tests.nurseries import Nurseries
+from tests.loaded import MARK, preloaded_server
+from tests.shared_fork_servers import SharedForkServers
 
 _SECONDS = 5.0
 """For what ends by itself to be gone after a test."""
@@ -76,19 +76,21 @@ def _segments() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def leftovers(shared_nurseries: Nurseries, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def leftovers(
+    shared_fork_servers: SharedForkServers, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Nothing that a test began may be there when it has ended: no process, wherever its parent
     went, no socket, no shared memory, no thread."""
     monkeypatch.setenv(*MARK)
-    keeper = loaded()
+    keeper = preloaded_server()
 
     def kept() -> list[int]:
-        waiting = [nursery.pid for nursery in shared_nurseries.waiting]
+        waiting = [server.pid for server in shared_fork_servers.waiting]
         return [*waiting, *((keeper.pid,) if keeper is not None else ())]
 
     def sockets() -> Counter[str]:
-        """Those beside the one to each nursery that waits."""
-        return _open() - Counter({"socket:": len(shared_nurseries.waiting)})
+        """Those beside the one to each server that waits."""
+        return _open() - Counter({"socket:": len(shared_fork_servers.waiting)})
 
     threads, kinds, segments = set(threading.enumerate()), sockets(), _segments()
     others = _marked(kept())
@@ -97,7 +99,7 @@ def leftovers(shared_nurseries: Nurseries, monkeypatch: pytest.MonkeyPatch) -> I
     while True:
         gc.collect()
         left = [told for number, told in _marked(kept()).items() if number not in others]
-        readers = {nursery._reader for nursery in shared_nurseries.waiting}
+        readers = {server._reader for server in shared_fork_servers.waiting}
         left += [
             f"thread {_told(t)}"
             for t in set(threading.enumerate()) - threads - readers

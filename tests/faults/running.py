@@ -46,7 +46,7 @@ class Running:
         early = any(name.startswith(("LD_", "PYTHON")) for name in env or {})  # read at the start
         self.process: Any  # a Popen, or what stands for a fork
         if python and not inside and not early:
-            self.process = loaded.start(command, environment, cwd)
+            self.process = loaded.start_python(command, environment, cwd)
         else:
             self.process = subprocess.Popen(
                 [*inside, *((sys.executable,) if python else ()), *command],

@@ -1,4 +1,4 @@
-"""The project's own source files, read once for the tests that look at them."""
+"""The source files of the project, parsed once for the tests that inspect them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from unicodedata import normalize
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("ops", "placement", "runtime")
+LINKED_PACKAGES = ("ops", "placement", "runtime")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the package: its module as it is imported, its path, its text."""
+    """A file of the package: its module name, path and text."""
 
     module: str
     path: Path
@@ -23,12 +23,12 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree: parsing them all takes seconds, and not every test looks."""
+        """Its syntax tree, parsed on first use: parsing all files takes seconds."""
         return ast.parse(self.text, filename=str(self.path))
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of it: a dozen tests look through them."""
+        """All nodes of the syntax tree; a dozen tests iterate over them."""
         return tuple(ast.walk(self.tree))
 
     def at(self, node: ast.stmt | ast.expr) -> str:
@@ -37,7 +37,7 @@ class Source:
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Every file under `graphflow`, those behind the three links included, each once."""
+    """Return every file under `graphflow`, those behind the three links included, each once."""
     found = []
     for path in _files(ROOT / "graphflow"):
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -46,9 +46,11 @@ def sources() -> tuple[Source, ...]:
     return tuple(found)
 
 
-def having(files: Iterable[Source], *words: str) -> Iterator[Source]:
-    """Those in whose text one of some words stands, however its letters are written: only they need
-    to be parsed by who looks for such names."""
+def sources_with(files: Iterable[Source], *words: str) -> Iterator[Source]:
+    """Yield the files that contain one of some words, in any Unicode form.
+
+    Only these need to be parsed by a test that looks for the names.
+    """
     for source in files:
         text = source.text if source.text.isascii() else normalize("NFKC", source.text)
         if any(word in text for word in words):
@@ -64,7 +66,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def imports(source: Source) -> Iterator[tuple[ast.Import | ast.ImportFrom, str]]:
-    """Each import statement with each full name it brings in, `a.b.c` for `from a.b import c`."""
+    """Yield each import statement with each full name, `a.b.c` for `from a.b import c`."""
     for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)

@@ -1,4 +1,4 @@
-"""Pages: their Python runs, and prints what they say; the files that they name are there."""
+"""Pages of docs/: their Python runs and prints what they show, and the files they name exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests import loaded
 from tests.house.sources import ROOT, sources
 
-SLOW = pytest.mark.slow  # it plans for dozens of clusters, and for a thousand GPUs
+SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
     "parallel", "pipelines", "layers", "placers", "stages", pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
@@ -19,7 +19,7 @@ IN_PARTS = [
     "checkpoints", "collectives", "dtypes", "functions", "linalg", "memory", "observability",
     "onnx", "transport", "views",
 ]  # fmt: skip
-"""Pages whose Python takes for granted what their readers have: a model, its batches, a session."""
+"""Pages whose Python assumes that the reader has a model, its batches and a session."""
 
 GIVEN = """
 import itertools
@@ -52,7 +52,7 @@ BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     assert blocks
-    out = ran("\n".join(code for code, _ in blocks), tmp_path)
+    out = run_code("\n".join(code for code, _ in blocks), tmp_path)
     for _, printed in blocks:
         assert printed in out
 
@@ -65,21 +65,21 @@ def test_the_python_of_a_page_runs_with_what_it_takes_for_granted(
         pytest.importorskip("onnx")
     blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
     code = [GIVEN, MORE_GIVEN.get(page, ""), *(code for code, _ in blocks)]
-    ran("\n".join(code).replace("10_000", "500"), tmp_path)  # steps, which take seconds
+    run_code("\n".join(code).replace("10_000", "500"), tmp_path)  # steps, which take seconds
 
 
 def test_every_page_with_python_is_run() -> None:
     named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS}
-    named.add("extending")  # its files are run by tests/runtime/worker/test_custom_ops.py
+    named.add("extending")  # tests/runtime/worker/test_custom_ops.py runs its files
     pages = (ROOT / "docs").glob("*.md")
     assert named == {p.stem for p in pages if BLOCK.search(p.read_text(encoding="utf-8"))}
 
 
-def ran(code: str, folder: Path) -> str:
-    """What a program prints that ends without an error."""
+def run_code(code: str, folder: Path) -> str:
+    """Run a program that must end without an error, and return what it prints."""
     script = folder / "template.py"
     script.write_text(code, encoding="utf-8")
-    done = loaded.ran([str(script)], {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
+    done = loaded.run_python([str(script)], {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

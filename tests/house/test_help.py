@@ -1,4 +1,5 @@
-"""What `help` has to say: every public name, and every public method of a public class."""
+"""`help` has something to say about every public name, and every public method of a public
+class."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ROOMS = ("nn", "optim", "linalg", "random", "fft", "sparse", "signal", "debug", 
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Names as users write them, and what they stand for."""
+    """Yield public names as users write them, and their objects."""
     for room in ("", *ROOMS):
         if room == "onnx":
             pytest.importorskip("onnx")
@@ -26,7 +27,7 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def members(owner: type) -> Iterator[tuple[str, Any]]:
-    """What a class of ours defines for its users."""
+    """Yield the public methods and properties that a class of this package defines."""
     for name, value in vars(owner).items():
         found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if not name.startswith("_") and isinstance(found, FunctionType | property):

@@ -1,4 +1,4 @@
-"""What `import graphflow` costs a program that may never run a graph."""
+"""The cost of `import graphflow` for a program that may never run a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import graphflow as gf
 from tests.house.sources import ROOT
 
-# Each of these loads where it is first needed.
+# Libraries that load only where they are first needed.
 HEAVY = {
     "bokeh",
     "cupy",
@@ -32,7 +32,7 @@ HEAVY = {
     "zmq",
 }
 
-# numpy comes first, so that its own threads and modules are not laid at graphflow's door.
+# numpy comes first, so that its own threads and modules are not counted as graphflow's.
 SURVEY = """
 import json, os, sys, threading
 import numpy
@@ -106,7 +106,7 @@ def test_a_worker_loads_nothing_that_only_others_need() -> None:
         ("reduce_mean", "it is gf.mean"),
         ("Variable", "it is gf.variable"),
         ("float32", 'it is the word "float32"'),
-        ("mattmul", "'mattmul'; did you mean 'matmul'"),  # Python itself finds what is spelt alike
+        ("mattmul", "'mattmul'; did you mean 'matmul'"),  # Python itself suggests similar names
     ],
 )
 def test_a_name_that_lives_in_a_module_is_told_with_it(name: str, meant: str) -> None:

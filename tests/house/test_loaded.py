@@ -1,4 +1,4 @@
-"""What tests fork of a process that has loaded the package is as what they would start."""
+"""A fork of the preloaded test process behaves like a process that was started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graphflow.runtime.launch.fork_server import can_fork
-from tests.loaded import ROOT, loaded, ran
+from tests.loaded import ROOT, preloaded_server, run_python
 
 TOLD = """
 import os, signal, sys, threading, graphflow
@@ -39,7 +39,7 @@ def test_a_fork_says_of_itself_what_a_process_says_that_is_started(
         [sys.executable, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False, cwd=tmp_path, env=ENVIRONMENT,
     )  # fmt: skip
-    forked = ran(command, ENVIRONMENT, tmp_path)
+    forked = run_python(command, ENVIRONMENT, tmp_path)
     assert started.returncode == 7 and "__main__" in started.stdout
     assert (forked.returncode, forked.stdout, forked.stderr) == (
         started.returncode, started.stdout, started.stderr,
@@ -50,7 +50,7 @@ def test_a_fork_says_of_itself_what_a_process_says_that_is_started(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_fork_ends_by_signals_as_any_process(number: int) -> None:
     text = "import time; print('begins', flush=True); time.sleep(60)"
-    keeper = loaded()
+    keeper = preloaded_server()
     assert keeper is not None
     process = keeper.start(["-c", text], ENVIRONMENT)
     with process.stdout, process.stderr:
@@ -62,10 +62,10 @@ def test_a_fork_ends_by_signals_as_any_process(number: int) -> None:
 
 @needs_forks
 def test_when_the_process_that_is_kept_has_ended_there_is_another() -> None:
-    before = loaded()
+    before = preloaded_server()
     assert before is not None
     os.kill(before.pid, signal.SIGKILL)
     before._reader.join(10.0)
-    after = loaded()
+    after = preloaded_server()
     assert after is not None and after.pid != before.pid
-    assert ran(["-c", "print(1)"], ENVIRONMENT).stdout == "1\n"
+    assert run_python(["-c", "print(1)"], ENVIRONMENT).stdout == "1\n"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.house.sources import PACKAGES, ROOT, Source, sources
+from tests.house.sources import LINKED_PACKAGES, ROOT, Source, sources
 
 NOT_YET: tuple[str, ...] = ()
 """Folders that still have names of the old kind; the list only gets shorter."""
@@ -131,7 +131,7 @@ def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definit
 def _path(source: Source) -> str:
     """The file as it lies in the repository, not through a link in graphflow."""
     path = source.path.relative_to(ROOT).as_posix()
-    return re.sub(f"^graphflow/({'|'.join(PACKAGES)})/", r"\1/", path)
+    return re.sub(f"^graphflow/({'|'.join(LINKED_PACKAGES)})/", r"\1/", path)
 
 
 def _place(source: Source, node: Definition) -> str:

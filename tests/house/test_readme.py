@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""The README's code runs, and its links lead somewhere."""
 
 from __future__ import annotations
 

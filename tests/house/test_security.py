@@ -1,5 +1,5 @@
-"""What keeps strangers' bytes from being run, read off the syntax trees; and that SECURITY.md names
-tests that exist."""
+"""Rules that keep foreign bytes from being executed, checked on syntax trees; SECURITY.md names
+real tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.sources import ROOT, Source, having, sources
+from tests.house.sources import ROOT, Source, sources, sources_with
 
 RUNS_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
-# Who may run text or import by name, and why none of it is a stranger's.
+# Modules that may execute text or import by name, and why foreign text never gets there.
 ALLOWED = {
     (
         "graphflow.runtime.program.source_text",
@@ -38,14 +38,14 @@ EVERYWHERE = re.compile(r"tcp://(\*|0\.0\.0\.0|\[::\])")
 
 
 def calls(source: Source) -> Iterator[tuple[ast.Call, str]]:
-    """Calls with the name that is called, `a.b` for an attribute's."""
+    """Yield each call with the name that is called, `a.b` for an attribute."""
     for node in source.nodes:
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
 
 
 def docstrings(source: Source) -> set[int]:
-    """The constants that are documentation, by identity."""
+    """Return the ids of constants that are docstrings."""
     found = set()
     for node in source.nodes:
         body = getattr(node, "body", None)
@@ -55,7 +55,7 @@ def docstrings(source: Source) -> set[int]:
 
 
 def runs_text(source: Source) -> set[str]:
-    """What a file names of the functions that run text: called, or given another name."""
+    """Return the functions that execute text and that a file calls or aliases."""
     found = set()
     last = {name.rpartition(".")[2] for name in RUNS_TEXT}
     for node in source.nodes:
@@ -66,13 +66,13 @@ def runs_text(source: Source) -> set[str]:
 
 
 def test_text_is_run_in_one_place_whose_text_is_ours() -> None:
-    files = having(sources(), *RUNS_TEXT)
+    files = sources_with(sources(), *RUNS_TEXT)
     found = {(source.module, name) for source in files for name in runs_text(source)}
     assert found == set(ALLOWED)
 
 
 def test_the_text_of_programs_is_made_of_identifiers_and_numbers() -> None:
-    """Whatever stands between braces in a line of generated code is a name or a number of ours."""
+    """Every value in a line of generated code must be an identifier or a number of this package."""
     (code,) = [
         source
         for source in sources()
@@ -95,7 +95,7 @@ def test_modules_are_imported_by_name_only_where_the_name_is_not_a_strangers() -
     loaders = {"import_module", "exec_module", "spec_from_file_location"}
     found = {
         source.module
-        for source in having(sources(), *loaders)
+        for source in sources_with(sources(), *loaders)
         for _, name in calls(source)
         if name.split(".")[-1] in loaders
     }
@@ -104,7 +104,7 @@ def test_modules_are_imported_by_name_only_where_the_name_is_not_a_strangers() -
 
 def test_no_shell_is_started() -> None:
     wrong = []
-    for source in having(sources(), "shell", "system", "popen", "getoutput"):
+    for source in sources_with(sources(), "shell", "system", "popen", "getoutput"):
         for call, name in calls(source):
             shell = any(word.arg == "shell" for word in call.keywords)
             if name in {"os.system", "os.popen", "subprocess.getoutput"} or shell:
@@ -114,7 +114,7 @@ def test_no_shell_is_started() -> None:
 
 def test_nothing_listens_everywhere_unless_a_user_says_so() -> None:
     wrong = []
-    for source in having(sources(), "tcp"):
+    for source in sources_with(sources(), "tcp"):
         told = docstrings(source)
         for node in source.nodes:
             text = isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows, read off the syntax trees."""
+"""Rules of the project that no linter knows, checked on syntax trees."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import cache
 
 import pytest
 
-from tests.house.sources import PACKAGES, ROOT, Source, imports, sources
+from tests.house.sources import LINKED_PACKAGES, ROOT, Source, imports, sources
 
-# What runs code when it reads bytes, or hides that it does.
+# Modules that execute code when they read bytes.
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLING_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
 UNPICKLING_CALLS = {"np.load", "numpy.load", "torch.load", "pd.read_pickle", "pandas.read_pickle"}
@@ -24,7 +24,7 @@ IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "nvmath-python": "nvm
                 "cupy-cuda13x": "cupy cupyx cupy_backends",
                 "prometheus-client": "prometheus_client",
                 "nvidia-cudnn-frontend": "cudnn"}  # fmt: skip
-# In the standard library of a later Python than the one that runs this, and imported only there.
+# In the standard library of later Pythons, and imported only there.
 LATER = {"annotationlib"}
 
 
@@ -34,7 +34,7 @@ def _is_module(name: str) -> bool:
 
 
 def _in_no_function(tree: ast.Module) -> Iterator[ast.AST]:
-    """The nodes that run when the module is imported: bodies of functions are left out."""
+    """Yield the nodes that run when the module is imported: function bodies are left out."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -47,7 +47,7 @@ def _in_no_function(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def test_the_three_packages_are_relative_links_inside_graphflow() -> None:
-    for name in PACKAGES:
+    for name in LINKED_PACKAGES:
         link = ROOT / "graphflow" / name
         if link.is_symlink():  # an unpacked sdist holds the folders themselves
             assert str(link.readlink()) == f"../{name}"
@@ -64,7 +64,7 @@ def test_imports_are_absolute_and_never_name_a_bare_folder() -> None:
         f"{source.at(node)}: {name}"
         for source in sources()
         for node, name in imports(source)
-        if name.startswith(".") or name.split(".")[0] in PACKAGES
+        if name.startswith(".") or name.split(".")[0] in LINKED_PACKAGES
     ]
     assert wrong == []
 
@@ -142,7 +142,7 @@ def test_no_module_reads_the_environment_when_it_is_imported() -> None:
 
 
 def test_the_environment_is_read_in_one_place() -> None:
-    """That of local workers is handed on as a whole."""
+    """Local workers are an exception: they inherit the environment as a whole."""
     readers = {"graphflow.base.environment", "graphflow.runtime.launch.local"}
     reading = re.compile(r"\bos\.(environ|getenv)")
     assert {source.module for source in sources() if reading.search(source.text)} == readers
@@ -150,7 +150,7 @@ def test_the_environment_is_read_in_one_place() -> None:
 
 @cache
 def _raised() -> list[tuple[str, str]]:
-    """The name of each error that is raised, and where."""
+    """Return the name of each error that is raised, and the place."""
     found = []
     for source in sources():
         for node in source.nodes:

@@ -1,4 +1,4 @@
-"""What users install: the wheel, what it holds, and a session with nothing else of ours."""
+"""The wheel that users install: its contents, and a session that runs from it alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from graphflow._version import __version__
-from tests.house.sources import PACKAGES, ROOT
+from tests.house.sources import LINKED_PACKAGES, ROOT
 
 COMMAND = "graphflow_command.py"  # beside the package, which it loads
 SESSION = """
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def _output(command: Sequence[object], cwd: Path) -> str:
-    """Run without the paths of this interpreter's environment; the command must succeed."""
+    """Run a command that must succeed, without this interpreter's paths; return its output."""
     hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     done = subprocess.run(
@@ -73,11 +73,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment that holds the wheel and nothing else of this project.
+    """A fresh environment with the wheel and nothing else of this project.
 
-    The libraries it depends on are lent by a path file, so that no network is needed. The lending
-    folders come after its own, and path files inside them (an editable install of this project)
-    are not followed.
+    A path file adds the libraries that it depends on, so no network is needed. Their folders come
+    after its own. Path files inside them, such as an editable install of this project, are ignored.
     """
     root = tmp_path_factory.mktemp("environment")
     _output([sys.executable, "-m", "venv", "--without-pip", root], cwd=root)
@@ -92,7 +91,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_four_packages_under_one_name(wheel: Path) -> None:
     names = _names(wheel)
-    assert {f"graphflow/{package}/__init__.py" for package in PACKAGES} <= names
+    assert {f"graphflow/{package}/__init__.py" for package in LINKED_PACKAGES} <= names
     assert {"graphflow/__init__.py", "graphflow/py.typed"} <= names
     information = f"graphflow-{__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"graphflow", COMMAND, information}
@@ -101,7 +100,7 @@ def test_the_wheel_holds_the_four_packages_under_one_name(wheel: Path) -> None:
 def test_the_wheel_holds_every_source_file(wheel: Path) -> None:
     files = {
         str(path.relative_to(ROOT))
-        for folder in ("graphflow", *(f"graphflow/{package}" for package in PACKAGES))
+        for folder in ("graphflow", *(f"graphflow/{package}" for package in LINKED_PACKAGES))
         for path in (ROOT / folder).rglob("*.py")
     } | {COMMAND}
     assert {name for name in _names(wheel) if name.endswith(".py")} == files

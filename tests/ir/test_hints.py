@@ -13,7 +13,7 @@ import pytest
 import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.dtypes import DTYPES
-from graphflow.ir.numpy_interop import FUNCTION_HINTS
+from graphflow.ir.name_hints import FUNCTION_HINTS
 
 special = pytest.importorskip("scipy.special")
 

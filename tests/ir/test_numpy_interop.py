@@ -13,7 +13,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, GraphError, GraphflowError
-from graphflow.ir.numpy_interop import (
+from graphflow.ir.name_hints import (
     ATTRIBUTE_HINTS,
     FUNCTION_HINTS,
     MODULE_CALL_HINTS,

@@ -379,7 +379,7 @@ def test_a_rule_by_name_goes_before_patterns(turned: bool) -> None:
     ({"w2": (None, "m")}, r"cuts axis 1 into 4.*is 3, too small for 4 shards"),
     ({"w1": ("m", "m")}, r"uses axis 'm' of the mesh twice"),
     ({"w1": 3}, r"as a tuple"),
-    ({5: ("m",)}, r"a rule is for a tensor or a name, not 5"),
+    ({5: ("m",)}, r"the key of a rule must be a tensor or a name, not 5"),
     ({"w1": (0,)}, r"rule 'w1'.*or None for each axis, not 0"),
 ])  # fmt: skip
 def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, told: str) -> None:
@@ -456,11 +456,13 @@ def test_replicas_of_a_shard_are_one_mesh_in_any_order() -> None:
 
 @pytest.mark.parametrize("wrong, told", [
     ({"batch": ["z"]}, r"batch names 'z'.*there are 'x', 't'"),
-    ({"batch": "x"}, r"batch is a list .*not 'x'"), ({"batch": 5}, r"batch is a list .*not 5"),
+    ({"batch": "x"}, r"batch must be a list .*not 'x'"),
+    ({"batch": 5}, r"batch must be a list .*not 5"),
     ({"batch": [gf.variable(1.0)]}, r"batch names .*, which is no placeholder"),
-    ({"batch": [5]}, r"batch is a list"), ({"batch": []}, r"batch is a list"),
-    ({"devices": 5}, r"devices is a list .*not 5"), ({"devices": [0, 1]}, r"devices is a"),
-    ({"devices": "cpu:0"}, r"devices is a list .*not 'cpu:0'"),
+    ({"batch": [5]}, r"batch must be a list"), ({"batch": []}, r"batch must be a list"),
+    ({"devices": 5}, r"devices must be a list .*not 5"),
+    ({"devices": [0, 1]}, r"devices must be a"),
+    ({"devices": "cpu:0"}, r"devices must be a list .*not 'cpu:0'"),
 ])  # fmt: skip
 def test_a_batch_and_devices_that_are_none_are_refused(wrong: Any, told: str) -> None:
     with pytest.raises(ShardingError, match=told):

@@ -30,7 +30,7 @@ def serving(
     told = [*map(str, command), "--listen", listen, *options]
     pipe = subprocess.PIPE
     process: Any = (
-        loaded.start(told, given, ROOT)
+        loaded.start_python(told, given, ROOT)
         if command is USERS
         else subprocess.Popen(
             [sys.executable, *told], stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=given

@@ -69,13 +69,16 @@ class HostNode:
 
     @property
     def key(self) -> tuple[str, str]:
+        """The domain and the operator."""
         return (normal_domain(self.proto.domain), self.proto.op_type)
 
     @property
     def version(self) -> int:
+        """The opset version of the node's domain."""
         return self.opsets.get(self.key[0], 1)
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """Return an attribute as a Python value."""
         for attribute in self.proto.attribute:
             if attribute.name == name:
                 return attribute_value(attribute)
@@ -124,18 +127,13 @@ def runs_only_on_host(call: NodeCall) -> bool:
     return _key(call) in HOST_ONLY
 
 
-def can_run_on_host(call: NodeCall) -> bool:
-    """Return True if a node can run on the host."""
-    return _key(call) in HOST_ONLY or _key(call) in REFERENCE_OPERATORS or _key(call) in _ROUTINES
-
-
-def has_host_routine(domain: str, name: str) -> bool:
+def can_run_on_host(domain: str, name: str) -> bool:
     """Return True if an operator can run on the host."""
     key = (normal_domain(domain), name)
     return key in HOST_ONLY or key in REFERENCE_OPERATORS or key in _ROUTINES
 
 
-def reason(call: NodeCall) -> str:
+def host_reason(call: NodeCall) -> str:
     """Return the reason why a node always runs on the host."""
     return f"{call.op_type}: {HOST_ONLY[_key(call)]}"
 

@@ -181,7 +181,7 @@ class Importer:
             if folded is not None:
                 return [folded]
         if host.runs_only_on_host(call):
-            return self._run_on_host_now(call, host.reason(call))
+            return self._run_on_host_now(call, host.host_reason(call))
         key = (normal_domain(call.proto.domain), call.op_type)
         if key in self.functions:
             return expansion.inline_function(self, self.functions[key], call)
@@ -196,7 +196,7 @@ class Importer:
                 outputs = handler(call)
             elif body is not None:
                 return expansion.inline_function(self, body, call)
-            elif host.can_run_on_host(call):
+            elif host.can_run_on_host(*key):
                 raise RunOnHost(f"{call.op_type} is computed on the host")
             else:
                 raise call.unsupported_error(

@@ -151,5 +151,5 @@ def check_functions(model: ModelProto, file: str) -> None:
 
 
 def sparse_name(tensor: SparseTensorProto) -> str:
-    """The name of a sparse initializer, which its values bear."""
+    """Return the name of a sparse initializer, which is that of its values."""
     return str(tensor.values.name)

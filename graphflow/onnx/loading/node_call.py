@@ -141,6 +141,7 @@ class NodeCall:
         return self.tensor(i).spec
 
     def rank(self, i: int) -> int:
+        """Return the number of axes of input i."""
         return self.spec(i).rank
 
     def static_size(self, size: Size) -> int:
@@ -211,6 +212,7 @@ class NodeCall:
         return self.dtype_of(self.attr(name, default))
 
     def dtype_of(self, code: int) -> np.dtype[Any]:
+        """Return the dtype of a type code. Signals RunOnHost if tensors cannot have it."""
         found = dtype_of_code(code)
         if found is None or not is_native(found):
             raise RunOnHost(f"tensors of {dtype_name(code)} live on the host only")

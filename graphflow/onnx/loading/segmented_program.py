@@ -117,14 +117,14 @@ class SegmentedProgram:
                 segment = self._specialize(segment, stop, current)
                 continue
             try:
-                self._compute(run, segment, current)
+                self._run_graph(run, segment, current)
             except FeedError as error:  # two symbolic sizes differ, since one of them is 1
                 if not any(_has_symbolic_shape(tensor) for tensor in segment.inputs.values()):
                     raise
                 segment.stop, segment.plan = Stop("shapes", 0, str(error)), None
                 continue
             if stop is None:
-                return [self._output(run, segment, name, current) for name in self.body.outputs]
+                return [self._value_of(run, segment, name, current) for name in self.body.outputs]
             if stop.kind == "host":
                 self._run_host_node(run, segment, stop, current)
             segment = self._next_segment(segment, stop, self._live_names(segment), current)
@@ -145,7 +145,7 @@ class SegmentedProgram:
         end = len(self.body.nodes) if segment.stop is None else segment.stop.index
         return [name for name in segment.values if self._reads.get(name, -1) >= end]
 
-    def _compute(self, run: ModelRun, segment: ImportedSegment, current: dict[str, Any]) -> None:
+    def _run_graph(self, run: ModelRun, segment: ImportedSegment, current: dict[str, Any]) -> None:
         """Run the segment's graph for the values that are read after it."""
         if segment.plan is None:
             segment.plan = _plan_fetches(segment, self._live_names(segment))
@@ -162,12 +162,12 @@ class SegmentedProgram:
         node = host.HostNode(
             proto, self.body.opsets, self.importer.label(proto, stop.index), stop.why
         )
-        arguments = [self._output(run, segment, n, current) if n else None for n in proto.input]
-        outer = {n: self._output(run, segment, n, current) for n in captured_names(proto)}
+        arguments = [self._value_of(run, segment, n, current) if n else None for n in proto.input]
+        outer = {n: self._value_of(run, segment, n, current) for n in captured_names(proto)}
         results = host.execute(run, node, arguments, outer)
         current.update((n, v) for n, v in zip(proto.output, results, strict=False) if n)
 
-    def _output(
+    def _value_of(
         self, run: ModelRun, segment: ImportedSegment, name: str, current: Mapping[str, Any]
     ) -> Any:
         if name in current:
@@ -201,7 +201,7 @@ class SegmentedProgram:
                 (name, placeholder(tensor.dtype, shapes[name], name=_placeholder_name(name)))
                 for name, tensor in segment.inputs.items()
             )
-        return self._child(segment, key, segment.start, given)
+        return self._find_or_import(segment, key, segment.start, given)
 
     def _next_segment(
         self, segment: ImportedSegment, stop: Stop, live: Sequence[str], current: dict[str, Any]
@@ -228,9 +228,9 @@ class SegmentedProgram:
                 given[name] = value
         for name in [n for n in current if self._reads.get(n, -1) < start]:
             del current[name]
-        return self._child(segment, tuple(key), start, given)
+        return self._find_or_import(segment, tuple(key), start, given)
 
-    def _child(
+    def _find_or_import(
         self, segment: ImportedSegment, key: Any, start: int, given: Mapping[str, Value]
     ) -> ImportedSegment:
         child = segment.children.pop(key, None)

@@ -114,4 +114,5 @@ def concrete_value(value: Value) -> Any:
 
 
 def known_array(array: Array, parameter: str | None = None) -> Known:
+    """Wrap an array as a known value, contiguous; `parameter` marks a weight."""
     return Known(np.ascontiguousarray(array).reshape(array.shape), array.dtype, parameter)

@@ -52,7 +52,7 @@ _SAME = {
 Uses = dict[str, set[str]]
 
 
-def weights(
+def find_weights(
     nodes: Sequence[NodeProto],
     arrays: Mapping[str, Array],
     functions: Mapping[tuple[str, str], OnnxBody],
@@ -62,7 +62,7 @@ def weights(
     Scalars are no weights. Nor are tensors of one element (unless they are an operator's weight or
     bias), options such as exponents and bounds, and masks.
     """
-    uses = _uses(nodes, functions, {})
+    uses = _uses_of_names(nodes, functions, {})
     found: dict[str, bool] = {}
     for name, array in arrays.items():
         kinds = uses.get(name, set())
@@ -79,7 +79,7 @@ def weights(
     return found
 
 
-def named_constants(
+def find_named_constants(
     names: Any, nodes: Sequence[NodeProto], arrays: Mapping[str, Array], file: str
 ) -> dict[str, Array]:
     """Return the values of Constant nodes that the user names as weights.
@@ -129,7 +129,7 @@ def _is_mask(array: Array) -> bool:
     return not (float(array.max()) < HUGE and float(array.min()) > -HUGE)
 
 
-def _uses(
+def _uses_of_names(
     nodes: Sequence[NodeProto],
     functions: Mapping[tuple[str, str], OnnxBody],
     of_functions: dict[tuple[str, str], list[set[str]]],
@@ -141,16 +141,18 @@ def _uses(
         for i, name in enumerate(node.input):
             if name:
                 uses.setdefault(name, set()).update(
-                    _use(node, i, uses, makers, functions, of_functions)
+                    _use_of_input(node, i, uses, makers, functions, of_functions)
                 )
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                for name, kinds in _uses(attribute.g.node, functions, of_functions).items():
+                for name, kinds in _uses_of_names(
+                    attribute.g.node, functions, of_functions
+                ).items():
                     uses.setdefault(name, set()).update(kinds)
     return uses
 
 
-def _use(
+def _use_of_input(
     node: NodeProto,
     i: int,
     uses: Uses,
@@ -163,7 +165,7 @@ def _use(
     if key in functions:
         if key not in of_functions:
             body = functions[key]
-            inside = _uses(body.nodes, functions, of_functions)
+            inside = _uses_of_names(body.nodes, functions, of_functions)
             of_functions[key] = [inside.get(formal, set()) for formal in body.inputs]
         formals = of_functions[key]
         return formals[i] if i < len(formals) else set()

@@ -86,10 +86,10 @@ def _shape(call: NodeCall) -> Outputs:
     sizes = call.spec(0).shape
     start, end = call.attr("start", 0), call.attr("end", len(sizes))
     chosen = list(sizes)[slice(max(start, -len(sizes)), end)]
-    return make_known(np.array(chosen, object).reshape(len(chosen))) if chosen else _no_sizes()
+    return make_known(np.array(chosen, object).reshape(len(chosen))) if chosen else _empty_shape()
 
 
-def _no_sizes() -> Known:
+def _empty_shape() -> Known:
     return make_known(np.zeros(0, np.int64))
 
 

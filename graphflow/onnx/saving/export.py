@@ -155,7 +155,7 @@ class Export:
                 ((atoms, factor),) = size.terms.items()
                 if factor == 1 and len(atoms) == 1 and isinstance(atoms[0], str):
                     self._origin.setdefault(atoms[0], (self.names[tensor], axis))
-        return _info(self.names[tensor], tensor)
+        return _value_info(self.names[tensor], tensor)
 
     def write(self, outputs: Mapping[str, Tensor]) -> list[ValueInfoProto]:
         """Write all nodes, and return the outputs.
@@ -181,7 +181,7 @@ class Export:
             )
         for name, tensor in outputs.items():
             self.nodes.append(helper.make_node("Identity", [self.names[tensor]], [name], name=name))
-        return [_info(name, tensor) for name, tensor in outputs.items()]
+        return [_value_info(name, tensor) for name, tensor in outputs.items()]
 
     def _write(self, node: Node) -> None:
         if node.op.name in ("variable", "constant"):
@@ -199,7 +199,7 @@ class Export:
         self.names.update(zip(node.outputs, names, strict=False))
 
 
-def _info(name: str, tensor: Tensor) -> ValueInfoProto:
+def _value_info(name: str, tensor: Tensor) -> ValueInfoProto:
     sizes = [s if isinstance(s, int) else _dim_name(s) for s in tensor.shape]
     code = helper.np_dtype_to_tensor_dtype(tensor.dtype)
     return helper.make_tensor_value_info(name, code, sizes)

@@ -32,7 +32,7 @@ _SAME = {
 
 
 @writes(*_SAME)
-def _same(e: Export, node: Node, inputs: list[str]) -> str:
+def _write_same(e: Export, node: Node, inputs: list[str]) -> str:
     if node.op.name in ("ceil", "floor", "round") and node.specs[0].dtype.kind != "f":
         return e.emit("Identity", inputs)
     return e.emit(_SAME[node.op.name], inputs)

@@ -263,7 +263,7 @@ def estimate(
     updated = parts.weights / (data if layout.shard_state else 1)
     seconds = pipeline + reduced + updated * (BYTES_PER_WEIGHT + 8) / site.bandwidth
     busy = count * (chunks * (forward + backward) + last / stages)
-    sums = 4 + 2 * layout.recompute + layout.sequence  # what was gathered is so again
+    sums = 4 + 2 * layout.recompute + layout.sequence  # recomputing gathers again
     sent = {
         "model": sums * 2 * (tensor - 1) / tensor * parts.boundary * parts.layers * chunks * count,
         "stages": 2 * parts.boundary / tensor * count * chunks * (stages > 1),

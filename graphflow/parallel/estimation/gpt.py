@@ -56,7 +56,7 @@ class GPT:
                 self, **{each.name: check_count(where, each.name, getattr(self, each.name))}
             )
         if not isinstance(self.fused, bool):
-            raise ScheduleError(f"{where}: fused is True or False, not {self.fused!r}")
+            raise ScheduleError(f"{where}: fused must be True or False, not {self.fused!r}")
         if self.width % self.heads:
             raise ScheduleError(
                 f"{where}: a width of {self.width} does not divide into {self.heads} heads"
@@ -94,7 +94,7 @@ def check_count(where: str, what: str, number: object) -> int:
     """
     count = as_count(number)
     if count is None:
-        raise ScheduleError(f"{where}: {what} is a number from 1 up, not {number!r}")
+        raise ScheduleError(f"{where}: {what} must be an int of at least 1, not {number!r}")
     return count
 
 
@@ -133,8 +133,8 @@ def block_cost(
     heads, s = model.heads // tensor, model.sequence
     x = placeholder("float16", (micro, ceil(s / tensor) if sequence else s, h), name="x")
     weights: list[Tensor] = []
-    made: list[Tensor] = []  # what goes to other devices
-    got: list[Tensor] = []  # what comes from them
+    made: list[Tensor] = []  # sent to other devices
+    got: list[Tensor] = []  # received from them
 
     def weight(*shape: int) -> Tensor:
         weights.append(variable(init.zeros(shape, "float16")))
@@ -181,7 +181,7 @@ def _attention(model: GPT, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         fused: Tensor = FUNCTIONS["attention"](q, k, v, causal=True)
         return fused
     scaled = q * int(q.shape[-1]) ** -0.5
-    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # a mask is the softmax kernel's
+    scores = scaled @ FUNCTIONS["permute_dims"](k, (0, 1, 3, 2))  # the softmax kernel masks
     seen: Tensor = FUNCTIONS["softmax"](scores) @ v
     return seen
 

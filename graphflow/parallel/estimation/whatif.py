@@ -112,7 +112,7 @@ def what_if(
         },
         {"recompute": recompute, "sequence": sequence, "shard_state": shard_state},
     )
-    devices, batch, hosts_of = int(devices), int(batch), int(hosts_of)  # numpy's would overflow
+    devices, batch, hosts_of = int(devices), int(batch), int(hosts_of)  # numpy ints would overflow
     wire(network)  # refuses an unknown link, also if one host has all devices
     site = HardwareSite(hardware, hosts_of, network)
     asked = [
@@ -151,13 +151,13 @@ def _check(
         ScheduleError: one of them is invalid.
     """
     if not isinstance(model, GPT):
-        raise ScheduleError(f"{where}: the model is a gf.parallel.GPT, not {model!r}")
+        raise ScheduleError(f"{where}: the model must be a gf.parallel.GPT, not {model!r}")
     for what, number in counts.items():
         if number is not None or what not in ("tensor", "stages"):
             check_count(where, what, number)
     for what, flag in flags.items():
         if not isinstance(flag, bool) and (what, flag) != ("recompute", None):
-            raise ScheduleError(f"{where}: {what} is True or False, not {flag!r}")
+            raise ScheduleError(f"{where}: {what} must be True or False, not {flag!r}")
     devices = counts["devices"]
     if devices is not None and devices > MAX_DEVICES:
         raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
@@ -173,7 +173,7 @@ def _fastest(
     return [estimate(model, site, batch, each) for each in close]
 
 
-# Layouts --------------------------------------------------------------------------------------
+# Configurations -------------------------------------------------------------------------------
 
 
 def _parallel_configs(

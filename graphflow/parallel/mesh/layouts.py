@@ -48,12 +48,12 @@ class Layout:
         return replace(self, dims=(*self.dims[:d], split, *self.dims[d + 1 :]))
 
     def __str__(self) -> str:
-        told = ", ".join("×".join(split.axes) or "·" for split in self.dims)
+        axes = ", ".join("×".join(split.axes) or "·" for split in self.dims)
         rest = "".join(f" {kind} over {axis}" for axis, kind in self.partial)
-        return f"({told}){rest}"
+        return f"({axes}){rest}"
 
 
-@cache  # of as many entries as there are ranks
+@cache  # one entry for each rank
 def whole(rank: int) -> Layout:
     """Return the layout in which every place has everything."""
     return Layout((WHOLE,) * rank)

@@ -25,14 +25,18 @@ def check_mesh(mesh: Mapping[str, int], what: str) -> Mapping[str, int]:
     """
     where = f"{what} at {user_location()}"
     if not isinstance(mesh, Mapping) or not mesh:
-        raise ShardingError(f'{where}: a mesh is a dict of sizes, {{"data": 2}}, not {mesh!r}')
+        raise ShardingError(f'{where}: a mesh must be a dict of sizes, {{"data": 2}}, not {mesh!r}')
     sizes = {}
     for name, given in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ShardingError(f"{where}: an axis of a mesh has a name, not {name!r}")
+            raise ShardingError(
+                f"{where}: the name of a mesh axis must be an identifier, not {name!r}"
+            )
         size = as_count(given)
         if size is None:
-            raise ShardingError(f"{where}: axis {name!r} has a size from 1 on, not {given!r}")
+            raise ShardingError(
+                f"{where}: axis {name!r} must have a size of at least 1, not {given!r}"
+            )
         sizes[name] = size
     return sizes
 
@@ -45,10 +49,11 @@ def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
     """
     count, nodes = prod(mesh.values()), len(graph.nodes)
     if count * nodes > MAX_NODES:
-        told = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
+        shape = " × ".join(f"{name} {size:,}" for name, size in mesh.items())
         raise ShardingError(
-            f"the mesh ({told}) has {count:,} places, for each of which the {nodes:,} nodes of the "
-            f"step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at most"
+            f"the mesh ({shape}) has {count:,} places, for each of which the {nodes:,} nodes of "
+            f"the step would be written; make it smaller, {max(1, MAX_NODES // nodes):,} places at "
+            "most"
         )
 
 
@@ -66,7 +71,7 @@ def mesh_devices(
         ShardingError: there are too few devices, or `wanted` does not name one for each place.
     """
     count = prod(mesh.values())
-    told = " × ".join(f"{name} {size}" for name, size in mesh.items())
+    shape = " × ".join(f"{name} {size}" for name, size in mesh.items())
     if wanted is not None:
         if (
             isinstance(wanted, str)
@@ -74,12 +79,12 @@ def mesh_devices(
             or not all(isinstance(name, str) for name in wanted)
         ):
             raise ShardingError(
-                f"devices is a list with a name for each of the {count} places of the mesh "
-                f"({told}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
+                f"devices must be a list with a name for each of the {count} places of the mesh "
+                f"({shape}), such as {(list(cluster.devices) * count)[:count]}, not {wanted!r}"
             )
         if len(wanted) != count:
             raise ShardingError(
-                f"the mesh ({told}) has {count} places, but devices names {len(wanted)}: "
+                f"the mesh ({shape}) has {count} places, but devices names {len(wanted)}: "
                 f"{', '.join(wanted)}; name one for each"
             )
         return [DeviceName.parse(cluster.device(name).name) for name in wanted]
@@ -94,7 +99,7 @@ def mesh_devices(
     if len(names) >= count:
         return [DeviceName.parse(name) for name in names[:count]]
     raise ShardingError(
-        f"the mesh ({told}) takes {count} devices, and the cluster has {len(names)}: "
+        f"the mesh ({shape}) takes {count} devices, and the cluster has {len(names)}: "
         f"{', '.join(names)}; make an axis smaller, or give a cluster of {count} devices, such as "
         f"gf.Cluster.local({count})"
     )

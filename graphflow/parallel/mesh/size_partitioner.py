@@ -67,7 +67,7 @@ class SizePartitioner:
         self._usual = _Nominal(self)
         self._known: dict[Any, Mapping[Place, tuple[Size, Size]]] = {}
         self._pieces: dict[tuple[Size, AxisSplit, Place], ShardExtent] = {}
-        self._least: dict[str, int] = {}  # of symbols left whole: from which size on they are not
+        self._least: dict[str, int] = {}  # symbols that are whole below this size
 
     def _canonical(self, size: Size) -> Size:
         """Replace each symbol by the first of those that it equals."""
@@ -121,7 +121,7 @@ class SizePartitioner:
 
     def _piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
-        if split.outer != 1:  # the start is that in each row
+        if split.outer != 1:  # the start is relative to each row
             row = self.piece(size // self._canonical(split.rows), split.inner, place)
             return ShardExtent(
                 row.start, row.size * segment_count(self.rows(size, split, place)), size
@@ -132,7 +132,7 @@ class SizePartitioner:
             start, stop = _nested_range(size // unit, at)
             return ShardExtent(start * unit, (stop - start) * unit, size)
         base = size // split.unit
-        if isinstance(base, int):  # of so many units of symbolic size
+        if isinstance(base, int):  # a number of units of symbolic size
             start, stop = _nested_range(base, at)
             return ShardExtent(start * split.unit, (stop - start) * split.unit, size)
         symbol = _single_symbol(base)
@@ -232,11 +232,11 @@ class SizePartitioner:
         return evaluate(size, self._usual)
 
 
-def batch_too_small_error(told: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
+def batch_too_small_error(size: str, axes: Sequence[str], mesh: Mesh) -> ShardingError:
     """Return the error of a batch that would leave shards empty."""
     count = mesh.part_count(axes)
     return ShardingError(
-        f"a batch of {told} is smaller than its {count} shards, {mesh.describe_parts(axes)}; feed "
+        f"a batch of {size} is smaller than its {count} shards, {mesh.describe_parts(axes)}; feed "
         f"at least {count}, or use fewer"
     )
 

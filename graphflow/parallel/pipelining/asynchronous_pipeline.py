@@ -116,8 +116,8 @@ class _PipelineUnroller:
         later = self._find_running_state(phases)
         self.phases = {n: phase for n, phase in phases.items() if n not in later}
         self.phases |= dict.fromkeys(self._find_backward_inputs(later), "F")
-        self.copies: list[dict[Tensor, Tensor]] = []  # by micro-batch
-        self.made: list[dict[Tensor, Tensor]] = []  # by update
+        self.copies: list[dict[Tensor, Tensor]] = []
+        self.made: list[dict[Tensor, Tensor]] = []
 
     def run(self) -> ShardedGraph:
         """Write all passes and updates, and return the graph."""
@@ -147,11 +147,11 @@ class _PipelineUnroller:
         plain = all(sole_symbol(d) for d in firsts)
         first = same.get(firsts[0], firsts[0]) if plain and firsts else None
         if not isinstance(first, Dim) or any(same.get(d, d) != first for d in firsts):
-            told = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
+            shapes = ", ".join(f"{t.name!r} {show_shape(t.shape)}" for t in self.batch)
             raise ScheduleError(
                 f"schedule {self.schedule.name!r} does not flush: each of its "
                 f"{self.schedule.microbatches} micro-batches goes through the network as a batch "
-                f"of its own, of another size than {told}; leave the batch open, one symbol that "
+                f"of its own, of another size than {shapes}; leave the batch open, one symbol that "
                 "its placeholders share: gf.placeholder('float32', ('B', 784))"
             )
         every = dict.fromkeys([*firsts, *(d for d in same if same[d] == first)])

@@ -151,7 +151,7 @@ def _assign_stages(
 ) -> dict[Node, int]:
     """Return the stage of every node, given those of some variables."""
     found: dict[Node, int] = {}
-    late: set[Node] = set()  # gradients, and what is made of them
+    late: set[Node] = set()  # gradients and nodes that depend on them
     for node in graph.nodes:
         origin = origin_of(node, stages)
         if node in stages:
@@ -197,7 +197,7 @@ def assign_phases(
         elif origin in stages:
             found[node] = "W" if node in late else "B"
         elif node.inputs and all(found.get(t.node) == "F" or t.node in seen for t in node.inputs):
-            found[node] = "F"  # fetched besides the loss
+            found[node] = "F"  # a fetch besides the loss
     return found
 
 
@@ -277,7 +277,7 @@ def recompute_forward(graph: Graph, tasks: dict[Node, Task], ranks: Mapping[Task
     Source: Huang et al., GPipe, NeurIPS 2019.
     """
     mapped: dict[Tensor, Tensor] = {}
-    again: dict[Task, dict[Tensor, Tensor]] = {}  # by backward pass, what it makes once more
+    again: dict[Task, dict[Tensor, Tensor]] = {}  # what each backward pass recomputes
     for node in graph.nodes:
         task = tasks.get(node)
         inputs = [mapped.get(t, t) for t in node.inputs]

@@ -70,7 +70,7 @@ def check_function(function: Any, where: str) -> None:
             "microbatches: …"
         ) from None
     except ValueError:
-        return  # a function of C, that does not say what it takes
+        return  # a C function without a signature
 
 
 def check_batch(
@@ -127,8 +127,8 @@ def losses_of(graph: Graph) -> list[Tensor]:
     A step that was built for one device does not record its loss. Then the loss is taken to be the
     last node for which gradients were made.
     """
-    told = [node.attrs.get("loss") for node in graph.of_op("group")]
-    losses = list(dict.fromkeys(loss for loss in told if loss is not None))
+    recorded = [node.attrs.get("loss") for node in graph.of_op("group")]
+    losses = list(dict.fromkeys(loss for loss in recorded if loss is not None))
     if losses:
         return losses
     origins = {origin_of(node) for node in graph.nodes if node.origin is not None}

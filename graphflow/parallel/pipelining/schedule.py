@@ -248,11 +248,11 @@ def _check_parts(schedule: Schedule) -> None:
         given = getattr(schedule, name)
         count = as_count(given)
         if count is None:
-            raise schedule_error(what, f"{name} is a number from 1 up, not {given!r}")
+            raise schedule_error(what, f"{name} must be an int of at least 1, not {given!r}")
         set_frozen_fields(schedule, **{name: count})
     if schedule.updates not in get_args(Updates):
-        told = ", ".join(map(repr, get_args(Updates)))
-        raise schedule_error(what, f"updates is one of {told}, not {schedule.updates!r}")
+        choices = ", ".join(map(repr, get_args(Updates)))
+        raise schedule_error(what, f"updates must be one of {choices}, not {schedule.updates!r}")
     if schedule.group != 1 and schedule.updates != "double-buffered":
         raise schedule_error(
             what,
@@ -261,10 +261,12 @@ def _check_parts(schedule: Schedule) -> None:
         )
     orders = schedule.orders
     if not isinstance(orders, tuple | list) or not orders:
-        raise schedule_error(what, f"orders is a tuple of tasks for each device, not {orders!r}")
+        raise schedule_error(
+            what, f"orders must be a tuple of tasks for each device, not {orders!r}"
+        )
     for device, order in enumerate(orders):
         if not isinstance(order, tuple | list) or not order:
-            raise schedule_error(what, f"device {device} has a tuple of tasks, not {order!r}")
+            raise schedule_error(what, f"device {device} must have a tuple of tasks, not {order!r}")
         wrong = next((task for task in order if not _is_task(task)), None)
         if wrong is not None:
             raise schedule_error(
@@ -310,7 +312,7 @@ def _check_complete(schedule: Schedule) -> None:
     )
     fitting = {t for t in counts if t.stage < stages and t.microbatch < microbatches}
     strange = counts.keys() - fitting
-    missing = (  # one after the other: there may be too many to list
+    missing = (  # a generator: there may be too many to list
         task
         for phase in phases
         for stage in range(stages)
@@ -380,9 +382,3 @@ def _check_updates(schedule: Schedule) -> None:
                 f"it would deadlock: {Task('F', stage, microbatch)} uses weights that {maker} "
                 f"updates, which comes behind it; put that before it{larger}",
             )
-
-
-# Time ----------------------------------------------------------------------------------------
-
-
-# Drawing --------------------------------------------------------------------------------------

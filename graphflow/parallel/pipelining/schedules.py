@@ -71,7 +71,8 @@ def pipedream(
     p, m = _check_sizes("pipedream", stages, microbatches)
     if updates not in ("stash", "vertical", "double-buffered"):
         raise schedule_error(
-            "pipedream", f"updates is 'stash', 'vertical' or 'double-buffered', not {updates!r}"
+            "pipedream",
+            f"updates must be 'stash', 'vertical' or 'double-buffered', not {updates!r}",
         )
     if group is None:
         group = p if updates == "double-buffered" else 1
@@ -122,9 +123,9 @@ def interleaved(stages: int, microbatches: int, chunks: int = 2) -> Schedule:
     for device in range(p):
         forward = [_chunk_task("F", k, device, p, chunks) for k in range(m * chunks)]
         backward = [_chunk_task("B", k, device, p, chunks) for k in range(m * chunks)]
-        # The first backward pass comes when one micro-batch of each of the first p has gone all the
-        # way, and then a task of each sort by turns.
-        after = (p - device - 1) * (1 if chunks == 1 else 2)  # of one stage a device: 1F1B
+        # The first backward pass of a device comes when a micro-batch has passed all stages; then
+        # forward and backward passes alternate.
+        after = (p - device - 1) * (1 if chunks == 1 else 2)  # with one chunk this is 1F1B
         ahead = min(after + (chunks - 1) * p, m * chunks)
         orders.append(_merge(forward, backward, ahead + 1 if ahead < m * chunks else ahead))
     return Schedule(f"interleaved 1F1B ({chunks} stages a device)", total, m, _to_tuples(orders))
@@ -335,7 +336,7 @@ def _check_sizes(name: str, stages: int, microbatches: int, **others: int) -> tu
     """
     for what, given in (("stages", stages), ("microbatches", microbatches), *others.items()):
         if as_count(given) is None:
-            raise schedule_error(name, f"{what} is a number from 1 up, not {given!r}")
+            raise schedule_error(name, f"{what} must be an int of at least 1, not {given!r}")
     stages, microbatches = int(stages), int(microbatches)
     if stages * microbatches > MAX_TASKS:
         raise schedule_error(

@@ -239,7 +239,7 @@ def predict_timeline(
             total[task.phase][task.stage] += float(seconds[i, at])
     each = pipeline.schedule.microbatches * pipeline.devices_per_task
     means = {phase: [s / each for s in found] for phase, found in total.items()}
-    plain = replace(pipeline.schedule, recompute=False)  # what is done again is in B
+    plain = replace(pipeline.schedule, recompute=False)  # B includes the recomputation
     return run(plain, means["F"], means["B"], means["W"])
 
 

@@ -117,10 +117,11 @@ def _stages_of_list(graph: Graph, nodes: Sequence[Node], stages: Sequence[Any]) 
             )
     missing = [node for node in nodes if node not in found]
     if missing:
-        told = ", ".join(f"{graph.names[n]!r} ({n.location})" for n in missing[:5])
+        listed = ", ".join(f"{graph.names[n]!r} ({n.location})" for n in missing[:5])
         raise ScheduleError(
-            f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: {told}"
-            f"{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or list them"
+            f"{len(missing)} of {len(nodes)} nodes are in none of the {len(stages)} stages: "
+            f"{listed}{', …' if len(missing) > 5 else ''}; put them under one of the scopes, or "
+            "list them"
         )
     return found
 
@@ -181,7 +182,7 @@ def _check_direction(graph: Graph, found: Mapping[Node, int]) -> None:
                 )
 
 
-# By the planner -------------------------------------------------------------------------------
+# Stages from the planner ----------------------------------------------------------------------
 
 
 def _plan_stages(
@@ -210,7 +211,7 @@ def _plan_stages(
     inside = (row[problem.edges] >= 0).all(axis=1)
     bandwidth = float(problem.bandwidth[0, 1])
     while True:
-        part = Problem(  # of equal devices: one may get several stages, or a stage several of them
+        part = Problem(  # equal devices: stages are not pinned to any
             np.repeat(problem.compute[kept, :1], count, axis=1),
             row[problem.edges[inside]],
             problem.bytes[inside],
@@ -220,7 +221,7 @@ def _plan_stages(
         split = split_stages(part, count, budget=0, pivots=0)
         if len(set(split.device.tolist())) == count or bandwidth > FREE_LINK:
             break
-        bandwidth *= 4  # so slow a link is best not used, but so many stages were asked for
+        bandwidth *= 4  # the link was too slow for so many stages: assume a faster one
     device = dict(zip(nodes, split.device.tolist(), strict=True))
     numbers = _number_devices(nodes, device)
     return {node: numbers[device[node]] for node in nodes}

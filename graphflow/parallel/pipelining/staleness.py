@@ -50,7 +50,9 @@ def staleness(schedule: Schedule, stage: int) -> Staleness:
         return Staleness(zeros, zeros, 1)
     every = schedule.versions
     used = [every[stage, i] for i in range(schedule.microbatches)]
-    made = [i // schedule.group for i in range(schedule.microbatches)]  # updates before its own
+    made = [
+        i // schedule.group for i in range(schedule.microbatches)
+    ]  # the update of each micro-batch
     late = [now - then for now, then in zip(made, used, strict=True)]
     return Staleness(tuple(used), tuple(late), _most_versions(schedule, stage, used))
 

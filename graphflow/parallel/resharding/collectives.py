@@ -37,16 +37,16 @@ def all_reduce(
     algorithm: str = "auto",
     hosts: Sequence[int] | None = None,
 ) -> list[Tensor]:
-    """The sum of all replicas' tensors, at each of them.
+    """Sum the tensors of all replicas; each replica gets the sum.
 
     Args:
-        tensors: one a replica, of one shape and dtype; result i is placed as tensor i is.
+        tensors: one for each replica, of one shape and dtype. Result i is placed as tensor i is.
         op: "sum", "mean" (of floats), "max", "min" or "prod".
         algorithm: the order in which tensors are combined, and how they travel between hosts:
             "ring", "tree", "halving" (recursive halving and doubling), "two_level", "direct", or
-            "auto", which follows from the number of replicas and elements.
-        hosts: the number of each replica's host, for "two_level": hosts combine what they have
-            before one replica of each exchanges it.
+            "auto", which follows from the numbers of replicas and elements.
+        hosts: the number of each replica's host, for "two_level": each host combines its tensors
+            before one of its replicas exchanges them.
 
     Returns:
         As many tensors, whose values have the same bits.
@@ -69,24 +69,26 @@ def reduce_scatter(
     algorithm: str = "auto",
     hosts: Sequence[int] | None = None,
 ) -> list[Tensor]:
-    """Of the sum of all replicas' tensors, a part along an axis at each of them.
+    """Sum the tensors of all replicas; each replica gets a part of the sum along an axis.
 
     Args:
-        tensors: one a replica, of one shape and dtype; result i is placed as tensor i is.
+        tensors: one for each replica, of one shape and dtype. Result i is placed as tensor i is.
+        axis: the axis.
         op: "sum" or "mean".
-        sizes: of the parts along the axis; default: as equal as they can be, larger ones first.
-        algorithm, hosts: as of `all_reduce`.
+        sizes: the sizes of the parts along the axis; default: as equal as possible, larger ones
+            first.
+        algorithm, hosts: as in `all_reduce`.
 
     Raises:
-        ShapeError: the tensors' shapes differ, there is no such axis, its size is not known, or
-            is not the sum of `sizes`.
+        ShapeError: the tensors' shapes differ; there is no such axis; its size is not known, or is
+            not the sum of `sizes`.
         DTypeError: the tensors' dtypes differ, or have no such op.
-        ArgumentError: as of `all_reduce`.
+        ArgumentError: as in `all_reduce`.
     """
     xs = _tensors(tensors)
     axis = normalize_axis(axis, xs[0].ndim)
     if op not in ("sum", "mean"):
-        raise ArgumentError(f'op is "sum" or "mean", not {op!r}')
+        raise ArgumentError(f'op must be "sum" or "mean", not {op!r}')
     attrs = _reduction(op, algorithm, hosts, len(xs))
     parts = _parts(xs[0], axis, len(xs), sizes)
     return group(collectives.reduce_scatter, xs, xs, {"axis": axis, "sizes": parts, **attrs})
@@ -94,14 +96,15 @@ def reduce_scatter(
 
 @_public
 def all_gather(tensors: Sequence[Any], axis: int = 0) -> list[Tensor]:
-    """All replicas' tensors, joined along an axis, at each of them.
+    """Concatenate the tensors of all replicas along an axis; each replica gets the result.
 
     Args:
-        tensors: one a replica, of one dtype, and of one shape but for the axis; result i is
-            placed as tensor i is.
+        tensors: one for each replica, of one dtype, and of one shape except for the axis. Result i
+            is placed as tensor i is.
+        axis: the axis.
 
     Raises:
-        ShapeError, DTypeError: shapes or dtypes do not go together, or there is no such axis.
+        ShapeError, DTypeError: shapes or dtypes do not match, or there is no such axis.
         ArgumentError: no tensors.
     """
     xs = _tensors(tensors)
@@ -110,18 +113,20 @@ def all_gather(tensors: Sequence[Any], axis: int = 0) -> list[Tensor]:
 
 @_public
 def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """A tensor at each of `count` replicas; the first one has it.
+    """Copy a tensor to each of `count` replicas; the first one has it.
 
     Args:
-        like: tensors, one a replica, with which the results are placed; default: where the tensor
-            is pinned, or near those that read them.
+        tensor: the tensor.
+        count: the number of replicas.
+        like: tensors, one for each replica, with which the results are placed; default: where the
+            tensor is pinned, or near the nodes that read them.
 
     Raises:
         ArgumentError: `count` is no positive int, or not the number of tensors in `like`.
     """
     x = as_tensor(tensor)
     if (number := as_count(count)) is None:
-        raise ArgumentError(f"count is a positive int, not {count!r}")
+        raise ArgumentError(f"count must be a positive int, not {count!r}")
     count = number
     if count > REPLICAS:
         raise ArgumentError(f"{count:,} replicas are more than a graph holds: {REPLICAS:,}")
@@ -133,16 +138,19 @@ def broadcast(tensor: Any, count: int, like: Sequence[Tensor] | None = None) -> 
 
 @_public
 def all_to_all(tensors: Sequence[Any], split_axis: int = 0, concat_axis: int = 0) -> list[Tensor]:
-    """Each replica's tensor is cut along one axis, a part for each replica, and each joins what it
-    gets along another: a transposition of what is spread over replicas.
+    """Split each replica's tensor along one axis, send part i to replica i, and concatenate what
+    arrives.
 
     Args:
-        tensors: one a replica, of one dtype and shape (but for `concat_axis`); result i is placed
-            as tensor i is. Parts differ by one at most, larger ones come first.
+        tensors: one for each replica, of one dtype and shape (except for `concat_axis`). Result i
+            is placed as tensor i is.
+        split_axis: the axis that is split. Parts differ by at most one element, larger ones come
+            first.
+        concat_axis: the axis along which the received parts are concatenated.
 
     Raises:
-        ShapeError, DTypeError: shapes or dtypes do not go together, there is no such axis, or the
-            size of `split_axis` is not known.
+        ShapeError, DTypeError: shapes or dtypes do not match, there is no such axis, or the size of
+            `split_axis` is not known.
         ArgumentError: no tensors.
     """
     xs = _tensors(tensors)
@@ -156,7 +164,7 @@ def all_to_all(tensors: Sequence[Any], split_axis: int = 0, concat_axis: int = 0
 def _tensors(given: Any) -> list[Tensor]:
     """Return a list of tensors, one for each replica."""
     if not isinstance(given, list | tuple):
-        raise ArgumentError(f"tensors are a list, one a replica, not {given!r}")
+        raise ArgumentError(f"tensors must be a list, one for each replica, not {given!r}")
     if not given:
         raise ArgumentError("there are no tensors; give one for each replica")
     return [as_tensor(x) for x in given]
@@ -165,14 +173,14 @@ def _tensors(given: Any) -> list[Tensor]:
 def _reduction(op: str, algorithm: str, hosts: Any, count: int) -> dict[str, Any]:
     """Check the arguments of a reduction, and return them as attributes."""
     if op not in REDUCTIONS:
-        raise ArgumentError(f"op is one of {', '.join(REDUCTIONS)}, not {op!r}")
+        raise ArgumentError(f"op must be one of {', '.join(REDUCTIONS)}, not {op!r}")
     if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
+        raise ArgumentError(f"algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
     if hosts is not None:
         hosts = tuple(hosts)
         if len(hosts) != count or not all(type(h) is int for h in hosts):
             raise ArgumentError(
-                f"hosts are {count} ints, the number of each replica's host, not {hosts!r}"
+                f"hosts must be {count} ints, the number of each replica's host, not {hosts!r}"
             )
     elif algorithm == "two_level":
         raise ArgumentError(
@@ -186,7 +194,7 @@ def _parts(x: Tensor, axis: int, count: int, sizes: Sequence[Size] | None) -> tu
     """Return the sizes of the parts along an axis; by default as equal as possible."""
     if sizes is not None:
         if not all(isinstance(each, Dim) or (type(each) is int and each >= 0) for each in sizes):
-            raise ArgumentError(f"sizes are ints from 0 on, not {tuple(sizes)!r}")
+            raise ArgumentError(f"sizes must be ints of at least 0, not {tuple(sizes)!r}")
         return tuple(sizes)
     whole = x.shape[axis]
     if not isinstance(whole, int):

@@ -24,7 +24,7 @@ def fused_all_reduce(
     values: Sequence[ShardedTensor],
     axes: Sequence[str],
     cause: Node,
-    told: str,
+    description: str,
     kind: str = "sum",
 ) -> list[ShardedTensor]:
     """Return the sums (or means) of several values over groups, at every place.
@@ -34,7 +34,7 @@ def fused_all_reduce(
         values: the values, partial along the axes.
         axes: the mesh axes.
         cause: the node that needs the results.
-        told: the description of the values, for reports.
+        description: the description of the values, for reports.
         kind: "sum" or "mean".
     """
 
@@ -48,7 +48,7 @@ def fused_all_reduce(
 
     layouts = [_without_partial(value.layout, axes) for value in values]
     sums = _unpack(resharder, values, layouts, axes, cause, exchange)
-    CommunicationLog(resharder, cause, told).exchange("all-reduce", axes, sums[0])
+    CommunicationLog(resharder, cause, description).exchange("all-reduce", axes, sums[0])
     return sums
 
 

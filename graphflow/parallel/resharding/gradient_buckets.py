@@ -193,7 +193,7 @@ class GradientBuckets:
         else:
             late = all(is_gradient(t.node) for t in tensors)
             what = "gradient" if late and key.kind == "sum" else key.kind
-            told = " and ".join(
+            description = " and ".join(
                 [show_count(len(tensors), what), *(user_name(t.node) for t in riders)]
             )
             sums, axes = values, key.axes
@@ -203,5 +203,5 @@ class GradientBuckets:
                 layouts = [replace(layout, partial=rest) for layout in layouts]
                 sums = fused_reduce_scatter(self._resharder, values, layouts, key.scattered, cause)
             if axes:
-                sums = fused_all_reduce(self._resharder, sums, axes, cause, told, key.kind)
+                sums = fused_all_reduce(self._resharder, sums, axes, cause, description, key.kind)
         self._values.update(zip(together, sums, strict=True))

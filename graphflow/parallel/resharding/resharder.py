@@ -77,7 +77,7 @@ class Resharder(ShardBuilder):
             and self.partitioner.pieces(size, a) == self.partitioner.pieces(size, b)
         )
 
-    # Moving -------------------------------------------------------------------------------------
+    # Conversions --------------------------------------------------------------------------------
 
     def convert(
         self, value: ShardedTensor, target: Layout, cause: Node, name: str
@@ -175,7 +175,7 @@ class Resharder(ShardBuilder):
                 return e
         return None
 
-    # Single moves -------------------------------------------------------------------------------
+    # Single steps -------------------------------------------------------------------------------
 
     def _reduce(
         self, value: ShardedTensor, axes: Sequence[str], kind: str, note: CommunicationLog
@@ -246,7 +246,7 @@ class Resharder(ShardBuilder):
         late = axis == self._regather_axis and self._gathers_again(note.cause)
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
-            if late:  # under names of their own, so that no pass takes them for the same
+            if late:  # a name of its own keeps passes from merging it with the first gather
                 pairs = zip(own, group, strict=True)
                 own = [self._alias(part, place, note.cause) for part, place in pairs]
             rows = self.partitioner.rows(size, split, group[0])
@@ -364,7 +364,7 @@ class Resharder(ShardBuilder):
         parts = dict(zip(self.mesh.places, value.shards, strict=True))
         layout = value.layout
         used = layout.axes()
-        spare = [axis for axis in self.mesh.names if axis not in used]  # all along these have it
+        spare = [axis for axis in self.mesh.names if axis not in used]  # equal along these
         places = [p for p in self.mesh.places if not any(self.mesh.coordinate(p, a) for a in spare)]
 
         def reduce_axis(axis: str, build: Callable[[list[Tensor], Place], Tensor]) -> None:

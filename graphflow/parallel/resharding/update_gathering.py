@@ -36,7 +36,7 @@ class UpdateGatherer:
         self._limit = limit
         self._assign = assign
         self._open: dict[_Key, list[tuple[Node, ShardedTensor]]] = {}
-        self._waiting: dict[_Key, int] = {}  # bytes
+        self._waiting: dict[_Key, int] = {}  # bytes of each open bucket
 
     def add(self, node: Node, value: ShardedTensor, layout: Layout) -> None:
         """Assign a value, now or when its bucket is full.

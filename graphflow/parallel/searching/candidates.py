@@ -62,11 +62,11 @@ class StrategyCandidate:
         if self.schedule:
             total = self.stages * self.chunks
             parts.append(f"{total} stages {self.schedule} of {self.microbatches}")
-        told = " × ".join(parts) or "one device"
+        text = " × ".join(parts) or "one device"
         if parts and len(self.devices) < self.of:
-            told += f" on {len(self.devices)} of {self.of}"
+            text += f" on {len(self.devices)} of {self.of}"
         leaner = ", state shared" * self.shared + ", sequence cut" * self.sequence
-        return told + leaner + ", recomputing" * self.recompute
+        return text + leaner + ", recomputing" * self.recompute
 
     @property
     def places(self) -> int:
@@ -184,7 +184,7 @@ def tensor_rules(loss: Tensor) -> dict[Tensor, tuple[str | None, ...]]:
         if node.op.name == "matmul" and weight is not None and weight.ndim == 2:
             by_columns: tuple[str | None, ...] = (None, "model")
             by_rows = by_columns[::-1]
-            if node.attrs["transpose_b"]:  # as layers keep theirs
+            if node.attrs["transpose_b"]:  # layers store their weights transposed
                 by_columns, by_rows = by_rows, by_columns
             if node.inputs[0] in cut:
                 rules.setdefault(weight, by_rows)

@@ -81,7 +81,7 @@ class StepModel:
         self._slots = self._bytes_of_slots()
         self._gradients = self._bytes_of_gradients()
         self._kept = self._bytes_of_activations()
-        self._products = sum(  # what row-parallel products sum up, forwards and backwards
+        self._products = sum(  # bytes that row-parallel products sum over devices, in both passes
             2 * _bytes(made, node.outputs[0])
             for node in self._inside
             if node.op.name == "matmul" and rules.get(node.inputs[1], (None,))[0] == "model"

@@ -43,10 +43,10 @@ def batch_placeholders(graph: Graph, wanted: Sequence[Tensor | str] | None = Non
     (size, most), *others = sizes.most_common(2) or [(0, 0)]
     if not most or (others and others[0][1] == most):
         if strategy_of(graph) is None:
-            return []  # a reset of a counter, a fetch of weights: each place has all of it
-        told = ", ".join(f"{name!r} {t.shape}" for name, t in every.items()) or "none"
+            return []  # for example a fetch of weights: whole at each place
+        names = ", ".join(f"{name!r} {t.shape}" for name, t in every.items()) or "none"
         raise ShardingError(
-            f"which placeholders hold the batch? There are {told}; say it, batch=[x, y], or give "
+            f"which placeholders hold the batch? There are {names}; say it, batch=[x, y], or give "
             "the batch one name: gf.placeholder('float32', ('batch', 784))"
         )
     return [t for t, first in firsts if first == size]
@@ -65,7 +65,7 @@ def _check_wanted(wanted: object, every: Mapping[str, Tensor], strict: bool) -> 
         or not all(isinstance(each, Tensor | str) for each in wanted)
     ):
         raise ShardingError(
-            f"batch is a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
+            f"batch must be a list of placeholders or their names, such as [x, 'y'], not {wanted!r}"
         )
     for each in wanted:
         if isinstance(each, Tensor) and (each.node.op.name != "placeholder" or not each.ndim):

@@ -143,7 +143,7 @@ class _ControlEmitter:
         self.node = node
         self.places = emitter.mesh.places
 
-    # Ways -----------------------------------------------------------------------------------------
+    # Kinds of nodes -------------------------------------------------------------------------------
 
     def call(self) -> None:
         """Write a call with a body for each place."""
@@ -243,7 +243,7 @@ class _ControlEmitter:
         for own, result in zip(self.node.outputs, body.outputs, strict=True):
             known[own] = known[result]
 
-    # Parts ----------------------------------------------------------------------------------------
+    # Bodies and operands --------------------------------------------------------------------------
 
     def _operands(self) -> list[ShardedTensor]:
         """Return the operands, split along the axes that stay, with sums completed."""
@@ -282,7 +282,7 @@ class _ControlEmitter:
             NeedsCommunication: layouts do not settle in `MAX_ROUNDS` rounds.
         """
         added = _accumulated_carries(body, carries)
-        if added:  # sums are carried as what is added to them comes
+        if added:  # carry sums in the layout of their addends
             outputs = [added.get(i, t) for i, t in enumerate(body.graph.outputs)]
             _, layouts = self._partition_body(replace(body, graph=Graph(outputs)), inside(values))
             for i in [i for i in added if layouts[i].partial]:

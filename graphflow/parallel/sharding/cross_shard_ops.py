@@ -54,18 +54,18 @@ def emit_exchange(
     for place in mesh.places:
         group = mesh.group(place, axis)
         at = group.index(place)
-        heard = {"before": group[:at], "after": group[at + 1 :], "all": group}[exchange.senders]
-        kept, told = begun[place][0], [begun[other][1] for other in heard]
-        for other, tensors in zip(heard, told, strict=True):
+        senders = {"before": group[:at], "after": group[at + 1 :], "all": group}[exchange.senders]
+        kept, received = begun[place][0], [begun[other][1] for other in senders]
+        for other, tensors in zip(senders, received, strict=True):
             sent |= resharder.sent_bytes([(other, t) for t in tensors], place, node)
         key = (
-            (resharder.device_index(node, place), kept, tuple(told))
+            (resharder.device_index(node, place), kept, tuple(received))
             if mesh.sequential
             else ("end", place)
         )
         if key not in known:
             with resharder.on_device(place, node):
-                known[key] = exchange.combine(node.op, kept, told, **attrs)
+                known[key] = exchange.combine(node.op, kept, received, **attrs)
         outputs.append(known[key])
     CommunicationLog(resharder, node, user_name(node))("meeting", (axis,), sent)
     return outputs

@@ -183,8 +183,7 @@ def _keep_window_splits(
     if its mesh axis is already used.
     """
     for d, _ in windows:
-        # Neighbours along an axis of the mesh that is to cut another window have other rows of that
-        # one by then.
+        # A mesh axis that splits another window is taken: its neighbours differ in that window.
         taken = {a for e, letter in windows if e != d for a in splits.get(letter, WHOLE).axes}
         split = have.dims[d]
         stays = bool(split) and split.outer == 1 and not taken & set(split.axes)

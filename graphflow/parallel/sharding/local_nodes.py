@@ -58,7 +58,7 @@ def emit_local(
                     known[key] = _build_local(
                         resharder, node, rule, own, pieces, splits, place, inputs.ranges[number]
                     )
-                if rule.sharding.build is None:  # else it is made of other nodes
+                if rule.sharding.build is None:  # else the shard consists of other nodes
                     choice.templates[number] = known[key][0].node
         found.append(known[key])
     return found

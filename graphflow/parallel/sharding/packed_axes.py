@@ -96,7 +96,7 @@ def segment_rule(node: Node, stretch: PackedSegment, windows: Sharding) -> Shard
         windows: the op's own rule.
     """
     axis, number, lengths = stretch
-    whole = 0 if node.op.name == "slice" else 1  # of input and output
+    whole = 0 if node.op.name == "slice" else 1  # which of input and output is the packed tensor
     before = sum(lengths[:number])
     names = letters(node.inputs[0].ndim)
     own = [c if c in windows.equation and c not in windows.windows else "." for c in names]

@@ -59,10 +59,10 @@ class PartialSums:
         alone = readers[0] if len(set(readers)) == 1 else None
         if sums and alone is not None and self._passes_partials(alone, tensor):
             return
-        wish = self._preferred.get(tensor)
+        target = self._preferred.get(tensor)
         partial = {axis for axis, _ in found}
-        cut = wish is not None and partial & wish.axes()
-        self._buckets.add(tensor, node, wish if cut else None)
+        cut = target is not None and partial & target.axes()
+        self._buckets.add(tensor, node, target if cut else None)
 
     def reduce_inputs(self, node: Node) -> None:
         """Complete the sums that a node reads, as far as they wait or would be sent micro-batch by
@@ -73,7 +73,7 @@ class PartialSums:
         """
         for tensor in node.inputs:
             layout = self._values[tensor].layout
-            if layout.partial:  # only such wait
+            if layout.partial:  # only partial sums wait
                 self._buckets.flush_tensor(tensor)
                 layout = self._values[tensor].layout
             if not layout.partial:

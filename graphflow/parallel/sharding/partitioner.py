@@ -286,8 +286,8 @@ def _fit_layout(
                         "not be the same"
                     )
                 size_text = partitioner.describe_size(size)
-                told = f"{size_text} (of {tensor.name!r}, made at {tensor.node.location})"
-                raise batch_too_small_error(told, split.axes, mesh)
+                batch = f"{size_text} (of {tensor.name!r}, made at {tensor.node.location})"
+                raise batch_too_small_error(batch, split.axes, mesh)
             layout = layout.with_dim(d, fitting)
     return layout
 

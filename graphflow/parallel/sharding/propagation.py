@@ -97,7 +97,9 @@ def is_slot(node: Node) -> bool:
     owner = node.origin
     if owner is None or owner.op.name != "variable":
         return False
-    return owner.specs[0].shape == node.specs[0].shape  # those of 16-bit weights have 32 bits
+    return (
+        owner.specs[0].shape == node.specs[0].shape
+    )  # dtypes may differ: 16-bit weights have 32-bit slots
 
 
 _AxisRef = tuple[Tensor, int, ShardingRule | None, int]
@@ -188,7 +190,7 @@ class _Propagation:
         used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}
         used |= (
             self.partitioner.mesh.sequential | self.gathered
-        )  # what takes turns there gathers for nothing
+        )  # gathering along sequential axes costs nothing
         found = False
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             layout = self.layouts.get(tensor) or whole(tensor.ndim)
@@ -255,7 +257,7 @@ class _Propagation:
         layout = self.layouts.get(tensor) or whole(tensor.ndim)
         rows = [s for d, s in enumerate(layout.dims) if d != axis and s.outer != 1]
         if tensor.node.op.name == "variable" and (split.over or (split.outer != 1 and rows)):
-            return  # one axis of a variable may be in rows
+            return  # only one axis of a variable may be in rows
         have = layout.dims[axis]
         if tensor.node.op.name != "variable":
             split = have.combine_with(split, tensor.shape[axis]) or split
@@ -273,7 +275,7 @@ class _Propagation:
         symbols = len(self.partitioner.symbols)
         can = self.partitioner.can_split(tensor.shape[axis], wanted)
         if len(self.partitioner.symbols) > symbols:
-            self._open.update(self._nodes)  # what symbols are guessed to be may be another number
+            self._open.update(self._nodes)  # nominal sizes may have changed
         if can:
             self.layouts[tensor] = layout.with_dim(axis, wanted)
             self._reopen_neighbours(tensor)
@@ -290,7 +292,7 @@ def _axis_groups(node: Node, rules: Sequence[ShardingRule]) -> list[list[_AxisRe
     elif node.op.name == "variable" and is_slot(node):
         assert node.origin is not None
         (slot,), (owner,) = node.outputs, node.origin.outputs
-        # what is kept of a variable lies as the variable does
+        # a slot has the layout of its variable
         joins = [[(t, d, None, 0) for t in (owner, slot)] for d in range(slot.ndim)]
     else:
         joins = []

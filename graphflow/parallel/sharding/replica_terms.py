@@ -75,8 +75,8 @@ def split_batch(
             continue
         if strict and not SizePartitioner(mesh).can_split(tensor.shape[0], split):
             name = graph.names[tensor.node]
-            told = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
-            raise batch_too_small_error(told, split.axes, mesh)
+            size = f"{tensor.shape[0]} (of {name!r}, made at {tensor.node.location})"
+            raise batch_too_small_error(size, split.axes, mesh)
         found[tensor] = layout.with_dim(0, split)
     return found
 

@@ -37,7 +37,7 @@ def layouts_of_rules(
     """
     named = {graph.names[node]: node.outputs[0] for node in (*graph.placeholders, *graph.variables)}
     given: dict[Tensor, Layout] = {}
-    told: dict[Tensor, tuple[Any, bool]] = {}
+    origins: dict[Tensor, tuple[Any, bool]] = {}
     for key, axes in rules.items():
         found = _match_tensors(graph, key, named)
         if not found and strict:
@@ -45,7 +45,7 @@ def layouts_of_rules(
         exact = isinstance(key, Tensor) or key in named
         for name, tensor in found.items():
             layout = _rule_layout(name, tensor, axes, mesh, strict)
-            before, was_exact = told.get(tensor, (key, exact))
+            before, was_exact = origins.get(tensor, (key, exact))
             if was_exact == exact and given.get(tensor, layout) != layout:
                 raise ShardingError(
                     f"two rules for {name!r} (made at {tensor.node.location}) differ: {before!r} "
@@ -53,7 +53,7 @@ def layouts_of_rules(
                     "tensor a rule by its own name, which goes before patterns"
                 )
             if exact or not was_exact:
-                given[tensor], told[tensor] = layout, (key, exact)
+                given[tensor], origins[tensor] = layout, (key, exact)
     return given
 
 
@@ -62,7 +62,7 @@ def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[
     if isinstance(key, Tensor):
         return {graph.names[key.node]: key} if key.node in graph.names else {}
     if not isinstance(key, str):
-        raise ShardingError(f"a rule is for a tensor or a name, not {key!r}")
+        raise ShardingError(f"the key of a rule must be a tensor or a name, not {key!r}")
     if key in named:
         return {key: named[key]}
     return {
@@ -81,7 +81,7 @@ def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")
     named = {name: t for name, t in named.items() if _can_match_pattern(t)}
-    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # named in a scope
+    inside = [name for name in named if fnmatchcase(name, f"*/{key}")]  # the name without its scope
     hint = did_you_mean(key, named, 3, 0.5) or f"there are {', '.join(map(repr, named))}"
     if inside:
         hint = f"did you mean {' or '.join(map(repr, inside[:3]))}, or all such, '*/{key}'?"

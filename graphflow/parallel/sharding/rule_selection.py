@@ -87,14 +87,16 @@ class RuleSelector:
             )
 
         def score(rule: ShardingRule) -> tuple[int, int, bool]:
-            anywhere = bool(rule.sharding.windows)  # finds what it sees, however inputs lie
+            anywhere = bool(rule.sharding.windows)  # windows are fetched from any layout
             return count_fitting(rule, 0, have), count_fitting(rule, len(have), want), anywhere
 
         return max([first, *others], key=score) if others else first
 
     def choose_splits(self, node: Node, rule: ShardingRule) -> SplitChoice:
         """Return how a node is split. Like nodes with inputs in like layouts share one choice."""
-        if self.sequence_axis is not None:  # then it matters which inputs are weights
+        if (
+            self.sequence_axis is not None
+        ):  # then weights differ from other inputs, which the key does not say
             return SplitChoice(rule, *self._choose(node, rule))
         key = (id(rule), *self._cache_key(node))
         known = self._known.get(key)
@@ -112,9 +114,7 @@ class RuleSelector:
                 yield len(set(self.readers.get(tensor, ()))) > 1
         for tensor in node.outputs:
             yield self.preferred.get(tensor)
-        yield len(
-            self.partitioner.symbols
-        )  # what sizes are guessed to be depends on how they are cut
+        yield len(self.partitioner.symbols)  # nominal sizes depend on it
 
     def _choose(
         self, node: Node, rule: ShardingRule
@@ -233,9 +233,7 @@ class RuleSelector:
         total = 0.0
         for tensor, names in zip(node.inputs, rule.inputs, strict=True):
             moves, cost = self._input_cost(tensor, names, rule, m, choice)
-            numbers = (
-                m == self.sequence_axis and tensor.dtype.kind in "iu"
-            )  # they choose, and are few
+            numbers = m == self.sequence_axis and tensor.dtype.kind in "iu"  # indices are small
             travels |= moves and not numbers
             total += cost
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
@@ -262,8 +260,10 @@ class RuleSelector:
         ):
             return False
         return any(
-            choice not in names and wish is not None and _split_dim(wish, m) is not None
-            for names, wish in zip(rule.outputs, map(self.preferred.get, node.outputs), strict=True)
+            choice not in names and target is not None and _split_dim(target, m) is not None
+            for names, target in zip(
+                rule.outputs, map(self.preferred.get, node.outputs), strict=True
+            )
         )
 
     def _misses_preferred(self, node: Node, rule: ShardingRule, m: str, choice: str | None) -> bool:
@@ -272,8 +272,8 @@ class RuleSelector:
         if m != self.sequence_axis:
             return False
         for tensor, names in zip(node.outputs, rule.outputs, strict=True):
-            wish = self.preferred.get(tensor)
-            at = _split_dim(wish, m) if wish else None
+            target = self.preferred.get(tensor)
+            at = _split_dim(target, m) if target else None
             if at is not None and names[at] != choice:
                 return True
         return False
@@ -298,9 +298,9 @@ class RuleSelector:
         """Return the bytes of an output that travel to readers which prefer another layout."""
         if choice is None:
             return 0.0
-        n, wish = self.mesh.sizes[m], self.preferred.get(tensor)
+        n, target = self.mesh.sizes[m], self.preferred.get(tensor)
         size = self._bytes(tensor.spec) * (n - 1)
-        at = _split_dim(wish, m) if wish else None
+        at = _split_dim(target, m) if target else None
         if choice == KEEP_PARTIAL or choice not in names:
             return size if at is not None else 2 * size
         if at is None:

@@ -30,7 +30,7 @@ class ShardingRule:
     sharding: Sharding
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    sizes: Mapping[str, Size]  # of letters of more than one element
+    sizes: Mapping[str, Size]
 
     def scale(self, tensor: int, axis: int) -> Size:
         """Return how many elements a tensor's axis has for each element of its letter."""

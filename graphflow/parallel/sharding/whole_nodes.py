@@ -27,13 +27,13 @@ def copy_unsplit(
         resharder: knows names and devices.
         node: the node.
         values: what stands for its inputs.
-        wishes: preferred layouts of its outputs.
+        preferred: preferred layouts of its outputs.
     """
     if not node.op.elementwise or node.op.sharding is not None or not node.inputs:
         return None
     for tensor in node.outputs:
-        wish = preferred.get(tensor)
-        if wish is not None and not wish.is_whole:
+        target = preferred.get(tensor)
+        if target is not None and not target.is_whole:
             return None
     given = []
     for tensor in node.inputs:

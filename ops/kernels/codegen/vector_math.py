@@ -1,11 +1,11 @@
-"""Vectorised exp, logarithms, tanh, erf, sigmoid and arc functions of our own, in float32 and
-float64.
+"""Vectorised exp, logarithms, tanh, erf, sigmoid and arc functions, in float32 and float64.
 
-Each is one expression, with explicit fused multiply-adds, that gives the same bits in any lane of
-any vector; within 2 ulp (float32) and 4 ulp (float64) over the whole range, and numpy's results for
-NaN, infinities, zeros and denormals. The polynomials are near-minimax fits (Chebyshev
-interpolation in 50 digits); the range reductions are those of Cody & Waite, "Software Manual for
-the Elementary Functions", 1980.
+Each is one expression with explicit fused multiply-adds, so any lane of any vector gives the same
+bits. Results are within 2 ulp (float32) and 4 ulp (float64), and numpy's for NaN, infinities, zeros
+and denormals. The polynomials are near-minimax fits (Chebyshev interpolation in 50 digits).
+
+Source: the range reductions are those of Cody & Waite, "Software Manual for the Elementary
+Functions", 1980.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ def format_of(f: Floats) -> FloatFormat:
 
 
 def _power_of_two(f: Floats, exponent: str) -> str:
-    """2 to an integer power in the normal range."""
+    """Return 2 to an integer power in the normal range."""
     form = format_of(f)
     biased = f.int_step("add", exponent, f.int_const(form.bias))
     return f.from_bits(f.int_step("shl", biased, f.int_const(form.mantissa)))
 
 
 def scale_by_power_of_two(f: Floats, x: str, n: str) -> str:
-    """x·2ⁿ of a float n, by two factors where there is no instruction: a denormal result is rounded
-    once."""
+    """Return x·2ⁿ for a whole float n.
+
+    Without an instruction for it, two factors are used, so that a denormal result is rounded once.
+    """
     found = f.lanes.scalef(f.element, x, n)
     if found is not None:
         return found
@@ -64,7 +66,7 @@ def scale_by_power_of_two(f: Floats, x: str, n: str) -> str:
 
 
 def clamp(f: Floats, x: str, low: float | None, high: float | None) -> str:
-    """x within limits; NaN as it is."""
+    """Return x within limits; NaN stays."""
     if high is not None:
         x = f.select(f.compare("ogt", x, f.const(high)), f.const(high), x)
     if low is not None:
@@ -73,8 +75,7 @@ def clamp(f: Floats, x: str, low: float | None, high: float | None) -> str:
 
 
 def _reduce_range(f: Floats, x: str) -> tuple[str, str, str]:
-    """n, as a float and, with a bias, as an integer, and r, with x = n·log 2 + r and
-    |r| <= log(2)/2."""
+    """Return n, as a float and as a biased integer, and r = x - n·log 2 with |r| ≤ log(2)/2."""
     form = format_of(f)
     shifted = f.fma(x, f.const(LOG2E), f.const(form.magic))
     return _range_remainder(f, x, shifted)
@@ -88,27 +89,27 @@ def _range_remainder(f: Floats, x: str, shifted: str) -> tuple[str, str, str]:
 
 
 def _expm1_reduced(f: Floats, r: str) -> str:
-    """exp(r) - 1 of a small r."""
+    """Return exp(r) - 1 for a reduced r."""
     return f.fma(f.mul(r, r), f.horner(format_of(f).exp, r), r)
 
 
 def exp(f: Floats, x: str) -> str:
-    """2ⁿ·exp(r)."""
+    """Return 2ⁿ·exp(r)."""
     form = format_of(f)
     n, _, r = _reduce_range(f, clamp(f, x, form.smallest, form.largest + 1))
     return scale_by_power_of_two(f, f.add(_expm1_reduced(f, r), f.const(1.0)), n)
 
 
 def _expm1_scaled(f: Floats, e: str, biased: str) -> str:
-    """2ⁿ·e + (2ⁿ - 1), where 2ⁿ is far from overflow and underflow."""
+    """Return 2ⁿ·e + (2ⁿ - 1), with 2ⁿ far from overflow and underflow."""
     form = format_of(f)
-    exponent = f.int_step("shl", biased, f.int_const(form.mantissa))  # the bias goes away
+    exponent = f.int_step("shl", biased, f.int_const(form.mantissa))  # shifts the bias out
     scale = f.from_bits(f.int_step("add", exponent, f.int_const(form.bias << form.mantissa)))
     return f.fma(scale, e, f.sub(scale, f.const(1.0)))
 
 
 def expm1(f: Floats, x: str) -> str:
-    """2ⁿ·e + (2ⁿ - 1), all halved so that 2ⁿ stays finite."""
+    """Return 2ⁿ·e + (2ⁿ - 1), computed at half scale so that 2ⁿ stays finite."""
     form = format_of(f)
     _, biased, r = _reduce_range(f, x)
     e = _expm1_reduced(f, r)
@@ -122,7 +123,7 @@ def expm1(f: Floats, x: str) -> str:
 
 
 def split_exponent(f: Floats, x: str) -> tuple[str, str]:
-    """r and k, with x = 2ᵏ·(1 + r) and 1 + r from √½ to √2, of a positive number."""
+    """Return r and k with x = 2ᵏ·(1 + r) and 1 + r from √½ to √2, for a positive x."""
     form = format_of(f)
     tiny = f.compare("olt", x, f.const(2.0 ** (1 - form.bias)))
     normal = f.select(tiny, f.mul(x, f.const(2.0 ** (form.mantissa + 2))), x)
@@ -138,7 +139,7 @@ def split_exponent(f: Floats, x: str) -> tuple[str, str]:
 
 
 def log(f: Floats, x: str) -> str:
-    """k·log 2 + log(1 + r)."""
+    """Return k·log 2 + log(1 + r)."""
     return _select_log_edges(f, x, _log_from_parts(f, *split_exponent(f, x)))
 
 
@@ -149,7 +150,7 @@ def _select_log_edges(f: Floats, x: str, y: str) -> str:
 
 
 def _log_from_parts(f: Floats, r: str, k: str) -> str:
-    """k·log 2 + log(1 + r)."""
+    """Return k·log 2 + log(1 + r), without special cases."""
     high, low = (f.const(part) for part in format_of(f).ln2)
     square = f.mul(r, r)
     if f.is_single:
@@ -166,7 +167,7 @@ def _log_from_parts(f: Floats, r: str, k: str) -> str:
 
 
 def log1p(f: Floats, x: str) -> str:
-    """log(u) of u = 1 + x as rounded, and what the rounding left out over u."""
+    """Return log(u) of the rounded u = 1 + x, plus the rounding error over u."""
     one = f.const(1.0)
     u = f.add(x, one)
     large = f.compare("ogt", x, one)
@@ -179,13 +180,13 @@ def log1p(f: Floats, x: str) -> str:
 
 
 def log2(f: Floats, x: str) -> str:
-    """k + log(1 + r)/log 2: whole for a power of two."""
+    """Return k + log(1 + r)/log 2, which is whole for a power of two."""
     r, k = split_exponent(f, x)
     return _select_log_edges(f, x, f.fma(_log_from_parts(f, r, f.const(0.0)), f.const(LOG2E), k))
 
 
 def log10(f: Floats, x: str) -> str:
-    """k·log₁₀ 2 + log(1 + r)/log 10."""
+    """Return k·log₁₀ 2 + log(1 + r)/log 10."""
     r, k = split_exponent(f, x)
     high, low = (f.const(part) for part in (LOG10_2_32 if f.is_single else LOG10_2))
     y = f.fma(_log_from_parts(f, r, f.const(0.0)), f.const(LOG10E), f.mul(k, low))
@@ -193,11 +194,13 @@ def log10(f: Floats, x: str) -> str:
 
 
 def tanh(f: Floats, x: str) -> str:
-    """y = e / (2 + e), with e = exp(2|x|) - 1. For float32, r is from -0.1 to 0.59, so that e is
-    accurate where x is small; and what the rounding of 2 + e left out is put back, by way of
-    1 / (2 + e) = (1 - y) / 2."""
+    """Return e / (2 + e) with e = exp(2|x|) - 1 and the sign of x.
+
+    For float32, r is reduced to -0.1 … 0.59, so that e is accurate for small x. The rounding error
+    of 2 + e is added back, by 1 / (2 + e) = (1 - y) / 2.
+    """
     form, two = format_of(f), f.const(2.0)
-    size = clamp(f, f.abs(x), None, 20.0)  # here it is 1
+    size = clamp(f, f.abs(x), None, 20.0)  # tanh(20) rounds to 1
     double = f.add(size, size)
     if not f.is_single:
         _, biased, r = _reduce_range(f, double)
@@ -217,8 +220,10 @@ def tanh(f: Floats, x: str) -> str:
 
 
 def sigmoid(f: Floats, x: str) -> str:
-    """1 / (1 + e), or e / (1 + e) where x is negative, with e = exp(-|x|); what the rounding of
-    1 + e left out is put back."""
+    """Return 1 / (1 + e), or e / (1 + e) for negative x, with e = exp(-|x|).
+
+    The rounding error of 1 + e is added back.
+    """
     one = f.const(1.0)
     small = exp(f, f.neg(f.abs(x)))
     total = f.add(small, one)
@@ -234,8 +239,8 @@ def erf(f: Floats, x: str) -> str:
 
 
 def _erf_single(f: Floats, x: str) -> str:
-    """1 - exp(-w), with w = |x|·Q(|x|) as a sum of two numbers: good near 0, too."""
-    t = clamp(f, f.abs(x), None, 4.0)  # here it is 1
+    """Return 1 - exp(-w), with w = |x|·Q(|x|) as a sum of two numbers, accurate near 0."""
+    t = clamp(f, f.abs(x), None, 4.0)  # erf(4) rounds to 1
     *high, first = (-c for c in ERF32)
     near = struct.unpack("f", struct.pack("f", first))[0]
     main = f.mul(t, f.const(near))
@@ -250,10 +255,10 @@ def _erf_single(f: Floats, x: str) -> str:
 
 
 def _erf_double(f: Floats, x: str) -> str:
-    """x + x·P(x²) up to 1, then 1 - erfc(x)."""
+    """Return x + x·P(x²) up to 1, and 1 - erfc(x) beyond."""
     size = f.abs(x)
     small = f.fma(size, f.horner(ERF64, f.mul(size, size)), size)
-    t = clamp(f, size, None, 6.0)  # here it is 1
+    t = clamp(f, size, None, 6.0)  # erf(6) rounds to 1
     numerator, denominator = (f.horner(part, t) for part in ERFC_PARTS)
     rest = f.div(f.mul(exp(f, f.neg(f.mul(t, t))), numerator), denominator)
     large = f.sub(f.const(1.0), rest)
@@ -261,7 +266,7 @@ def _erf_double(f: Floats, x: str) -> str:
 
 
 def arctan(f: Floats, x: str) -> str:
-    """t + t³·P(t²), with t = |x| up to 1, and π/2 - atan(1/|x|) beyond."""
+    """Return t + t³·P(t²) with t = |x| up to 1, and π/2 - atan(1/|x|) beyond."""
     size, one = f.abs(x), f.const(1.0)
     far = f.compare("ogt", size, one)
     t = f.select(far, f.div(one, size), size)
@@ -272,7 +277,7 @@ def arctan(f: Floats, x: str) -> str:
 
 
 def arcsin(f: Floats, x: str) -> str:
-    """π/2 - 2·asin(√((1 - |x|)/2)) beyond ½."""
+    """Return the odd polynomial up to ½, and π/2 - 2·asin(√((1 - |x|)/2)) beyond."""
     near, twice = _arcsin_parts(f, x)
     high, low = (f.const(part) for part in _half_pi(f))
     rest = f.add(f.sub(high, twice), low)
@@ -280,7 +285,7 @@ def arcsin(f: Floats, x: str) -> str:
 
 
 def arccos(f: Floats, x: str) -> str:
-    """π/2 - asin(x), but 2·asin(√((1 - x)/2)) above ½, and π less that of -x below -½."""
+    """Return π/2 - asin(x), but 2·asin(√((1 - x)/2)) above ½, and π minus that of -x below -½."""
     near, twice = _arcsin_parts(f, x)
     high, low = (f.const(part) for part in _half_pi(f))
     middle = f.add(f.sub(high, f.copysign(near, x)), low)
@@ -290,7 +295,7 @@ def arccos(f: Floats, x: str) -> str:
 
 
 def _arcsin_parts(f: Floats, x: str) -> tuple[str, str]:
-    """asin(|x|) up to ½, and 2·asin(√((1 - |x|)/2)) beyond, by one polynomial."""
+    """Return asin(|x|) up to ½, and 2·asin(√((1 - |x|)/2)) beyond, by one polynomial."""
     size, half = f.abs(x), f.const(0.5)
     root = f.lanes.intrinsic("sqrt", f.element, f.fma(f.neg(size), half, half))
     t = f.select(_beyond_half(f, x), root, size)
@@ -303,11 +308,11 @@ def _beyond_half(f: Floats, x: str) -> str:
 
 
 def _odd_polynomial(f: Floats, t: str, coefficients: Coefficients) -> str:
-    """t + t³·P(t²)."""
+    """Return t + t³·P(t²)."""
     z = f.mul(t, t)
     return f.fma(f.mul(t, z), f.horner(coefficients, z), t)
 
 
 def _half_pi(f: Floats) -> tuple[float, float]:
-    """π/2 in two parts."""
+    """Return π/2 in two parts."""
     return (PI_HALF_32[0], PI_HALF_32[1]) if f.is_single else (math.pi / 2, PI_HALF_REST)

@@ -18,7 +18,7 @@ from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 
-_LEAST = 1 << 15  # elements from which handing a part to another thread pays
+_THREADING_ELEMENTS = 1 << 15  # elements from which handing a part to another thread pays
 
 
 def is_supported(xp: Any, x: Any, channel: int) -> bool:
@@ -69,7 +69,7 @@ def _run(
     number[1] = 1.0 / max(1, images * inner)
     places = [address(a) for a in (*arrays, *results, number)]
     sizes = (images, inner, channels * inner * 4, inner * 4)
-    parts = min(channels, max(1, x.size // _LEAST))
+    parts = min(channels, max(1, x.size // _THREADING_ELEMENTS))
 
     def part(i: int) -> None:
         call_native(function, places, sizes, channels * i // parts, channels * (i + 1) // parts)

@@ -29,14 +29,16 @@ FEW_CHANNELS = 8
 """Channels on one side up to which these kernels are faster than products of matrices."""
 WIDEST = 6
 """Outputs of a block, whose sums are in registers together."""
-_HIGHEST = 5  # outputs of a block of the gradient in the weight
-_SHORT, _SOME = (
+_WEIGHT_BLOCK = 5  # outputs of a block of the gradient in the weight
+_SHORT_COLUMNS, _JOINED_IMAGES = (
     16,
     4,
 )  # columns up to which, and images from which, rows are joined for the weight's gradient
-_PARTS = 8  # for threads, at least
-_ROOM = 1 << 22  # bytes of padded planes that a part holds
-_SHARED = 1 << 15  # elements of results from which handing a part to another thread pays
+_LEAST_PARTS = 8  # for threads, at least
+_PLANE_BYTES = 1 << 22  # bytes of padded planes that a part holds
+_THREADING_ELEMENTS = (
+    1 << 15
+)  # elements of results from which handing a part to another thread pays
 
 
 class PaddedPlanes(NamedTuple):
@@ -212,8 +214,8 @@ def convolve(
     planes = _plan_planes(windows, (1, 1, *(input_dilation or (1, 1)))[-2:])
     offsets, units = planes.offsets(windows), _split_outputs(w, groups)
     images, channels = x.shape[:2]
-    each = max(1, _SHARED // max(1, out[0].size), -(-images // _PARTS))
-    each = min(each, max(1, _ROOM // (channels * planes.nbytes)))
+    each = max(1, _THREADING_ELEMENTS // max(1, out[0].size), -(-images // _LEAST_PARTS))
+    each = min(each, max(1, _PLANE_BYTES // (channels * planes.nbytes)))
 
     def part(i: int) -> None:
         some = range(i * each, min((i + 1) * each, images))
@@ -269,7 +271,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
     x, g = _as_2d_planes(x), _as_2d_planes(g)
     windows = _as_2d_windows(windows)
-    if windows.out[1] < _SHORT and windows.stride[1] == 1 and len(x) >= _SOME:
+    if windows.out[1] < _SHORT_COLUMNS and windows.stride[1] == 1 and len(x) >= _JOINED_IMAGES:
         x, g, windows = _join_images(x, g, windows)
     x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
     planes = _plan_planes(windows, (1, 1))
@@ -280,7 +282,9 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     height, width = g.shape[2:]
     plane = height * width * 4
     most = min(sum_registers(), 20)  # of sums: the factor of an output needs a register, too
-    each = max(1, _SHARED // max(1, images * height * width), -(-channels // _PARTS))
+    each = max(
+        1, _THREADING_ELEMENTS // max(1, images * height * width), -(-channels // _LEAST_PARTS)
+    )
 
     def part(i: int) -> None:
         some = range(i * each, min((i + 1) * each, channels))
@@ -288,7 +292,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
         room = _PlaneBuffer(planes, images * count)
         planes.fill(room.place, x, range(images), some)
         sums = scratch(np, "planar sums", (sum_registers() * vector_width(),), np.float32)
-        for first, size, blocks in _equal_blocks(outputs, _HIGHEST):
+        for first, size, blocks in _equal_blocks(outputs, _WEIGHT_BLOCK):
             for tap, several in _even_pieces(taps, max(1, most // size)):
                 # A unit is a channel of x; with groups it has outputs of its own.
                 sizes = (

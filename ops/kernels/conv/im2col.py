@@ -18,9 +18,9 @@ from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_CACHED = 1 << 18  # elements of a block's columns
-_GPU_BLOCK = 1 << 26
-_NARROW = 256  # columns below which products are slow; several images then share a block
+_BLOCK_ELEMENTS = 1 << 18  # elements of a block's columns
+_GPU_BLOCK_ELEMENTS = 1 << 26
+_NARROW_COLUMNS = 256  # columns below which products are slow; several images then share a block
 
 
 class ColumnBlock(NamedTuple):
@@ -33,7 +33,9 @@ class ColumnBlock(NamedTuple):
 def plan_blocks(xp: Any, images: int, height: int, out: Ints) -> list[ColumnBlock]:
     """Return the blocks for columns of `height` elements each."""
     rest, rows = math.prod(out[1:]), out[0]
-    width = max(_NARROW, (_CACHED if xp is np else _GPU_BLOCK) // max(1, height))
+    width = max(
+        _NARROW_COLUMNS, (_BLOCK_ELEMENTS if xp is np else _GPU_BLOCK_ELEMENTS) // max(1, height)
+    )
     if rest * rows >= width:
         parts = -(-rows // max(1, width // max(1, rest)))
         edges = [rows * i // parts for i in range(parts + 1)]
@@ -152,8 +154,8 @@ def input_gradient(xp: Any, out: Any, g: Any, w: Any, windows: Windows, groups: 
     images, channels = out.shape[:2]
     taps, size = math.prod(windows.kernel), math.prod(windows.out)
     inputs, outputs = channels // groups, g.shape[1] // groups
-    together = min(images, max(1, _NARROW // max(1, size)))
-    limit = _CACHED if xp is np else _GPU_BLOCK
+    together = min(images, max(1, _NARROW_COLUMNS // max(1, size)))
+    limit = _BLOCK_ELEMENTS if xp is np else _GPU_BLOCK_ELEMENTS
     wanted = max(1, limit // max(1, taps * size * together))
     # Either some whole groups, or some channels of one group.
     several, each = max(1, wanted // inputs), min(inputs, max(wanted, 16))
@@ -216,7 +218,7 @@ def add_windows(xp: Any, out: Any, stacked: Any, windows: Windows) -> None:
 
 # Its adjoint in w -------------------------------------------------------------------------------
 
-_WIDEST = 8  # parts into which the channels, or else the blocks, are split
+_MOST_PARTS = 8  # parts into which the channels, or else the blocks, are split
 _LEAST_COLUMNS = 128
 
 
@@ -230,10 +232,12 @@ def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups:
     taps = math.prod(windows.kernel)
     each = inputs
     if groups == 1 and xp is np:
-        each = min(inputs, max(-(-_LEAST_COLUMNS // taps), -(-inputs // _WIDEST)))
+        each = min(inputs, max(-(-_LEAST_COLUMNS // taps), -(-inputs // _MOST_PARTS)))
     cuts = [slice(c, min(c + each, inputs)) for c in range(0, inputs, each)]
     plan = plan_blocks(xp, x.shape[0], groups * each * taps, windows.out)
-    shares = 1 if len(cuts) >= _WIDEST // 2 else max(1, min(_WIDEST // len(cuts), len(plan)))
+    shares = (
+        1 if len(cuts) >= _MOST_PARTS // 2 else max(1, min(_MOST_PARTS // len(cuts), len(plan)))
+    )
     result = out.reshape(groups, outputs // groups, inputs, taps)
     sums = xp.empty((shares, *result.shape), out.dtype) if shares > 1 else result[None]
 

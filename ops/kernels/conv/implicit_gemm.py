@@ -32,8 +32,8 @@ from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_TOGETHER = 1024  # positions of a chunk
-_GATHERED = 32 << 20  # bytes of rows at once
+_CHUNK_POSITIONS = 1024  # positions of a chunk
+_ROW_BYTES_AT_ONCE = 32 << 20  # bytes of rows at once
 
 
 # Tables -----------------------------------------------------------------------------------------
@@ -214,8 +214,8 @@ def _split_range(count: int, size: int) -> list[range]:
 
 def _plan_passes(images: int, nbytes: int, positions: int) -> tuple[list[range], int]:
     """Return the images whose rows are in memory together, and the images of a chunk."""
-    most = max(1, _GATHERED // max(1, nbytes))
-    return _split_range(images, most), max(1, _TOGETHER // max(1, positions))
+    most = max(1, _ROW_BYTES_AT_ONCE // max(1, nbytes))
+    return _split_range(images, most), max(1, _CHUNK_POSITIONS // max(1, positions))
 
 
 def _vector_blocks(columns: int) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ BLOCK = 6
 """Positions that a product computes at once."""
 DEEP = 4
 """Channels that the weights' gradient computes at once."""
-_NEAR = 64  # positions whose rows on both sides stay in the first cache
+_CACHED_POSITIONS = 64  # positions whose rows on both sides stay in the first cache
 
 
 @cache
@@ -127,12 +127,12 @@ def weight_sums(vectors: int) -> NativeFunction:
 
         def some(start: str) -> None:
             # The rows of some positions stay in the first cache for all channels.
-            stop = str(nest.minimum(nest.add(start, _NEAR), count))
+            stop = str(nest.minimum(nest.add(start, _CACHED_POSITIONS), count))
             later = nest.write(f"icmp sgt i64 {start}, 0")
             add = nest.write(f"or i1 {adding}, {later}")
             nest.loop(0, blocks, lambda b: block(b, tap, table, start, stop, add))
 
-        nest.loop(0, count, some, step=_NEAR)
+        nest.loop(0, count, some, step=_CACHED_POSITIONS)
 
     nest.loop("%start", "%stop", one)
     return compiler().function(*nest.source())

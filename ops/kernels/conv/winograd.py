@@ -176,7 +176,7 @@ class WinogradWeights(NamedTuple):
         call_native(transform("filter"), (begin, target, 0), sizes, 0, 1)
 
 
-_SEVERAL = 4  # blocks of channels from which threads share them
+_SHARED_BLOCKS = 4  # blocks of channels from which threads share them
 
 # Convolution ------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
     source, result = image_planes(x), image_planes(out)
     images, rows = x.shape[0], tile_count(where.out[0])
     few = images * rows * tile_count(where.out[1]) <= MOST_TILES
-    if few and block_count(weights.columns) >= _SEVERAL:
+    if few and block_count(weights.columns) >= _SHARED_BLOCKS:
         chunk = TileChunk(0, images, make_band(where, 0, rows), 0)
         _convolve_columns(chunk, weights, source, result)
     else:

@@ -19,7 +19,7 @@ NUMBERS = 36
 MOST_TILES = 192
 """Tiles that are computed together, at most."""
 _FEWEST_TILES = 24
-_CHUNK = 3 << 20  # bytes of a chunk's transformed tiles
+_CHUNK_BYTES = 3 << 20  # bytes of a chunk's transformed tiles
 
 
 def tile_count(size: int) -> int:
@@ -120,7 +120,7 @@ class TileChunk(NamedTuple):
 @lru_cache(maxsize=256)
 def plan_chunks(where: ConvGeometry, images: int, channels: int) -> tuple[TileChunk, ...]:
     """Cut all images into chunks; `channels` counts both sides."""
-    most = _CHUNK // (4 * NUMBERS * channels)
+    most = _CHUNK_BYTES // (4 * NUMBERS * channels)
     most = min(max(most, _FEWEST_TILES), MOST_TILES)
     rows, columns = map(tile_count, where.out)
     if rows * columns <= most:

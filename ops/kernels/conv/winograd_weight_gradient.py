@@ -39,11 +39,11 @@ from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Windows
 
-_GATHERED = 24 << 20  # bytes of transformed tiles that are kept for a product
-_DEPTH = 128  # tiles of a product
+_TILE_BYTES_AT_ONCE = 24 << 20  # bytes of transformed tiles that are kept for a product
+_PRODUCT_TILES = 128  # tiles of a product
 _SHARES = 4  # parts into which the 36 numbers are split if there are few blocks of channels
 _FEW_BLOCKS = 16
-_BLOCK = NUMBERS * number_stride(PANEL)  # bytes of the sums of a pair of blocks of channels
+_SUM_BYTES = NUMBERS * number_stride(PANEL)  # bytes of the sums of a pair of blocks of channels
 
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
@@ -63,7 +63,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
 
 def _plan_passes(chunks: tuple[TileChunk, ...], channels: int) -> list[list[TileChunk]]:
     """Group chunks whose transformed tiles are kept together."""
-    most = max(1, _GATHERED // (4 * NUMBERS * channels))
+    most = max(1, _TILE_BYTES_AT_ONCE // (4 * NUMBERS * channels))
     result: list[list[TileChunk]] = [[]]
     held = 0
     for chunk in chunks:
@@ -88,7 +88,7 @@ class _WeightGradient:
         self.pairs = self.inputs * self.outputs
         self.kept = several or self.pairs < _FEW_BLOCKS
         if self.kept:
-            self.sums = ScratchBytes("sums", self.pairs * _BLOCK)
+            self.sums = ScratchBytes("sums", self.pairs * _SUM_BYTES)
 
     def add(self, chunks: list[TileChunk], adds: bool) -> None:
         """Transform the tiles of some chunks, and add their products."""
@@ -119,17 +119,17 @@ class _WeightGradient:
             numbers = range(NUMBERS * share // shares, NUMBERS * (share + 1) // shares)
             row, column = divmod(pair, self.outputs)
             if self.kept:
-                sums = self.sums.place + pair * _BLOCK
+                sums = self.sums.place + pair * _SUM_BYTES
             else:
-                sums = ScratchBytes("sums", _BLOCK).place
+                sums = ScratchBytes("sums", _SUM_BYTES).place
             counts = block_width(self.x.channels, row), block_width(self.g.channels, column)
-            for first in range(0, total, _DEPTH):
+            for first in range(0, total, _PRODUCT_TILES):
                 places = (
                     tiles.place + row * NUMBERS * size + first * ROW,
                     spread.place + column * NUMBERS * size + first * ROW,
                     sums,
                 )
-                depth = min(_DEPTH, total - first)
+                depth = min(_PRODUCT_TILES, total - first)
                 multiply_tiles(
                     places, (counts[0], depth, counts[1]), adds or first > 0,
                     (size, size, number_stride(PANEL)), numbers, transposed=True,
@@ -145,7 +145,7 @@ class _WeightGradient:
         Each share of the chunks has sums of its own, which are added in order.
         """
         shares = min(_SHARES, len(chunks))
-        sums = ScratchBytes("sums", shares * _BLOCK)
+        sums = ScratchBytes("sums", shares * _SUM_BYTES)
 
         def part(share: int) -> None:
             mine = chunks[len(chunks) * share // shares : len(chunks) * (share + 1) // shares]
@@ -156,7 +156,7 @@ class _WeightGradient:
                 transform_tiles("input", self.x, 0, chunk, tiles.place, size)
                 transform_tiles("spread", self.g, 0, chunk, spread.place, size)
                 multiply_tiles(
-                    (tiles.place, spread.place, sums.place + share * _BLOCK),
+                    (tiles.place, spread.place, sums.place + share * _SUM_BYTES),
                     (self.x.channels, chunk.tiles, self.g.channels),
                     turn > 0,
                     (size, size, number_stride(PANEL)),
@@ -174,7 +174,7 @@ class _WeightGradient:
     def finish(self) -> None:
         if self.kept:
             run_parts(
-                lambda pair: self._store(pair, self.sums.place + pair * _BLOCK),
+                lambda pair: self._store(pair, self.sums.place + pair * _SUM_BYTES),
                 self.pairs,
             )
 

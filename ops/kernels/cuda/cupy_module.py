@@ -1,7 +1,7 @@
-"""CuPy, which everything here imports by way of this, where a GPU is first needed; captures.
+"""CuPy, imported when a GPU is first needed, and CUDA graph captures.
 
-CuPy makes a folder for its kernels as it is imported, in the user's home, and cannot be imported
-where that fails: in containers, and for users without a home. There it gets another one.
+CuPy creates a kernel folder in the user's home when it is imported, and cannot be imported if that
+fails, as in containers and for users without a home. It is given another folder then.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from graphflow.ops.kernels.jit.object_cache import cache_folder
 
 
 def import_cupy() -> Any:
-    """CuPy.
+    """Import CuPy.
 
     Raises:
-        DeviceError: it is not installed, or cannot be imported.
+        DeviceError: it is not installed, or its import fails.
     """
     if "cupy" not in sys.modules and find_spec("cupy") is not None:
         set_default("CUPY_CACHE_DIR", _folder)
@@ -34,39 +34,41 @@ def import_cupy() -> Any:
         import cupy  # heavy, and only here
     except ModuleNotFoundError as error:
         raise DeviceError("a gpu device needs CuPy: pip install 'graphflow[gpu]'") from error
-    except Exception as error:  # of a library that it loads, or of the folder that it is told
+    except Exception as error:  # of a library that it loads, or of its folder
         raise DeviceError(f"CuPy cannot be imported: {type(error).__name__}: {error}") from error
     return cupy
 
 
 def gpu_name(properties: Mapping[str, Any]) -> str:
-    """The name of a GPU, of what CuPy tells of it."""
+    """Return the name of a GPU, from the properties that CuPy gives."""
     name: bytes | str = properties["name"]
     return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def capture_graph(cupy: Any, stream: Any, run: Callable[[], object]) -> Any:
-    """A CUDA graph of what is started on a stream, which is the current one; nothing of it is done.
+    """Capture what `run` starts on the current stream as a CUDA graph, without running it.
 
-    Calls that no capture allows are errors in this thread only; other devices' threads go on.
+    Calls that captures do not allow fail in this thread only; other devices' threads go on.
 
     Raises:
-        Exception: of CuPy, or of what runs: it cannot be captured.
+        Exception: of CuPy or of `run`, if it cannot be captured.
     """
-    with gc_paused():  # memory that is freed meanwhile would end the capture
+    with gc_paused():  # freeing memory would end the capture
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
         try:
             run()
         except BaseException:
-            with suppress(Exception):  # the capture is lost, and so it says
+            with suppress(Exception):  # raises, since the capture is lost
                 stream.end_capture()
             raise
         return stream.end_capture()
 
 
 def _folder() -> str:
-    """Where CuPy can keep kernels: where it does by itself, or beside our own; else in a folder
-    that goes when this process ends."""
+    """Return a writable folder for CuPy's kernels.
+
+    It is CuPy's own, one beside ours, or a temporary one that is removed when this process ends.
+    """
     for folder in (home_folder() / ".cupy" / "kernel_cache", cache_folder() / "cupy"):
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,5 +80,5 @@ def _folder() -> str:
 
 
 def _remove(folder: str, process: int) -> None:
-    if os.getpid() == process:  # and no fork of it
+    if os.getpid() == process:  # not in a fork
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""What every CUDA module of ours begins with: types, vectors, bits of doubles, 16-bit floats.
+"""The beginning of every CUDA module: types, vectors, bits of doubles, 16-bit floats.
 
-No header is included: NVRTC has none at hand. Conversions are exact or round to nearest, ties to
+It includes no header, since NVRTC has none. Conversions are exact or round to nearest, ties to
 even; NaN stays NaN.
 """
 

@@ -1,7 +1,6 @@
-"""CUDA sources compiled by NVRTC, by way of CuPy, and kept on disk as LLVM's objects are.
+"""CUDA sources compiled by NVRTC through CuPy, and kept on disk like LLVM's object code.
 
-CuPy's own way (`RawModule`) adds -ftz=true, which takes float32's denormals for zero: other bits
-than a CPU's.
+CuPy's `RawModule` adds -ftz=true, which flushes float32's denormals to zero, unlike CPUs.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from typing import Any
 from graphflow.ops.kernels.jit.object_cache import ObjectCache
 
 OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false")
-"""Of NVRTC: no multiplication and addition is contracted and no denormal is zero, so that a step's
-bits are its own."""
+"""Options of NVRTC: no contraction and no flushing of denormals, so that each step has the bits of
+a CPU."""
 
 
 def compile_module(cupy: Any, text: str) -> Any:
-    """A source as a module of the current device, whose functions are launched by name.
+    """Compile a source as a module of the current device, whose functions are launched by name.
 
     Raises:
-        Exception: of CuPy's compiler, or of the driver: it does not compile, or load.
+        Exception: of CuPy's compiler or of the driver, if it does not compile or load.
     """
     cuda = cupy.cuda
     setting = (cupy.__version__, cuda.nvrtc.getVersion(), cuda.Device().compute_capability, OPTIONS)

@@ -1,13 +1,12 @@
-"""CUDA kernels of regions: one kernel, from the same steps as LLVM's.
+"""CUDA kernels of regions, from the same steps as LLVM's, and their launches.
 
     void kernel(pointers of operands and results…, u64 sizes…)
 
-An elementwise region is a grid-stride loop over vectors of 16 bytes, and over single elements where
-rows or addresses do not allow these; both compute an element by the same function. A region that
-reduces along rows gives each row a group of threads (`lanes`), which go over it in turns, once for
-each reduction that waits for another and once to store; their partial results are combined in the
-order of a tree. How many lanes there are depends on sizes only, so bits do not change from run to
-run, nor with what else is in the region.
+An elementwise region is a grid-stride loop over vectors of 16 bytes, and over single elements if
+rows or addresses are unaligned; both call the same function. A region with reductions gives each
+row a group of threads (`lanes`). They go over the row once for each reduction that needs another,
+and once to store; their partial results are combined in a tree. The number of lanes depends on
+sizes only, so bits do not change from run to run, nor with what else is in the region.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from graphflow.ops.kernels.cuda.region_writer import (
 from graphflow.ops.kernels.fusion.cuda_expression_trace import trace_region
 
 _SHORT_ROW = 1024
-"""Up to so many elements 32 threads share a row, else all of a block."""
+"""Elements of a row up to which 32 threads share it; above, a whole block does."""
 _MANY_COLUMNS = 4096
 _BLOCKS_EACH = 16
 """Blocks of a grid for each multiprocessor, at most; each goes on in strides."""
@@ -39,7 +38,7 @@ _WIDE = 1 << 31
 
 @dataclass(frozen=True)
 class Grid:
-    """How a kernel is launched: blocks, threads of each, and the numbers after the pointers."""
+    """The launch of a kernel: blocks, threads of each, and the numbers after the pointers."""
 
     blocks: int
     threads: int
@@ -50,7 +49,7 @@ class CudaKernel:
     """The CUDA function of a region.
 
     Args:
-        wide: with indices of 64 bits.
+        wide: whether indices have 64 bits.
 
     Raises:
         Untraceable: an op of the region has no trace.
@@ -71,7 +70,7 @@ class CudaKernel:
         self.needs: tuple[tuple[str, str], ...] = tuple(writer.needs.items())
 
     def grid(self, sizes: Sequence[int], aligned: bool, processors: int) -> Grid:
-        """The launch for sizes of the collapsed axes.
+        """Return the launch for sizes of the collapsed axes.
 
         Args:
             aligned: whether all arrays begin at multiples of 16 bytes.
@@ -97,21 +96,21 @@ class CudaKernel:
 
 @cache
 def cuda_kernel(region: Region, wide: bool = False) -> CudaKernel:
-    """The kernel of a region; equal regions share one.
+    """Return the kernel of a region; equal regions share one.
 
     Raises:
-        Untraceable: an op of it has no trace.
+        Untraceable: an op has no trace.
     """
     return CudaKernel(region, wide)
 
 
 def is_wide(sizes: Sequence[int]) -> bool:
-    """Whether a kernel over so many elements needs indices of 64 bits."""
+    """Return whether a kernel over these sizes needs 64-bit indices."""
     return prod(sizes) >= _WIDE
 
 
 def module_text(kernels: Iterable[CudaKernel]) -> str:
-    """One translation unit of several kernels."""
+    """Return one translation unit of several kernels."""
     kernels = list(kernels)
     needs = dict(need for kernel in kernels for need in kernel.needs)
     return "\n".join([PRELUDE, *needs.values(), *dict.fromkeys(k.text for k in kernels)])

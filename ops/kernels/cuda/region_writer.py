@@ -1,4 +1,4 @@
-"""Writes the CUDA kernel of a region."""
+"""The writer of a region's CUDA kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graphflow.ops.kernels.cuda.scalar_writer import C_TYPES, CudaScalarWriter
 from graphflow.ops.kernels.fusion.row_passes import COMBINING_STEPS, neutral_element
 
 THREADS = 256
-"""Of a block of an elementwise kernel, and of one over rows."""
+"""Threads of a block, of an elementwise kernel and of one over rows."""
 COLUMN_THREADS = 512
 _ONCE, _ROW, _ELEMENT = 0, 1, 2
 
@@ -41,7 +41,7 @@ def storage_type(dtype: np.dtype[Any]) -> str:
 
 @dataclass
 class CudaRegionWriter:
-    """Writes the kernel of a region whose steps were added in order."""
+    """Writes the kernel of a region whose steps are added in order."""
 
     region: Region
     wide: bool
@@ -58,12 +58,12 @@ class CudaRegionWriter:
 
     @property
     def vector(self) -> int:
-        """Elements in a vector: those of 16 bytes of what is widest."""
+        """Elements of a vector: 16 bytes of the widest dtype."""
         moving = [itemsize_of(o.dtype) for o in self.region.operands if o.axes[-1]]
         return max(1, 16 // max([*moving, *(r.dtype.itemsize for r in self.results)]))
 
     def add(self, step: ScalarStep) -> None:
-        """The next step: on what its value depends, and after how many passes it is known."""
+        """Add the next step: find what it depends on, and after how many passes it is known."""
         self.steps.append(step)
         stage = max((self.stages[a] for a in step.args), default=0)
         level = max((self.levels[a] for a in step.args), default=_ONCE)
@@ -80,7 +80,7 @@ class CudaRegionWriter:
     # Steps ------------------------------------------------------------------------------------
 
     def write(self, step: ScalarStep, lines: list[str], values: dict[ScalarStep, str]) -> None:
-        """A step that is neither an input nor a reduction."""
+        """Write a step that is neither an input nor a reduction."""
         lanes = CudaScalarWriter(self.module, lines)
         element = element_of(step.dtype)
         if step.kind == "constant":
@@ -110,7 +110,7 @@ class CudaRegionWriter:
         return write_step(lanes, step, args)
 
     def _reduction(self, step: ScalarStep) -> str:
-        """The name of the function that combines the lanes' values."""
+        """Return the name of the function that combines the lanes' values."""
         element = element_of(step.dtype)
         name = f"gf_{step.kind}_{element}"
         if name not in self.needs:
@@ -130,7 +130,7 @@ class CudaRegionWriter:
     # Places -----------------------------------------------------------------------------------
 
     def offset(self, axes: Sequence[bool]) -> str:
-        """Where the element at the coordinates c0, c1… of an operand is."""
+        """Return the index of an operand's element at the coordinates c0, c1…."""
         terms, step = [], ""
         for axis in reversed(range(len(axes))):
             if axes[axis]:
@@ -139,7 +139,7 @@ class CudaRegionWriter:
         return " + ".join(reversed(terms)) or "0"
 
     def _coordinates(self, of: str, axes: Sequence[int]) -> list[str]:
-        """Statements that take an index apart, the last of the axes running fastest."""
+        """Return statements that split an index into coordinates, the last axis running fastest."""
         lines, left = [], of
         for axis in reversed(axes[1:]):
             lines.append(f"    const I c{axis} = {left} % d{axis}, t{axis} = {left} / d{axis};")
@@ -182,7 +182,7 @@ class CudaRegionWriter:
     # Elementwise ------------------------------------------------------------------------------
 
     def _write_elementwise(self) -> tuple[list[str], list[str]]:
-        """A function of one element, and the loops."""
+        """Write a function of one element, and the loops over elements."""
         operands = [s for s in self.steps if s.kind == "input"]
         if not operands:
             raise Untraceable("a region reads nothing")
@@ -262,7 +262,7 @@ class CudaRegionWriter:
     # Along rows -------------------------------------------------------------------------------
 
     def _write_row_passes(self) -> list[str]:
-        """The passes over each row, between which its reductions become known."""
+        """Write the passes over each row, between which its reductions become known."""
         last = max(self.stages.values(), default=0)
         values: dict[ScalarStep, str] = {}
         lines: list[str] = []
@@ -279,14 +279,14 @@ class CudaRegionWriter:
 
     def _row_step(self, step: ScalarStep, lines: list[str], values: dict[ScalarStep, str]) -> None:
         if step in values:
-            return  # a reduction, whose pass gave it
+            return  # the value of a reduction, from its pass
         if step.kind == "input":
             self._load(step, values, lines, self.offset(self.region.operands[step.value].axes))
         else:
             self.write(step, lines, values)
 
     def _row_loop_head(self) -> list[str]:
-        """The loop over rows, which all threads of a block go through together."""
+        """Write the head of the loop over rows, which all threads of a block run together."""
         outer = list(range(self.region.rank - 1))
         if self.region.over == "rows":
             return [
@@ -314,7 +314,7 @@ class CudaRegionWriter:
     def _lane_loop(
         self, wanted: Iterable[ScalarStep], values: dict[ScalarStep, str]
     ) -> tuple[list[str], Any]:
-        """The elements' steps that some need, for the lane's elements of the row."""
+        """Write the loop over a lane's elements of the row, with the steps that `wanted` needs."""
         mine = dict(values)
         lines = [
             f"    for (I i = lane; i < d{self.reduced}; i += lanes) {{",
@@ -356,7 +356,7 @@ class CudaRegionWriter:
         return [*before, *loop, "    }", *after]
 
     def _write_stores(self, values: dict[ScalarStep, str]) -> list[str]:
-        """The stores: those of elements in a last pass, those of rows by the first lane."""
+        """Write the stores: of elements in a last pass, of rows by the first lane."""
         whole = [(i, r) for i, r in enumerate(self.results) if self.levels[r] == _ELEMENT]
         full = (True,) * self.region.rank
         applied = [self.region.ops[i] for i in self.region.results]
@@ -390,13 +390,13 @@ def _storage_value(step: ScalarStep, value: str) -> str:
 
 @cache
 def _any_step(dtype: np.dtype[Any]) -> ScalarStep:
-    """Any value of a dtype."""
+    """Return a step that stands for any value of a dtype."""
     return ScalarStep("input", (), dtype, 0)
 
 
 @cache
 def _write_float_function(name: str, kind: str, element: str) -> str:
-    """A function of floats (exp, erf…) for the kernels of a module to call."""
+    """Write a function of floats (exp, erf…) that the kernels of a module call."""
     lines: list[str] = []
     names = ["x", "y"][: 2 if kind == "power" else 1]
     value = FUNCTIONS[kind](Floats(CudaScalarWriter(Module(), lines), element), *names)

@@ -1,10 +1,10 @@
-"""The steps of scalar expressions in CUDA's C++, one element a thread.
+"""The steps of scalar expressions in CUDA C++, one element a thread.
 
-`Scalars` has the ways of writing of `lanes.Lanes`, so the functions (`functions.py`) and the rules
-of each step (`scalar_steps.py`) that make LLVM's vectors make these statements, too: an element
-gets the same bits on a GPU as on a CPU. Nothing is contracted: each rounding step is an intrinsic
-that says how, and the compiler is told `--fmad=false`. Integers are unsigned words, as LLVM's have
-no sign; what needs one casts.
+`CudaScalarWriter` has the interface of `VectorWriter`. So the functions (`functions.py`) and rules
+(`scalar_steps.py`) that write LLVM IR write CUDA, too, and an element gets the same bits on a GPU
+as on a CPU. Nothing is contracted: each rounding step is an intrinsic that names its rounding, and
+the compiler gets `--fmad=false`. Integers are unsigned words, since LLVM's have no sign; signed
+operations cast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CudaScalarWriter(VectorWriter):
         super().__init__(module, 1, lines)
 
     def define(self, element: str, expression: str) -> str:
-        """A new variable; returns its name."""
+        """Define a variable; returns its name."""
         name = self.module.name().removeprefix("%")
         self.lines.append(f"  const {C_TYPES[element]} {name} = {expression};")
         return name
@@ -50,7 +50,7 @@ class CudaScalarWriter(VectorWriter):
         if kind == "ashr":
             return self.define(element, f"({C_TYPES[element]})(({_SIGNED[element]}){a} >> {b})")
         kept = C_TYPES[element]
-        wide = "(u32)" if element in ("i8", "i16") else ""  # C would make them signed ints
+        wide = "(u32)" if element in ("i8", "i16") else ""  # C would promote them to signed ints
         return self.define(element, f"({kept})({wide}{a} {_INTEGER[kind]} {wide}{b})")
 
     def negate(self, element: str, a: str) -> str:
@@ -103,7 +103,7 @@ class CudaScalarWriter(VectorWriter):
     def call_guarded(
         self, name: str, element: str, args: tuple[str, ...], fast: Callable[[], tuple[str, str]]
     ) -> str:
-        """The fast way, or CUDA's function in float64 where that is no good."""
+        """Write the fast path, or CUDA's function in float64 where that fails."""
         easy, hard = fast()
         by_library = f"{name}({', '.join(f'(double){a}' for a in args)})"
         if element == "float":
@@ -131,7 +131,10 @@ def _compared_integers(how: str, element: str, a: str, b: str) -> str:
 
 
 def _compared_floats(how: str, a: str, b: str) -> str:
-    """C compares as the ordered predicates do; an unordered one is the negation of its opposite."""
+    """Return a comparison of floats.
+
+    C compares as the ordered predicates do; an unordered one is the negation of its opposite.
+    """
     if how == "uno":
         return f"{a} != {a}" if a == b else f"({a} != {a}) || ({b} != {b})"
     if how == "une" or how[0] == "o":
@@ -141,8 +144,8 @@ def _compared_floats(how: str, a: str, b: str) -> str:
 
 
 def _float_literal(value: float, element: str) -> str:
-    """A literal that is read back as exactly the number."""
-    bits = int(literal(value, element), 16)  # of a double of that value
+    """Return a literal that reads back as exactly the number."""
+    bits = int(literal(value, element), 16)  # the bits of a double of that value
     exact = math.nan if value != value else _double(bits)
     if math.isfinite(exact):
         return f"{exact!r}f" if element == "float" else repr(exact)

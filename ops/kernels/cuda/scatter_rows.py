@@ -1,7 +1,7 @@
 """CUDA kernels of scatters and of sparse products.
 
-A thread does all that falls on its element of the result, in order: atomic operations would come in
-any. Each step is rounded as in the CPU's loops (`scatter_row_loops.py`, `csr_loops.py`).
+One thread computes an element of the result from all its updates, in order; atomic operations would
+come in any order. Each step rounds as in the CPU's loops (`scatter_row_loops.py`, `csr_loops.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEPS = {
     "none": "u",
     "add": "total + u",
     "mul": "total * u",
-    # NaN, which differs from itself, wins
+    # NaN wins: it differs from itself
     "min": "total < u || total != total ? total : u",
     "max": "total > u || total != total ? total : u",
 }
@@ -49,10 +49,12 @@ gf_fma(const double a, const double b, const double c) { return __fma_rn(a, b, c
 
 
 def combine(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
-    """As `rows.combine_rows`, of a GPU's arrays."""
+    """Combine rows of a GPU's arrays; see `sparse.scatter_rows.combine_rows`."""
     order = xp.argsort(rows, kind="stable")
     bounds = xp.searchsorted(rows[order], xp.arange(out.shape[0] + 1))
-    if reduction == "none" and is_half(out.dtype):  # copied; sums are made in float32
+    if reduction == "none" and is_half(
+        out.dtype
+    ):  # bits are copied; other reductions come in float32
         out, updates = out.view(np.uint16), updates.view(np.uint16)
     text = combine_source(out.dtype, reduction)
     _launch(xp, text, (xp.ascontiguousarray(updates), order, bounds, out))
@@ -61,15 +63,17 @@ def combine(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
 def multiply(
     xp: Any, out: Any, values: Any, dense: Any, order: Any, sources: Any, bounds: Any
 ) -> None:
-    """out[r] = Σ values[e]·dense[sources[e]] over the entries e = order[j], j from bounds[r] to
-    bounds[r + 1]."""
+    """Write out[r] = Σ values[e]·dense[sources[e]] over the entries e of row r.
+
+    The entries of row r are order[j] for j from bounds[r] to bounds[r + 1].
+    """
     given = (xp.ascontiguousarray(values), xp.ascontiguousarray(dense), order, sources, bounds)
     _launch(xp, multiply_source(out.dtype), (*given, out))
 
 
 @cache
 def combine_source(dtype: np.dtype[Any], reduction: str) -> str:
-    """The source that combines rows of a dtype."""
+    """Return the source that combines rows of a dtype."""
     return _source(
         dtype,
         "const T* updates, const s64* order, const s64* bounds",
@@ -80,7 +84,7 @@ def combine_source(dtype: np.dtype[Any], reduction: str) -> str:
 
 @cache
 def multiply_source(dtype: np.dtype[Any]) -> str:
-    """The source that multiplies matrices of a dtype."""
+    """Return the source that multiplies matrices of a dtype."""
     return _source(
         dtype,
         "const T* values, const T* dense, const s64* order, const s64* sources, const s64* bounds",
@@ -117,5 +121,5 @@ def _launch(xp: Any, text: str, arrays: tuple[Any, ...]) -> None:
 
 @cache
 def _kernel_function(xp: Any, device: int, text: str) -> Any:
-    """The kernel of a source, on the current device."""
+    """Return the kernel of a source on the current device."""
     return compile_module(xp, text).get_function(_NAME)

@@ -1,5 +1,7 @@
-"""Discrete Fourier transforms along one axis of an array, by native loops where there are enough of
-them and their size has small factors."""
+"""Discrete Fourier transforms along one axis, by native loops.
+
+There are loops if there are enough transforms and their size has small factors.
+"""
 
 from __future__ import annotations
 
@@ -22,43 +24,48 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_ranges
 
-_LONGEST = 4096
-_LEAST = 4096
+_LONGEST_LOOP = 4096
+_LEAST_ELEMENTS = 4096
 """Elements from which a native call pays."""
-_FEWEST = 4
+_LEAST_TRANSFORMS = 4
 """Transforms from which vectors of them pay."""
-_SHARED = 100_000
+_THREADING_WORK = 100_000
 _REAL = {"float32": "float", "float64": "double"}
 _ELEMENTS = {"complex64": "float", "complex128": "double"}
 
 
 def is_native(x: Any, axes: Sequence[int]) -> bool:
-    """Whether there are native loops for the transforms of an array along each of some axes: enough
-    of them, of sizes that are products of 2, 3, 4 and 5."""
+    """Return whether there are native loops for the transforms of x along each of some axes."""
     if x.dtype.name not in _ELEMENTS or not is_jit_enabled() or vector_width() < 8:
         return False
-    return x.size >= _LEAST and all(_is_supported_size(x.shape, a) for a in axes)
+    return x.size >= _LEAST_ELEMENTS and all(_is_supported_size(x.shape, a) for a in axes)
 
 
 def _is_supported_size(shape: Sequence[int], axis: int) -> bool:
     n = shape[axis]
-    if n > _LONGEST:
+    if n > _LONGEST_LOOP:
         return math.prod(shape[axis + 1 :]) == 1 and balanced_factors(n) is not None
-    return math.prod(shape) >= _FEWEST * n > n and radices(n) is not None
+    return math.prod(shape) >= _LEAST_TRANSFORMS * n > n and radices(n) is not None
 
 
 def balanced_factors(n: int) -> tuple[int, int] | None:
-    """A long size as a product of two that are about as large; None where there are none."""
+    """Return a long size as a product of two similar ones; None if there is none."""
     sizes = [1, 1]
     for radix in sorted(radices(n) or (), reverse=True):
         sizes[sizes.index(min(sizes))] *= radix
-    return None if max(sizes) > _LONGEST or min(sizes) < _FEWEST else (sizes[0], sizes[1])
+    return (
+        None
+        if max(sizes) > _LONGEST_LOOP or min(sizes) < _LEAST_TRANSFORMS
+        else (sizes[0], sizes[1])
+    )
 
 
 def transform_along(x: Any, out: Any, axis: int, inverse: bool, scale: float) -> None:
-    """Transform contiguous x along an axis into contiguous `out`, which may be x, times a number;
-    `is_native` has said that this can be done."""
-    if x.shape[axis] > _LONGEST:
+    """Transform contiguous x along an axis, times a number, into contiguous `out`, which may be x.
+
+    `is_native` must hold.
+    """
+    if x.shape[axis] > _LONGEST_LOOP:
         _transform_long(x, out, x.shape[axis], inverse, scale)
         return
     n = x.shape[axis]
@@ -84,7 +91,7 @@ def _run(
     n: int,
     lanes: int,
 ) -> None:
-    """All groups of transforms, on the threads of the current pool."""
+    """Run all groups of transforms, on the threads of the current pool."""
     many = steps[2]
     bits = struct.unpack("<q", struct.pack("<d", scale))[0]
     sizes = np.array([*steps, bits], np.int64)
@@ -97,15 +104,18 @@ def _run(
         where, meta = (ctypes.c_void_p(address(a)) for a in (table, sizes))
         loop.releasing_gil(where, meta, first, last)
 
-    run_ranges(part, groups, None if many * n * n.bit_length() > _SHARED else 1)
+    run_ranges(part, groups, None if many * n * n.bit_length() > _THREADING_WORK else 1)
 
 
 # Real numbers ---------------------------------------------------------------------------------
 
 
 def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
-    """Whether there are native loops for transforms of real numbers, of such a shape, to half of a
-    spectrum and back: along the last axis, of even sizes."""
+    """Return whether there are native loops for transforms of real numbers to half spectra and
+    back.
+
+    They go along the last axis, for even sizes.
+    """
     n, many = shape[axis], math.prod(shape[:-1])
     element = _REAL.get(np.dtype(dtype).name)
     if (
@@ -119,15 +129,18 @@ def is_native_real(dtype: Any, shape: Sequence[int], axis: int) -> bool:
     whole = n // 2 % (lanes_of(element) // 2) == 0
     return (
         whole
-        and n * many >= _LEAST
-        and n // 2 <= _LONGEST
+        and n * many >= _LEAST_ELEMENTS
+        and n // 2 <= _LONGEST_LOOP
         and _is_supported_size((many, n // 2), 1)
     )
 
 
 def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
-    """Rows of n real numbers to the n/2 + 1 frequencies that say all of them, times a number; or,
-    if x is complex, back. `is_native_real` has said that this can be done."""
+    """Transform rows of n real numbers to n/2 + 1 frequencies, times a number; or back if x is
+    complex.
+
+    `is_native_real` must hold.
+    """
     back = x.dtype.kind == "c"
     numbers = out if back else x
     element = _REAL[numbers.dtype.name]
@@ -141,7 +154,7 @@ def transform_real(x: Any, out: Any, n: int, scale: float) -> None:
 
 @lru_cache(maxsize=64)
 def _real_twiddles(n: int, dtype: str) -> Any:
-    """Those of half the size, and the roots that join even and odd elements."""
+    """Return the twiddles of half the size, and the roots that join even and odd elements."""
     angles = -2 * np.pi / n * np.arange(n // 4 + 1)
     roots = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(-1)
     return np.concatenate([twiddles(n // 2, np.float64)[:-1], roots, [0, 0]]).astype(dtype)
@@ -151,10 +164,9 @@ def _real_twiddles(n: int, dtype: str) -> Any:
 
 
 def _transform_long(x: Any, out: Any, n: int, inverse: bool, scale: float) -> None:
-    """Rows of n elements each as a matrix: its columns are transformed, turned by what lies between
-    rows and columns, and its rows are transformed; what comes out stands the other way round.
+    """Transform rows of n elements as matrices: columns, twiddles, then rows.
 
-    Source: Bailey, Journal of Supercomputing 4, 1990.
+    The result is transposed. Source: Bailey, Journal of Supercomputing 4, 1990.
     """
     first, second = balanced_factors(n) or (n, 1)
     work = np.empty((x.size // n, first, second), x.dtype)
@@ -173,7 +185,7 @@ def _inner_twiddles(first: int, second: int, inverse: bool, dtype: str) -> Any:
 
 @lru_cache(maxsize=64)
 def _offsets(outer: int, n: int, inner: int, itemsize: int, lanes: int) -> Any:
-    """The byte at which each transform begins; the last one again up to a whole vector."""
+    """Return the bytes at which transforms begin, the last one repeated to fill a vector."""
     starts = np.arange(outer)[:, None] * (n * inner) + np.arange(inner)
     flat = (starts * itemsize).reshape(-1)
     return np.concatenate([flat, np.repeat(flat[-1:], -len(flat) % lanes)])

@@ -1,7 +1,7 @@
-"""As many transforms at once as a vector has lanes: steps on their numbers, and where these are.
+"""As many transforms at once as a vector has lanes: arithmetic and memory.
 
-Real and imaginary parts are vectors of their own, in registers and in memory of ours (`Inside`);
-outside, complex numbers lie as arrays have them (`Outside`).
+Real and imaginary parts are vectors of their own, in registers and in scratch memory
+(`WorkBuffers`). Arrays hold complex numbers interleaved (`ArrayElements`).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class ComplexVectors:
         return self.f.mul(a[0], x), self.f.mul(a[1], x)
 
     def add_scaled(self, a: Pair, b: Pair, x: float) -> Pair:
-        """a + x·b."""
+        """Write a + x·b."""
         number = self.f.const(x)
         return self.f.fma(b[0], number, a[0]), self.f.fma(b[1], number, a[1])
 
     def times_minus_i(self, a: Pair) -> Pair:
-        """-i·a."""
+        """Write -i·a."""
         return a[1], self.f.neg(a[0])
 
     def butterfly(self, a: list[Pair]) -> list[Pair]:
-        """The transform of 2, 3, 4 or 5 numbers."""
+        """Write the transform of 2, 3, 4 or 5 numbers."""
         return {2: self._two, 3: self._three, 4: self._four, 5: self._five}[len(a)](a)
 
     def _two(self, a: list[Pair]) -> list[Pair]:
@@ -89,7 +89,7 @@ class ComplexVectors:
 
 
 class WorkBuffers:
-    """Memory of ours for two times as many transforms as there are lanes, of n + 1 elements."""
+    """Scratch memory for two sets of transforms, one a lane, of n + 1 elements."""
 
     def __init__(self, flow: KernelWriter, element: str, base: str, n: int) -> None:
         self.flow, self.element, self.lanes = flow, element, lanes_of(element)
@@ -111,14 +111,14 @@ class WorkBuffers:
 
 
 CLOSE, ROWS, APART = "close", "rows", "apart"
-"""How transforms lie in memory: side by side; each a row of whole registers; in another way."""
+"""Layouts of transforms: side by side; each a row of whole registers; any other."""
 
 
 class ArrayElements:
-    """Elements of as many transforms as there are lanes, where they are.
+    """Elements, in an array, of as many transforms as there are lanes.
 
     Args:
-        inverse: real and imaginary parts change places, there and back.
+        inverse: whether real and imaginary parts swap, which turns a transform into its inverse.
     """
 
     def __init__(
@@ -132,8 +132,11 @@ class ArrayElements:
         self.left = ""
 
     def select_group(self, offsets: str, mask: str, left: str) -> None:
-        """Go to transforms that begin at these bytes, of which so many are stored, as a mask says
-        as well."""
+        """Go to the transforms that begin at these byte offsets.
+
+        Args:
+            left: how many of them are stored; `mask` says the same by lanes.
+        """
         flow = self.flow
         self.left = left
         if self.rows:
@@ -150,7 +153,7 @@ class ArrayElements:
         self.mask = mask
 
     def load_rows(self, buffer: str, n: int) -> None:
-        """All elements of the transforms into memory of ours, register by register of each row."""
+        """Load all elements of the transforms into a work buffer, by registers of each row."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, each = f"<{lanes} x {element}>", lanes // 2
 
@@ -167,7 +170,7 @@ class ArrayElements:
         flow.loop("0", n, (), some, each)
 
     def store_rows(self, buffer: str, n: int) -> None:
-        """The way back."""
+        """Store a work buffer to the rows."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, each = f"<{lanes} x {element}>", lanes // 2
 
@@ -185,7 +188,7 @@ class ArrayElements:
         flow.loop("0", n, (), some, each)
 
     def load_last(self, buffer: str, n: int) -> None:
-        """Element n of the transforms."""
+        """Load element n of the transforms."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, item = f"<{lanes} x {element}>", BYTES[element]
         for part in range(2):
@@ -196,7 +199,7 @@ class ArrayElements:
             flow.store(kind, value, flow.gep(buffer, element, (2 * n + part) * lanes), item)
 
     def store_last(self, buffer: str, n: int) -> None:
-        """The way back."""
+        """Store element n of the transforms."""
         flow, lanes, element = self.flow, self.lanes, self.element
         kind, item = f"<{lanes} x {element}>", BYTES[element]
         values = [
@@ -231,7 +234,7 @@ class ArrayElements:
         )
 
     def load(self, ahead: str) -> Pair:
-        """The elements that are so many bytes from the first ones."""
+        """Load the elements that are `ahead` bytes from the first ones."""
         flow, lanes = self.flow, self.lanes
         twice = f"<{2 * lanes} x {self.element}>"
         if self.close:

@@ -1,7 +1,7 @@
-"""Discrete Fourier transforms as native loops: as many at once as a vector has lanes.
+"""Discrete Fourier transforms as native loops, as many at once as a vector has lanes.
 
-Passes of the self-sorting kind go back and forth between two pieces of memory, real and imaginary
-parts in vectors of their own; the first reads where the transforms are, the last one writes there.
+Passes of the self-sorting kind go back and forth between two work buffers. The first pass reads the
+array, the last one writes it.
 
 Source: Stockham, AFIPS Spring Joint Computer Conference, 1966; Swarztrauber, Parallel Computing 1,
 1984.
@@ -25,7 +25,7 @@ from graphflow.ops.kernels.fft.dft_lanes import (
 
 
 def radices(n: int) -> tuple[int, ...] | None:
-    """n as a product of 4, 2, 3 and 5; None where it is none, or 1."""
+    """Return n as a product of 4, 2, 3 and 5; None if it is not one, or n is 1."""
     found: list[int] = []
     for radix in (5, 3, 4, 2):
         while n % radix == 0:
@@ -35,8 +35,7 @@ def radices(n: int) -> tuple[int, ...] | None:
 
 
 def twiddles(n: int, dtype: Any) -> Any:
-    """What the results of each pass are multiplied by, in the order in which they come: for each
-    group of a pass the powers 1, … of its root of unity."""
+    """Return the twiddle factors of each pass in the order of their use: w, w²… a group."""
     parts = []
     for radix in radices(n) or ():
         m = n // radix
@@ -48,7 +47,7 @@ def twiddles(n: int, dtype: Any) -> Any:
 
 
 def _load_twiddle(flow: KernelWriter, element: str, base: str, i: int) -> Pair:
-    """Twiddle i from a place on, in all lanes."""
+    """Load twiddle i from a base into all lanes."""
     lanes, item = lanes_of(element), BYTES[element]
     real, imaginary = (
         flow.broadcast(lanes, element, flow.load(element, flow.gep(base, element, 2 * i + x), item))
@@ -59,11 +58,11 @@ def _load_twiddle(flow: KernelWriter, element: str, base: str, i: int) -> Pair:
 
 @dataclass
 class _RealTransform:
-    """Transforms of 2·n real numbers by those of n complex ones, which are the even elements and i
-    times the odd ones.
+    """Transforms of 2·n real numbers by those of n complex ones: even elements plus i times odd
+    ones.
 
     Args:
-        factors: where the twiddles are; the roots of unity for this begin at `base` of them.
+        factors: address of the twiddles; the roots of unity for this begin at index `base`.
     """
 
     flow: KernelWriter
@@ -74,7 +73,7 @@ class _RealTransform:
     base: int
 
     def split(self, here: str, there: str) -> None:
-        """From the transform of even and odd elements to that of all of them."""
+        """Turn the transform of even and odd elements into that of all."""
         flow, steps, f = self.flow, self.steps, self.steps.f
         read, keep = self.inside.load, self.inside.store
         half = f.const(0.5)
@@ -95,7 +94,7 @@ class _RealTransform:
         flow.loop("1", self.n // 2 + 1, (), both)
 
     def join(self, here: str, there: str) -> None:
-        """The way back, with real and imaginary parts exchanged: what follows is an inverse."""
+        """Do the reverse, with real and imaginary parts swapped, since an inverse follows."""
         flow, steps, f = self.flow, self.steps, self.steps.f
         read, keep = self.inside.load, self.inside.store
         first, last = read(here, "0")[0], read(here, str(self.n))[0]
@@ -108,7 +107,7 @@ class _RealTransform:
             even, apart = steps.add(a, b), steps.sub(a, b)
             turn = self._root(k)
             odd = steps.mul(apart, (turn[0], f.neg(turn[1])))
-            # even + i·odd, and of the other one the conjugates of both
+            # even + i·odd here; at the mirrored frequency the conjugates of both
             keep(there, (f.add(even[1], odd[0]), f.sub(even[0], odd[1])), k)
             keep(there, (f.sub(odd[0], even[1]), f.add(even[0], odd[1])), other)
 
@@ -120,18 +119,92 @@ class _RealTransform:
         return _load_twiddle(flow, element, place, 0)
 
 
+@dataclass
+class _Passes:
+    """The passes of a transform, one for each of its radices.
+
+    Args:
+        source, target: the array elements that the first pass loads and the last one stores, unless
+            whole rows are in work buffers (`by_rows`).
+        step_in, step_out: bytes between elements of a transform in both.
+        factors: address of the twiddles.
+        scale: a factor for results; "" for none.
+    """
+
+    steps: ComplexVectors
+    inside: WorkBuffers
+    source: ArrayElements
+    target: ArrayElements
+    step_in: str
+    step_out: str
+    factors: str
+    scale: str
+    by_rows: bool
+    radices: tuple[int, ...]
+
+    def write(self, i: int, size: int, stride: int, factor: int) -> None:
+        """Write the butterflies of transforms of `size` elements, `stride` of which interleave.
+
+        Args:
+            factor: index of the pass's twiddles.
+        """
+        radix, flow, element = self.radices[i], self.inside.flow, self.inside.element
+        m = size // radix
+
+        def group(p: str) -> None:
+            at = flow.add(flow.mul(p, 2 * (radix - 1)), factor)
+            base = flow.gep(self.factors, element, at)
+            roots = [_load_twiddle(flow, element, base, j) for j in range(radix - 1)]
+            self._butterflies(i, m, stride, p, roots)
+
+        if m > 1:
+            flow.loop("0", m, (), group)
+        else:
+            self._butterflies(i, m, stride, "0", [])
+
+    def _butterflies(self, i: int, m: int, stride: int, p: str, roots: list[Pair]) -> None:
+        """Write the butterflies of group p, of m."""
+        radix, flow, steps = self.radices[i], self.inside.flow, self.steps
+        first, last = i == 0 and not self.by_rows, i == len(self.radices) - 1
+        here, there = self.inside.buffers[(i + 1) % 2], self.inside.buffers[i % 2]
+
+        def one(q: str) -> None:
+            start = flow.add(q, flow.mul(p, stride))
+            places = [flow.add(start, stride * m * k) for k in range(radix)]
+            given = [
+                self.source.load(flow.mul(at, self.step_in))
+                if first
+                else self.inside.load(here, at)
+                for at in places
+            ]
+            found = steps.butterfly(given)
+            begin = flow.add(q, flow.mul(p, stride * radix))
+            for j, value in enumerate(found):
+                at = flow.add(begin, stride * j)
+                if roots and j:
+                    value = steps.mul(value, roots[j - 1])
+                if last and self.scale:
+                    value = steps.scale(value, self.scale)
+                if not last or self.by_rows:
+                    self.inside.store(there, value, at)
+                else:
+                    self.target.store(value, flow.mul(at, self.step_out))
+
+        flow.loop("0", stride, (), one)
+
+
 def transform(
     element: str, n: int, layout: str, inverse: bool, scaled: bool, real: str = ""
 ) -> tuple[str, str]:
-    """Transforms of n elements, groups of as many as there are lanes, from start to stop.
+    """Write transforms of n elements, in groups of as many as there are lanes, from start to stop.
 
-    Pointers: from, to, bytes at which each transform begins in both (whole groups), twiddles, and
-    memory for two times a group, of n + 1 elements. Sizes: bytes from one element of a transform to
-    the next in both, transforms, bits of a float64 that results are multiplied by (`scaled`).
+    Pointers: source, target, byte offsets of the transforms in both (whole groups), twiddles, and
+    scratch memory for two groups of n + 1 elements. Sizes: bytes between elements of a transform in
+    both, transforms, bits of a float64 factor (`scaled`).
 
     Args:
-        real: "half": rows of 2·n real numbers as n complex ones, to the n + 1 frequencies that say
-            all of them; "whole": back, times 2. Rows of complex numbers otherwise.
+        real: "half": rows of 2·n real numbers, as n complex ones, to n + 1 frequencies. "whole":
+            the reverse, times 2. "": complex numbers.
     """
     flow = KernelWriter()
     source, target, offsets_in, offsets_out, factors, memory = (flow.pointer(i) for i in range(6))
@@ -148,47 +221,9 @@ def transform(
     out_of = ArrayElements(flow, element, target, layout, inverse or real == "whole")
     by_rows = layout == ROWS
     inside = WorkBuffers(flow, element, memory, n)
-    buffers, read, keep = inside.buffers, inside.load, inside.store
-    passes = radices(n) or ()
+    buffers, sizes = inside.buffers, radices(n) or ()
+    passes = _Passes(steps, inside, into, out_of, step_in, step_out, factors, scale, by_rows, sizes)
     halves = _RealTransform(flow, steps, inside, n, factors, len(twiddles(n, np.float64)) - 1)
-
-    def one_pass(i: int, size: int, stride: int, factor: int) -> None:
-        """Butterflies of `size` elements, `stride` of which stand side by side."""
-        radix = passes[i]
-        m = size // radix
-        first, last = i == 0 and not by_rows, i == len(passes) - 1
-        here, there = buffers[(i + 1) % 2], buffers[i % 2]
-
-        def butterflies(p: str, roots: list[Pair]) -> None:
-            def one(q: str) -> None:
-                start = flow.add(q, flow.mul(p, stride))
-                places = [flow.add(start, stride * m * k) for k in range(radix)]
-                given = [
-                    into.load(flow.mul(at, step_in)) if first else read(here, at) for at in places
-                ]
-                found = steps.butterfly(given)
-                begin = flow.add(q, flow.mul(p, stride * radix))
-                for j, value in enumerate(found):
-                    at = flow.add(begin, stride * j)
-                    if roots and j:
-                        value = steps.mul(value, roots[j - 1])
-                    if last and scaled:
-                        value = steps.scale(value, scale)
-                    if not last or by_rows:
-                        keep(there, value, at)
-                    else:
-                        out_of.store(value, flow.mul(at, step_out))
-
-            flow.loop("0", stride, (), one)
-
-        def group(p: str) -> None:
-            base = flow.gep(factors, element, flow.add(flow.mul(p, 2 * (radix - 1)), factor))
-            butterflies(p, [_load_twiddle(flow, element, base, j) for j in range(radix - 1)])
-
-        if m > 1:
-            flow.loop("0", m, (), group)
-        else:
-            butterflies("0", [])
 
     def transforms(g: str) -> None:
         left = flow.step("sub", count, flow.mul(g, lanes))
@@ -203,11 +238,11 @@ def transform(
         elif by_rows:
             into.load_rows(buffers[1], n)
         size, stride, factor = n, 1, 0
-        for i, radix in enumerate(passes):
-            one_pass(i, size, stride, factor)
+        for i, radix in enumerate(sizes):
+            passes.write(i, size, stride, factor)
             size, stride = size // radix, stride * radix
             factor += 2 * (radix - 1) * size if size > 1 else 0
-        found = (len(passes) - 1) % 2
+        found = (len(sizes) - 1) % 2
         if real == "half":
             halves.split(buffers[found], buffers[1 - found])
             found = 1 - found

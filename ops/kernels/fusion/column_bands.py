@@ -1,9 +1,9 @@
 """Bands: columns that one pass reduces, read in the order in which they lie in memory.
 
-Down one strip of columns after the other, each row would be read in pieces, once a strip, and a
-large array would come from memory in an order that the processor does not foresee. So some strips
-go down together: a few rows of all of them, then the next rows, with what each strip has summed so
-far in memory that the nearest cache holds. Sums are those of `reductions.py`, in the same order.
+Strip after strip, each row would be read in pieces, and a large array would come from memory in an
+order that hardware prefetch does not foresee. So the strips of a band advance together: a few rows
+of all of them, then the next rows, with the sums so far in memory that the first cache holds. Sums
+have the order of `reductions.py`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from graphflow.ops.kernels.codegen.region import KernelSource, Region
 from graphflow.ops.kernels.fusion.reductions import BLOCK, CHUNK, ReductionWriter, unsigned_minimum
 
 _STRIPS = 32
-"""Strips of a band, at most: of float32 a page, of which the nearest cache holds the sums."""
+"""Strips of a band, at most: of float32 a page, whose sums the first cache holds."""
 _ROWS = 8
-"""Rows at a time; divides CHUNK. The sums so far are loaded and stored once for all of them."""
-_PAGE, _FAR = 4096, 1 << 20
-"""Bytes of a row from which each row is a stream of its own to the processor, which foresees some
-of them. Shorter ones are a single stream if they are read one at a time, which is worth it where so
-many bytes come from memory."""
+"""Rows at a time; divides `CHUNK`. Sums so far are loaded and stored once for all of them."""
+_STREAM_ROW_BYTES, _STREAM_BYTES = 4096, 1 << 20
+"""Bytes of a row from which each row is a prefetch stream of its own, of which processors track a
+few. Shorter rows are one stream if they are read one at a time. That pays from `_STREAM_BYTES`
+bytes on."""
 
 
 def write_reduction(region: Region, wide: bool = False) -> KernelSource:
-    """The kernel of a region with reductions.
+    """Write the kernel of a region with reductions.
 
     Args:
-        wide: as of `Module`.
+        wide: whether the processor has AVX-512.
     """
     if region.over == "columns":
         bands = _BandWriter(region, wide)
@@ -36,11 +36,11 @@ def write_reduction(region: Region, wide: bool = False) -> KernelSource:
 
 
 class _BandWriter(ReductionWriter):
-    """The loops over some rows of a band, its strips, and these rows."""
+    """Writes the loops over some rows of a band, over its strips, and over these rows."""
 
     @property
     def fits(self) -> bool:
-        """Whether one pass reduces the columns, and nothing of a column has to be known before."""
+        """Return whether one pass reduces the columns and needs no column value before."""
         one_pass = all(self.ready[s] <= (self.levels[s] < 2) for s in self.used) and not any(
             self.ready[s] for s, whole in zip(self.results, self.whole, strict=True) if whole
         )
@@ -72,7 +72,7 @@ class _BandWriter(ReductionWriter):
         ]
 
     def _rows(self) -> list[str]:
-        """How many rows are read at a time: by the array whose rows are longest."""
+        """Write how many rows are read at a time, by the array with the longest rows."""
         longest, lines = "0", []
         for s in self.streams.values():
             if s.axes[self.outer] and s.axes[-1]:
@@ -85,8 +85,8 @@ class _BandWriter(ReductionWriter):
         return [
             *lines,
             f"  %bytes = mul i64 %n, {longest}",
-            f"  %is.far = icmp ugt i64 %bytes, {_FAR}",
-            f"  %is.short = icmp ult i64 {longest}, {_PAGE}",
+            f"  %is.far = icmp ugt i64 %bytes, {_STREAM_BYTES}",
+            f"  %is.short = icmp ult i64 {longest}, {_STREAM_ROW_BYTES}",
             "  %is.stream = and i1 %is.far, %is.short",
             f"  %rows.most = select i1 %is.stream, i64 1, i64 {_ROWS}",
         ]
@@ -97,7 +97,7 @@ class _BandWriter(ReductionWriter):
         return f"%a{level}.{self._number(step)}"
 
     def _load_sums(self, level: int, begins: str, name: str) -> list[str]:
-        """What a strip has summed on a level, or the beginning of it."""
+        """Load the sums of a strip on a level, or start them."""
         lines = []
         for s in self.passes[0].sums:
             kind, n = self._vector_type(s), self._number(s)
@@ -118,7 +118,7 @@ class _BandWriter(ReductionWriter):
         ]
 
     def _add_to_level(self, name: str, sums: str, value: str) -> list[str]:
-        """The sums of a level with what was summed on the one below."""
+        """Add the sums of the level below."""
         lines = []
         for s in self.passes[0].sums:
             n = self._number(s)
@@ -172,7 +172,7 @@ class _BandWriter(ReductionWriter):
         return lines + self.between[k + 1]
 
     def _bounds(self) -> list[str]:
-        """Whether a chunk, or a block of chunks, begins or ends with these rows."""
+        """Write whether a chunk, or a block of chunks, begins or ends with these rows."""
         if not self._is_deep(0):
             return ["  %opens = icmp eq i64 %first, 0"]
         rows = CHUNK * BLOCK
@@ -191,8 +191,10 @@ class _BandWriter(ReductionWriter):
         ]
 
     def _store_or_close(self) -> list[str]:
-        """Keep the sums of these rows, unless they are the last of all; at the end of a chunk or a
-        block, add them to those of the level above."""
+        """Store the sums of these rows, or finish if they are the last.
+
+        At the end of a chunk or a block, they are added to the level above first.
+        """
         if not self._is_deep(0):
             return [
                 "  br i1 %last, label %finish, label %leave0",

@@ -1,7 +1,7 @@
-"""What CUDA kernels compute of ops: the steps of `expression_trace.py`, and 16-bit floats besides.
+"""Traces of ops for CUDA kernels: the steps of `expression_trace.py`, and 16-bit floats.
 
-An op of float16 or bfloat16 sees float32 and its result is rounded once, as everywhere
-(`half_precision.py`): here both conversions are steps of the kernel.
+An op of float16 or bfloat16 computes in float32, and its result is rounded once, as everywhere
+(`half_precision.py`). Here both conversions are steps of the kernel.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from graphflow.ops.kernels.fusion.region_kernels import TracedOp
 
 _SINGLE = np.dtype("float32")
 _EXACT = frozenset(map(np.dtype, ("bool", "int8", "uint8", "float32")))
-"""Dtypes whose numbers are float32's: from these, rounding to 16 bits by way of it is one step."""
+"""Dtypes whose values float32 holds, so that rounding to 16 bits by way of it rounds once."""
 
 
 def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep]]:
-    """The steps of a region, and those of its results.
+    """Record the steps of a region; returns the trace and the steps of results.
 
     Raises:
         Untraceable: an op has no trace.
@@ -51,7 +51,7 @@ _trace_cache: dict[Any, TracedOp | None] = {}
 
 
 def trace_op(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> TracedOp | None:
-    """What a CUDA kernel of the op gives; None where there is none."""
+    """Return the dtype of an op's CUDA kernel; None if there is no such kernel."""
     items = freeze_attributes(attrs)
     if op.expr is None or items is None or not dtypes:
         return None
@@ -100,7 +100,7 @@ def _record_op(
 
 
 def _cast(trace: ExpressionTrace, symbol: Symbol, dtype: np.dtype[Any]) -> Symbol:
-    """A conversion from or to 16 bits: by way of float32, if that rounds no more than once."""
+    """Convert from or to 16 bits by way of float32, if that rounds no more than once."""
     if symbol.dtype == dtype:
         return symbol
     if is_half(symbol.dtype):

@@ -1,10 +1,10 @@
 """Fusion: which nodes of a program become one generated kernel.
 
-A region is a set of elementwise nodes of one shape, and of nodes that go along its rows (or
-columns): reductions, softmax, norms. They run together, where the last of them stands: nothing
-outside reads a value of theirs before that. A value that only the region reads takes no memory. A
-single node is a region as well, and all kernels compute an op in the same way, so a program's cut
-into regions, which follows from where its nodes are placed, changes no bits.
+A region is a set of elementwise nodes of one shape, and of nodes that reduce or scan its rows or
+columns: reductions, softmax, norms. It runs in the place of its last node, since nothing outside
+reads one of its values earlier. A value that only the region reads takes no memory. A single node
+is a region, too, and all kernels compute an op in the same way. So the cut into regions, which
+follows from placement, changes no bits.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class FusedRegion:
     """A region of a program.
 
     Attributes:
-        nodes: its members, in order; it runs where the last one stands.
+        nodes: its members, in order.
         region: what they compute, up to names and sizes.
         sizes: of its collapsed axes.
-        operands: what it reads of others; a tensor that it reads in two ways is there twice.
-        results: what others read of it.
-        ways: along which collapsed axes each result has elements.
+        operands: tensors that it reads; one that it reads in two shapes is there twice.
+        results: tensors that others read.
+        result_axes: along which collapsed axes each result has elements.
     """
 
     nodes: tuple[Node, ...]
@@ -71,12 +71,14 @@ class FusedRegion:
 
     @cached_property
     def task(self) -> KernelTask:
-        """Its kernel on a cpu."""
+        """The region's kernel on a CPU."""
         return kernel_of(self.region).task(self.sizes)
 
     def replaces(self, result: Tensor, operand: Tensor) -> bool:
-        """Whether a result may be written over an operand: each element is read for the last time
-        where the result's is made."""
+        """Return whether a result may overwrite an operand.
+
+        It may if each element is read for the last time where the result's element is made.
+        """
         ways = [
             o.axes for o, t in zip(self.region.operands, self.operands, strict=True) if t is operand
         ]
@@ -87,7 +89,7 @@ class FusedRegion:
 
 
 def roots_of(graph: Graph) -> dict[Tensor, Tensor]:
-    """The tensor whose memory each tensor shares: itself, mostly."""
+    """Return the tensor whose memory each tensor shares: itself, unless it is an alias."""
     roots: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         for tensor in node.outputs:
@@ -108,12 +110,12 @@ def plan_regions(
     bindings: Mapping[str, int],
     roots: Mapping[Tensor, Tensor],
 ) -> dict[Node, FusedRegion]:
-    """The region of each node that is in one. One look at each node, in order.
+    """Return the region of each node that is in one; looks at each node once, in order.
 
     Args:
         graph: all that its device runs.
         kind: of the device.
-        wanted: what is read when all has run, beside the graph's outputs.
+        wanted: tensors that are read after the graph has run, beside its outputs.
         specs: concrete spec of each tensor.
         roots: the tensor whose memory each tensor shares.
     """
@@ -132,7 +134,7 @@ def plan_regions(
 def regions_of(
     graph: Graph, kind: str, specs: Mapping[Tensor, TensorSpec], bindings: Mapping[str, int]
 ) -> list[tuple[Node, ...]]:
-    """The nodes of each region that there is if one device of a kind runs all of a graph."""
+    """Return the nodes of each region if one device of a kind runs the whole graph."""
     of, _ = _group_nodes(graph, kind, set(graph.outputs), specs, bindings, roots_of(graph))
     return [tuple(g.nodes) for g in {id(group): group for group in of.values()}.values()]
 
@@ -145,7 +147,7 @@ def _group_nodes(
     bindings: Mapping[str, int],
     roots: Mapping[Tensor, Tensor],
 ) -> tuple[dict[Node, GrowingRegion], dict[Node, NodeForm]]:
-    """The group of each node that is in one, and what a kernel for it would compute."""
+    """Return the growing region of each node that is in one, and the nodes' forms."""
     if not is_jit_enabled():
         return {}, {}
     known = trace_op if kind == "cpu" else cuda_trace.trace_op
@@ -170,11 +172,13 @@ def _group_nodes(
 
 
 class _SpecNumbers:
-    """Numbers of specs, equal for equal ones. Most are the same object, and need no hash."""
+    """Numbers of specs, equal for equal ones. Most specs are one object, which saves a hash."""
 
     def __init__(self) -> None:
         self._by_value: dict[TensorSpec, int] = {}
-        self._by_id: dict[int, tuple[TensorSpec, int]] = {}  # with the spec, which keeps its id
+        self._by_id: dict[
+            int, tuple[TensorSpec, int]
+        ] = {}  # with the spec, which keeps the id from being reused
 
     def number(self, spec: TensorSpec) -> int:
         known = self._by_id.get(id(spec))
@@ -190,7 +194,7 @@ def _node_form(
     bindings: Mapping[str, int],
     known: Callable[..., TracedOp | None],
 ) -> NodeForm | None:
-    """What a kernel for a node would compute; None where none can be generated."""
+    """Return the form of a node's kernel; None if none can be generated."""
     op = node.op
     if op.expr is None or not (op.elementwise or op.rows is not None) or bodies(node):
         return None
@@ -216,7 +220,7 @@ def _node_form(
 
 @dataclass(frozen=True, eq=False)
 class _RegionShape:
-    """What groups of one structure have in common as regions."""
+    """A region that groups of one structure share, and its sizes."""
 
     region: Region
     sizes: Sizes
@@ -231,7 +235,7 @@ def _build_fused(
     roots: Mapping[Tensor, Tensor],
     shapes: dict[Hashable, _RegionShape],
 ) -> FusedRegion:
-    """A group as a region; equal regions are one object, in `shapes`: they are compared once."""
+    """Turn a grown region into a fused one; equal regions are one object, from `shapes`."""
     nodes, rows, consumers = group.nodes, group.rows, graph.consumers
     number = {view: i for i, view in enumerate(group.operands)}
     place = {node: i for i, node in enumerate(nodes)}
@@ -265,7 +269,7 @@ def _region_shape(
     results: Sequence[int],
     shapes: dict[Hashable, _RegionShape],
 ) -> _RegionShape:
-    """The region of a group, up to names.
+    """Return the region of a group, up to names.
 
     Args:
         ops: the fields of each `RegionOp`.
@@ -292,5 +296,5 @@ def _region_shape(
 
 
 def _concrete_shape(shape: Shape) -> Sizes:
-    """A concrete shape."""
+    """Return a shape that is known to hold numbers."""
     return shape  # type: ignore[return-value]

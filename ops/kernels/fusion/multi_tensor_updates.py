@@ -1,8 +1,8 @@
-"""Sweeps: kernels that do not depend on each other, as one native call a thread.
+"""Independent kernels as one native call a thread, such as an optimiser's updates.
 
-An optimiser's updates are many kernels of very different sizes. The threads share their whole work
-evenly: each has a table of the rows that it does, of some kernels all and of others a part. Rows
-may be cut anywhere without changing a bit.
+An optimiser's updates are many kernels of very different sizes. Threads share the whole work
+evenly: each has a table of rows, whole kernels and parts of others. The cut into rows changes no
+bits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
 from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 
-_UNIT = 64
-"""Rows that stay together: of a kernel over elements, so many begin where a cache line does."""
+_ROWS_TOGETHER = 64
+"""Rows that stay together, so that parts of a kernel over elements begin at cache lines."""
 
 
 class MultiTensorUpdate:
-    """Tasks and where their operands and results are; calling it runs them all.
+    """Tasks with the addresses of their operands and results; calling it runs them all.
 
     Args:
         calls: tasks without scratch memory, none of which reads what another writes.
@@ -48,7 +48,7 @@ class MultiTensorUpdate:
         )
 
     def _table(self, tasks: Sequence[KernelTask], part: int, parts: int) -> np.ndarray[Any, Any]:
-        """The calls of one part: those within its share of the whole time."""
+        """Return the calls of one part: those within its share of the total time."""
         words: list[int] = []
         begin, end = (self.nanoseconds * i / parts for i in (part, part + 1))
         before = 0.0
@@ -75,8 +75,8 @@ class MultiTensorUpdate:
 
 
 def _row_at_share(task: KernelTask, share: float) -> int:
-    """The row at which a share of a task is done."""
+    """Return the row at which a share of a task is done."""
     if share >= 1:
         return task.rows
-    unit = _UNIT if task.rows > 4 * _UNIT else 1
+    unit = _ROWS_TOGETHER if task.rows > 4 * _ROWS_TOGETHER else 1
     return int(max(share, 0.0) * task.rows) // unit * unit

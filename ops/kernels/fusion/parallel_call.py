@@ -1,6 +1,6 @@
 """Calls of native functions over arrays, whose rows the threads of the current pool share.
 
-A function does rows start to stop by themselves, so that how they are cut changes no bits.
+A function computes rows start to stop independently, so the cut into rows changes no bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 @cache
 def native_function(write: Callable[..., tuple[str, str]], *args: Any) -> NativeFunction:
-    """The native function whose name and text `write(*args)` gives, written once."""
+    """Return the native function of the name and text that `write(*args)` gives; written once."""
     return compiler().function(*write(*args))
 
 
@@ -37,7 +37,7 @@ def call_parallel(
     """Run rows 0 to `rows` over contiguous arrays.
 
     Args:
-        nanoseconds: a rough guess of the time of all rows on one thread.
+        nanoseconds: a rough estimate of the time of all rows on one thread.
     """
     table = np.array([address(a) for a in arrays], np.uint64)
     meta = np.array(sizes or (0,), np.int64)

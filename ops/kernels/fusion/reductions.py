@@ -1,15 +1,15 @@
-"""Loop nests with reductions: a region over rows (or columns) becomes one function, as in `emit`.
+"""Loop nests with reductions: a region over rows or columns becomes one function.
 
     void kernel(ptr* operands, results and scratch, i64* sizes, i64 start, i64 stop)
 
-It goes over each row (`row_frame.py`) in passes (`row_passes.py`). Results are written in the last
-pass, so that they may take the memory of operands.
+It goes over each row (`row_frame.py`) in passes (`row_passes.py`). The last pass writes the
+results, so that they may overwrite operands.
 
-A row is summed by LANES running sums, element i to sum i % LANES; a sum of the sums of CHUNK
-vectors is kept, and one of BLOCK such chunks, and at the end the lanes are added pairwise. This
-order depends on the length of the row only: not on the processor's vectors, threads, or on what
-else the kernel does; and its error grows as slowly as that of pairwise summation for up to millions
-of elements. Columns (the reduced axis is not the last one) have a lane each, and the same chunks.
+A row is summed in LANES running sums, element i in sum i % LANES. Sums of CHUNK vectors are added
+up, sums of BLOCK such chunks again, and at the end the lanes are added pairwise. This order depends
+on the length of the row only: not on the processor's vectors, on threads, or on what else the
+kernel does. Its error grows as slowly as that of pairwise summation for up to millions of elements.
+Columns (the reduced axis is not the last one) have a lane each, and the same chunks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCK = 32
 
 
 class ReductionWriter(RowFrame):
-    """The loops of the passes, in the frame that goes over rows."""
+    """Writes the loops of the passes, in the frame that goes over rows."""
 
     def source(self) -> KernelSource:
         self._plan()
@@ -84,7 +84,7 @@ class ReductionWriter(RowFrame):
         return lines
 
     def _is_deep(self, k: int) -> bool:
-        """Whether a pass sums by chunks and blocks."""
+        """Return whether a pass sums by chunks and blocks."""
         sums = self.passes[k].sums
         return any(s.kind in ("row_sum", "row_prod") and s.dtype.kind == "f" for s in sums)
 
@@ -100,8 +100,10 @@ class ReductionWriter(RowFrame):
         )
 
     def _chunked_loops(self, k: int, stop: str) -> list[str]:
-        """The loop over vectors, in chunks and blocks where there is something to sum; leaves the
-        lanes of reductions in %h."""
+        """Write the loop over vectors, nested in chunks and blocks if it sums.
+
+        The lanes of reductions end in %h.
+        """
         each = self.passes[k]
         deep = self._is_deep(k)
         sums, kinds = each.sums, {s: self._vector_type(s) for s in each.sums}
@@ -175,7 +177,7 @@ class ReductionWriter(RowFrame):
         return lines
 
     def _accumulate(self, k: int, step: ScalarStep) -> list[str]:
-        """An element's value into the lanes of its reduction."""
+        """Combine an element's value with the lanes of its reduction."""
         (arg,) = step.args
         value = self._value(arg, k) if self.levels[arg] == 2 else self._row_value(arg)
         lines: list[str] = []
@@ -195,7 +197,7 @@ class ReductionWriter(RowFrame):
     def _combine(
         self, step: ScalarStep, name: str, a: str, b: str, width: int = LANES
     ) -> list[str]:
-        """Two halves of a reduction as one, under a given name."""
+        """Combine two parts of a reduction under a given name."""
         lines: list[str] = []
         lanes = VectorWriter(self.module, width, lines)
         result = write_step(
@@ -205,7 +207,7 @@ class ReductionWriter(RowFrame):
         return lines
 
     def _pass_end(self, k: int, moving: list[RowStream]) -> list[str]:
-        """What is left of a row, the fold of its reductions, and what follows from them."""
+        """Write the rest of a row, the fold of its reductions, and the steps that need them."""
         each = self.passes[k]
         lines: list[str] = []
         if not self.down:
@@ -243,7 +245,7 @@ class ReductionWriter(RowFrame):
         ]
 
     def _fold_lanes(self, k: int, step: ScalarStep) -> list[str]:
-        """The lanes of a reduction as one value, in all lanes."""
+        """Fold the lanes of a reduction into one value, in all lanes."""
         n, element = self._number(step), ELEMENTS[step.dtype.name]
         lines: list[str] = []
         value, width = f"%h{k}.{n}", LANES
@@ -323,7 +325,7 @@ class ReductionWriter(RowFrame):
 
 
 def _bounded_end(name: str, start: str, count: int, stop: str) -> list[str]:
-    """start + count, or `stop` where that comes first."""
+    """Write start + count, or `stop` if that is smaller."""
     return [
         f"  {name}.full = add i64 {start}, {count}",
         *unsigned_minimum(name, f"{name}.full", stop),
@@ -331,7 +333,7 @@ def _bounded_end(name: str, start: str, count: int, stop: str) -> list[str]:
 
 
 def unsigned_minimum(name: str, a: str, b: str) -> list[str]:
-    """The smaller of two sizes."""
+    """Write the smaller of two sizes."""
     return [
         f"  {name}.less = icmp ult i64 {a}, {b}",
         f"  {name} = select i1 {name}.less, i64 {a}, i64 {b}",

@@ -1,4 +1,8 @@
-"""Regions grow node by node: which nodes of a program may run as one generated kernel."""
+"""Growing regions: which nodes of a program may run as one generated kernel.
+
+Nodes are looked at in order. A node extends the open regions that it reads, joins them, or starts
+one; a region closes when another node has read a value of it.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +25,30 @@ from graphflow.ops.kernels.fusion.row_ops import (
 _MOST_NODES = 64
 _MOST_OPERANDS = 32
 _GROWTH = 1
-"""How often a large sum may grow within a region by what is made later."""
-_LARGE = 16384
-"""Bytes of what is large."""
+"""How often a large sum may grow within a region by values that are made later."""
+_LARGE_BYTES = 16384
+"""Bytes from which a tensor counts as large."""
 _NEARBY_NODES = 2
-"""How many nodes further on a value a row still joins what keeps something large until then."""
+"""Nodes after which a value a row no longer joins a region that keeps a large tensor alive."""
 _STEP_LONG_OPS = ("variable", "placeholder", "constant")
-"""Ops whose values are there throughout a step."""
+"""Ops whose values are alive throughout a step."""
 Sizes = tuple[int, ...]
 View = tuple[Tensor, Sizes]
-"""A tensor, and the shape, as long as the whole's, in which a region reads it."""
+"""A tensor, and the shape in which a region reads it, of the rank of the region's."""
 Placement = tuple[bool, tuple[Sizes, ...]]
-"""Whether a node has a value for each element of a region (or for each row), and in which shapes it
-sees its inputs."""
+"""Whether a node has a value for each element of a region (else for each row), and the shapes in
+which it sees its inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class NodeForm:
-    """What a kernel for a node would compute; nodes that are alike have the same one.
+    """The form of a node's kernel; nodes that are alike share one.
 
     Attributes:
-        shape: of the whole that it goes over.
-        axes: that it reduces; None: it is elementwise.
+        shape: the shape that it goes over.
+        axes: axes that it reduces; None: it is elementwise.
         views: the shape in which it sees each input.
-        result: its shape.
+        result: the shape of its value.
     """
 
     attrs: Attributes
@@ -55,7 +59,7 @@ class NodeForm:
 
 
 class GrowingRegion:
-    """A region while it grows. It is closed when something else has read a value of it."""
+    """A region while it grows."""
 
     def __init__(self, shape: Sizes, axes: Sizes | None, known: _PlacementCache) -> None:
         self.shape = shape
@@ -73,13 +77,13 @@ class GrowingRegion:
 
     @property
     def row(self) -> Sizes | None:
-        """The shape of a value a row, with the reduced axes; None where none is reduced."""
+        """The shape of a value a row, with the reduced axes as 1; None if none is reduced."""
         if self.axes is None:
             return None
         return tuple(1 if a in self.axes else n for a, n in enumerate(self.shape))
 
     def place(self, node_form: NodeForm) -> Placement | None:
-        """How an node_form lies here; None where it does not belong here."""
+        """Return how a node lies in this region; None if it does not fit."""
         key = (node_form, self.shape, self.axes)
         if key not in self._known:
             self._known[key] = self._place(node_form)
@@ -102,13 +106,13 @@ class GrowingRegion:
         return False, tuple(_insert_axes(v, left, len(self.shape)) for v in node_form.views)
 
     def holds(self, tensor: Tensor, root: Tensor, view: Sizes) -> bool:
-        """Whether a tensor that is a member's value, or an alias of it, is that value here."""
+        """Return whether a member's value, or an alias of it, is seen here in its own shape."""
         if root.node in self.rows:
             return view == self.row
         return tensor is root and view == self.shape
 
     def fits(self, nodes: int, operands: Iterable[View], axes: Sizes | None) -> bool:
-        """Whether so many nodes that read these operands, and reduce these axes, may come in."""
+        """Return whether this many nodes, with these operands and reduced axes, may come in."""
         new = [view for view in operands if view not in self.operands]
         if len(self.nodes) + nodes > _MOST_NODES or len(self.operands) + len(new) > _MOST_OPERANDS:
             return False
@@ -116,13 +120,13 @@ class GrowingRegion:
             whole = self.shape
             further = [v for _, v in new if v != whole and prod(v) != 1]
             if not further or all(v == self.row for v in further):
-                return True  # no operand of these parts the axes any further
+                return True  # no new operand splits the collapsed axes further
         form = collapse_form(self.shape, axes, (*self.operands, *new))
         return form is not None
 
 
 _PlacementCache = dict[tuple[NodeForm, Sizes, Sizes | None], Placement | None]
-"""How items lie in regions of a shape that reduce some axes."""
+"""How nodes lie in regions of a shape that reduce some axes."""
 
 
 def collapse_form(
@@ -137,7 +141,7 @@ def _pad_shape(shape: Sizes, rank: int) -> Sizes:
 
 
 def _insert_axes(shape: Sizes, left: Sequence[int], rank: int) -> Sizes:
-    """A shape without the reduced axes, with them."""
+    """Return a shape that lacks the reduced axes with these as 1."""
     view = [1] * rank
     for axis, size in zip(left, _pad_shape(shape, len(left)), strict=True):
         view[axis] = size
@@ -154,15 +158,17 @@ class RegionBuilder:
         self.known: _PlacementCache = {}
         self.of: dict[Node, GrowingRegion] = {}
         self.position: dict[Node, int] = {}
-        self.readers: dict[Tensor, GrowingRegion] = {}  # that reduce
+        self.readers: dict[
+            Tensor, GrowingRegion
+        ] = {}  # reducing regions, by the tensors that they read
         self.seen: dict[Node, int] = {}
         self.grown: dict[Node, int] = {}
-        self.last_read = {  # of what lies in a tensor's memory
+        self.last_read = {  # the last node that reads each root's memory
             roots[t]: i for i, n in enumerate(graph.nodes) if not n.op.alias for t in n.inputs
         }
 
     def add(self, node: Node, node_form: NodeForm | None) -> None:
-        """The next node: into the regions that it reads, if it may; it closes the others."""
+        """Add the next node to the regions that it reads, if it may join; close the others."""
         self.seen[node] = len(self.seen)
         read = self._groups_read(node)
         if node_form is not None and len(read) == 1 and self._try_extend(read[0], node, node_form):
@@ -187,9 +193,11 @@ class RegionBuilder:
         )
 
     def _try_extend(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
-        """Let an open region without reductions take in an elementwise node of its shape, all whose
-        operands have that shape or one element. Most nodes are such: what follows is what the
-        longer way does with them, in one look at their inputs."""
+        """Add an elementwise node to an open region without reductions, if its operands are simple.
+
+        Most nodes are such: all operands have the region's shape or one element. The result is that
+        of the general path, in one look at the inputs.
+        """
         if region.closed or region.axes is not None or node_form.axes is not None:
             return False
         shape = region.shape
@@ -224,8 +232,10 @@ class RegionBuilder:
         return found
 
     def _find_sibling(self, home: GrowingRegion, node: Node, node_form: NodeForm) -> GrowingRegion:
-        """An open region that reduces the same rows of something that a reduction reads: they share
-        a pass over it, and the moments of a norm and of its gradient are computed once."""
+        """Return an open region that reduces the same rows of a tensor that this reduction reads.
+
+        They share a pass over it, and the moments of a norm and of its gradient are computed once.
+        """
         if node_form.axes is None:
             return home
         for tensor in node.inputs:
@@ -241,7 +251,7 @@ class RegionBuilder:
         return home
 
     def _may_join(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
-        """Whether a node belongs in a region, with all that it reads of it."""
+        """Return whether a node may join a region, with all that it reads of it."""
         place = region.place(node_form)
         if place is None:
             return False
@@ -261,36 +271,43 @@ class RegionBuilder:
         return True
 
     def _exceeds_growth(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
-        """Whether a large sum of a region would grow by what was made after it, once too often. A
-        region keeps what it reads until its end: one sum over sixteen micro-batches would keep all
-        their gradients, which took turns to keep those of one."""
+        """Return whether a large sum of a region would grow once too often by a later value.
+
+        A region keeps its operands alive until its end. One sum over sixteen micro-batches would
+        keep all their gradients, which otherwise exist one after the other.
+        """
         left, right = (self.roots[tensor].node for tensor in node.inputs)
         for source, other in ((left, right), (right, left)):
             grows = source.op.name == "add" and self.of.get(source) is region
             if grows and self.of.get(other) is not region and self.seen[other] > self.seen[source]:
                 growth = self.grown.get(source, 0) + 1
-                large = prod(node_form.shape) * node.specs[0].dtype.itemsize > _LARGE
+                large = prod(node_form.shape) * node.specs[0].dtype.itemsize > _LARGE_BYTES
                 self.grown[node] = growth if growth <= _GROWTH else 0
                 return large and growth > _GROWTH
         return False
 
     def _extends_lifetime(self, region: GrowingRegion) -> bool:
-        """Whether a value a row would keep something large that a region reads, and nobody else any
-        more. A bias's update would keep cotangents from the backward pass to the end of a step, and
-        a sum over micro-batches those of all; the sums of their columns are small."""
+        """Return whether a value a row would keep a large operand alive that nothing else needs.
+
+        The update of a bias would keep cotangents from the backward pass to the end of a step; the
+        sums of their columns are small.
+        """
         now = len(self.seen) - 1
         if now - self.seen[region.nodes[-1]] <= _NEARBY_NODES:
             return False
         return any(
-            prod(view) * tensor.dtype.itemsize > _LARGE
+            prod(view) * tensor.dtype.itemsize > _LARGE_BYTES
             and self.last_read[self.roots[tensor]] < now
             and self.roots[tensor].node.op.name not in _STEP_LONG_OPS
             for tensor, view in region.operands
         )
 
     def _may_reduce_columns(self, region: GrowingRegion, node: Node, node_form: NodeForm) -> bool:
-        """Columns are summed in strips, which is a slow way to write what has all elements: what
-        goes into a sum of columns goes nowhere else."""
+        """Return whether a node may join without making column sums write whole tensors.
+
+        Columns are summed in strips, a slow order for writing all elements. So a value that is
+        summed by columns must not be needed elsewhere.
+        """
         if node_form.axes is None:
             return not region.reduces_columns or node_form.shape != region.shape
         if orientation(node_form.shape, node_form.axes) != "columns":
@@ -305,7 +322,7 @@ class RegionBuilder:
     def _outside_operands(
         self, region: GrowingRegion, node: Node, node_form: NodeForm
     ) -> dict[View, None]:
-        """What a node reads that is no value of a region."""
+        """Return a node's operands that are not values of a region."""
         place = region.place(node_form)
         assert place is not None
         return {
@@ -317,7 +334,7 @@ class RegionBuilder:
     def _join(
         self, home: GrowingRegion, region: GrowingRegion, node: Node, node_form: NodeForm
     ) -> GrowingRegion:
-        """Two regions as one, to which a node comes; the first alone if that is too much."""
+        """Join two regions for a node that reads both; keeps the first alone if they do not fit."""
         if not home.nodes:
             axes = region.axes if node_form.axes is None else node_form.axes
             if region.fits(1, self._outside_operands(region, node, node_form), axes):
@@ -331,7 +348,7 @@ class RegionBuilder:
     def _merge(
         self, home: GrowingRegion, region: GrowingRegion, node: Node, node_form: NodeForm
     ) -> bool:
-        """Take a region into the one that a node is about to enter, if they go together."""
+        """Merge a region into the one that a node is about to enter, if both fit."""
         axes = home.axes if region.axes is None else region.axes
         axes = axes if node_form.axes is None else node_form.axes
         if home.shape != region.shape or not {home.axes, region.axes} <= {None, axes}:
@@ -349,14 +366,14 @@ class RegionBuilder:
         home.nodes.sort(key=self.position.__getitem__)
         for each in region.nodes:
             self.of[each] = home
-        region.closed = True  # it is none any more
+        region.closed = True  # its nodes now belong to `home`
         return True
 
     def _enter(self, home: GrowingRegion, node: Node, node_form: NodeForm) -> None:
         place = home.place(node_form)
         assert place is not None
         is_whole, views = place
-        if node_form.axes is not None:  # a reduction's own value may be one a row
+        if node_form.axes is not None:  # the value of a reduction may be one a row
             is_whole = node_form.result == node_form.shape
         home.nodes.append(node)
         if not is_whole:
@@ -371,11 +388,14 @@ class RegionBuilder:
 
 
 def _checks_values(node: Node, tensor: Tensor) -> bool:
-    """Whether a node's op looks at the values of an input where the node stands."""
+    """Return whether a node's op checks the values of an input when it runs."""
     return node.op.refuse is not None and tensor.dtype.kind != "f"
 
 
 def _reads_inputs(node: Node) -> bool:
-    """Whether a node reads its inputs where it stands. Aliases and regions do not read at all; what
-    an assign takes is read when the step commits, or staged, which comes after all else."""
+    """Return whether a node reads its inputs in its place.
+
+    Aliases and groups do not read. The source of an assign is read when the step commits or is
+    staged, after all other nodes.
+    """
     return not (node.op.alias or node.op.name in ("assign", "group"))

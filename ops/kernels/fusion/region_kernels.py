@@ -1,7 +1,7 @@
-"""Kernels of regions: from shapes and ops to a native function, and how it is run.
+"""Kernels of regions: from shapes and ops to a native function, and its launches.
 
-A region that was met before, up to names and sizes, has its kernel at hand. A kernel's work is cut
-into parts for the threads of the current pool where it is worth that; the cut changes no bits.
+Regions that are equal up to names and sizes share a kernel. Threads of the current pool share a
+kernel's work if it is long enough; the cut changes no bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.ir.op import Op
 from graphflow.ir.spec import TensorSpec
-from graphflow.ops.kernels.codegen import elementwise_emitter as emit
+from graphflow.ops.kernels.codegen import elementwise_emitter
 from graphflow.ops.kernels.codegen.expression_trace import (
     APPROXIMATE,
     DTYPES,
@@ -35,7 +35,7 @@ from graphflow.ops.kernels.codegen.region import (
     RegionOp,
     freeze_attributes,
 )
-from graphflow.ops.kernels.fusion import column_bands as bands
+from graphflow.ops.kernels.fusion import column_bands
 from graphflow.ops.kernels.fusion.row_ops import collapsed_form
 from graphflow.ops.kernels.fusion.row_passes import LANES
 from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
@@ -43,14 +43,14 @@ from graphflow.ops.kernels.jit.compiler import KernelTask, compiler, name_module
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 THREADING_NANOSECONDS = 60_000
-"""Nanoseconds of work from which a kernel's rows are shared by threads (a hand-over takes 10 to 20
-thousand)."""
+"""Nanoseconds of work from which threads share a kernel's rows. A hand-over takes 10,000 to 20,000.
+"""
 GIL_RELEASE_NANOSECONDS = 20_000
-"""Nanoseconds of work from which a kernel lets go of the interpreter's lock."""
+"""Nanoseconds of work from which a kernel releases the GIL."""
 
 
 def is_jit_enabled() -> bool:
-    """Whether kernels are generated: unless GRAPHFLOW_JIT=off."""
+    """Return whether kernels are generated: unless GRAPHFLOW_JIT=off."""
     return is_on("GRAPHFLOW_JIT")
 
 
@@ -59,11 +59,11 @@ def is_jit_enabled() -> bool:
 
 @dataclass(frozen=True)
 class TracedOp:
-    """What is known of an op's expression for some dtypes.
+    """Properties of an op's expression for some dtypes.
 
     Attributes:
         dtype: of its value.
-        approximate: whether its last bits depend on who computes it.
+        approximate: whether its last bits depend on the implementation.
     """
 
     dtype: np.dtype[Any]
@@ -74,7 +74,7 @@ _trace_cache: dict[Any, TracedOp | None] = {}
 
 
 def trace_op(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) -> TracedOp | None:
-    """What a generated kernel of the op gives; None where there is none."""
+    """Return the properties of an op's generated kernel; None if there is no such kernel."""
     if op.expr is None or not dtypes or not (op.elementwise or op.rows is not None):
         return None
     items = freeze_attributes(attrs)
@@ -118,11 +118,11 @@ class RegionKernel:
         width = vector_width()
         wide = width == 16
         if self.region.over:
-            return bands.write_reduction(self.region, wide)
-        return emit.write_elementwise(self.region, width, wide, short)
+            return column_bands.write_reduction(self.region, wide)
+        return elementwise_emitter.write_elementwise(self.region, width, wide, short)
 
     def task(self, sizes: tuple[int, ...]) -> KernelTask:
-        """The kernel for these sizes of the collapsed axes."""
+        """Return the kernel for these sizes of the collapsed axes."""
         found = self._tasks.get(sizes)
         if found is None:
             found = self._tasks[sizes] = self._task(sizes)
@@ -138,13 +138,13 @@ class RegionKernel:
         work = self.estimate_nanoseconds(prod(sizes), rows)
         row = sizes[-1] if region.rank > 1 or region.over else 1
         row = 0 if region.over == "columns" else row
-        short = not region.over and 1 < row < emit.LONG_ROW
+        short = not region.over and 1 < row < elementwise_emitter.LONG_ROW
         written = self._write_source(short) if short else source
         name, text = name_module(written.body, written.needs)
         return KernelTask(name, text, tuple(meta), rows, work, scratch, row=row)
 
     def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
-        """The sizes that the function is given, how many units it does, and bytes of scratch."""
+        """Return the sizes that the function takes, its units, and its bytes of scratch memory."""
         lanes, kept = LANES, self.source.kept
         if self.region.over == "rows":
             meta = [sizes[-1], *sizes[1:-1]]
@@ -158,14 +158,19 @@ class RegionKernel:
         return [sizes[-1], *sizes[1:-1]], rows, 0
 
     def estimate_nanoseconds(self, size: int, rows: int = 0) -> float:
-        """A rough guess of how long one thread takes for so many elements, in so many rows that are
-        reduced (or strips of columns)."""
+        """Estimate roughly one thread's time for `size` elements.
+
+        Args:
+            rows: rows that are reduced, or strips of columns.
+        """
         source = self.source
         inner = -2 if self.region.over == "columns" else -1
         streams = [np.dtype(o.dtype).itemsize for o in self.region.operands if o.axes[inner]]
         results = zip(source.dtypes, source.axes, strict=True)
         moved = sum(streams) + sum(d.itemsize for d, axes in results if axes[inner])
-        again = 0.01 * moved * (source.passes - 1) + 0.05 * source.kept  # in the cache
+        again = (
+            0.01 * moved * (source.passes - 1) + 0.05 * source.kept
+        )  # later passes read from the cache
         per_row = 6.0 + 12.0 * source.passes if self.region.over else 0.0
         return size * (0.03 * moved + again + 0.02 * source.flops) + rows * per_row
 
@@ -174,10 +179,10 @@ _kernels: dict[Region, RegionKernel] = {}
 
 
 def kernel_of(region: Region) -> RegionKernel:
-    """The kernel of a region; equal regions share one.
+    """Return the kernel of a region; equal regions share one.
 
     Raises:
-        Untraceable: an op of it has no trace.
+        Untraceable: an op has no trace.
     """
     if region not in _kernels:
         _kernels[region] = RegionKernel(region)
@@ -185,7 +190,7 @@ def kernel_of(region: Region) -> RegionKernel:
 
 
 def _row_strides(sizes: Sequence[int], axes: Sequence[bool], itemsize: int) -> list[int]:
-    """Bytes from one row to the next along each axis but the last, 0 where it is broadcast."""
+    """Return the bytes between rows along each axis but the last; 0 for broadcast axes."""
     strides, step = [0] * len(sizes), itemsize
     for axis in reversed(range(len(sizes))):
         if axes[axis]:
@@ -195,15 +200,15 @@ def _row_strides(sizes: Sequence[int], axes: Sequence[bool], itemsize: int) -> l
 
 
 _MOST_PARTS = 64
-"""Threads that share one launch, each with scratch memory of its own."""
+"""Threads that share one launch at most, each with scratch memory of its own."""
 
 
 class KernelLaunch:
-    """A kernel with sizes and operands; calling it runs it, on the threads of the current pool.
+    """A kernel with sizes and operands; calling it runs it on the threads of the current pool.
 
     Args:
         sizes: of the collapsed axes.
-        addresses: of operands and results; for those of None, a call is given arrays.
+        addresses: of operands and results. A call takes arrays for those that are None.
     """
 
     def __init__(
@@ -212,7 +217,7 @@ class KernelLaunch:
         region = kernel.region
         task = kernel.task(sizes)
         work = task.nanoseconds
-        # Parts begin where a cache line does, so that no two threads write to one.
+        # Parts begin at cache lines, so that no two threads write to one.
         self._unit = 64 if region.rank == 1 else 1
         self._parts = (
             min(int(work / THREADING_NANOSECONDS * 2), task.rows // self._unit)
@@ -243,7 +248,9 @@ class KernelLaunch:
 
     def __call__(self, *arrays: Any) -> None:
         for (i, size, dtype), array in zip(self._moving, arrays, strict=True):
-            if array.size != size or array.dtype != dtype:  # a native function trusts its pointers
+            if (
+                array.size != size or array.dtype != dtype
+            ):  # a native function does not check its pointers
                 raise ShapeError(f"{size} elements of {dtype} are wanted, not {array.size} of "
                                  f"{array.dtype}")  # fmt: skip
             place = address(array)
@@ -258,10 +265,10 @@ class KernelLaunch:
             self._alone()
 
     def callable(self) -> Callable[..., None]:
-        """The launch as a function: the native one itself, where nothing is left to decide."""
+        """Return the launch as a function: the native one itself if nothing is left to decide."""
         if self._moving or self._parts > 1 or not self._rows:
             return self
-        self._alone.__dict__["launch"] = self  # keeps the tables that it points to
+        self._alone.__dict__["launch"] = self  # keeps the tables alive that it points to
         return self._alone
 
     def _split(self, run: Callable[[Callable[[int], None], int], None], parts: int) -> None:
@@ -278,8 +285,10 @@ class KernelLaunch:
 def _tables(
     given: Sequence[int], scratch: int, parts: int
 ) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any] | None]:
-    """The pointers that the function is given; where it needs scratch memory, for each part that
-    may run at a time, and the memory."""
+    """Return tables of pointers, and scratch memory if the kernel needs it.
+
+    With scratch memory there is a table for each part that may run at a time.
+    """
     if not scratch:
         return [np.array(given, np.uint64)], None
     size = align_up(scratch)
@@ -307,8 +316,7 @@ def _single_op_kernel(
 
 
 def run_op(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """An op of arrays by its generated kernel; None where numpy gives the same bits, or there is no
-    such kernel."""
+    """Run an op by its generated kernel; None if numpy gives the same bits, or without one."""
     if xp is not np or not is_jit_enabled() or not (op.elementwise or op.rows is not None):
         return None
     arrays = [np.ascontiguousarray(a) if np.ndim(a) else np.asarray(a) for a in arrays]

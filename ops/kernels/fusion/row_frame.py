@@ -1,8 +1,7 @@
-"""Frame: the function around the passes over a row, and its loop over units: rows, or blocks of
-columns.
+"""The function around the passes over a row, and its loop over units: rows or column strips.
 
-Pointers, sizes and strides are loaded once; then each unit finds its place along the outer axes and
-where its streams begin there.
+Pointers, sizes and strides are loaded once. Each unit then finds its indices along the outer axes
+and the addresses of its streams.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from graphflow.ops.kernels.fusion.row_passes import LANES, PassPlanner
 
 
 class RowFrame(PassPlanner):
-    """What stands before and after the loops of the passes."""
+    """Writes the code before and after the loops of the passes."""
 
     def _head(self) -> list[str]:
-        """The function up to the first pass: what is loaded once, and where each unit begins."""
+        """Write the function up to the first pass: loads, and the start of each unit."""
         count = len(self.region.operands) + len(self.region.results)
         lines = ["(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {", "entry:"]
         for i in range(count + bool(self.kept)):
@@ -52,7 +51,7 @@ class RowFrame(PassPlanner):
         return [*lines, *self._unit_start(), *self.between[0]]
 
     def _sizes(self) -> list[str]:
-        """Sizes of axes, and strides of streams, in bytes."""
+        """Load sizes of axes, and strides of streams in bytes."""
         lines, at = [], 1
         if self.down:
             lines += [
@@ -79,7 +78,7 @@ class RowFrame(PassPlanner):
         return lines
 
     def _lane_mask(self) -> list[str]:
-        """How many vectors a row has, and which lanes of the last one."""
+        """Write how many vectors a row has, and a mask of the last one's lanes."""
         index = ", ".join(f"i32 {i}" for i in range(LANES))
         kind = f"<{LANES} x i32>"
         return [
@@ -97,8 +96,10 @@ class RowFrame(PassPlanner):
         return [*self._unit_addresses(), *(self._strip_start("%block") if self.down else ())]
 
     def _unit_addresses(self) -> list[str]:
-        """Where the unit is along each outer axis, and where its streams begin there: of columns,
-        with the first strip of them (%r), else by themselves (%b)."""
+        """Write the unit's index along each outer axis, and its streams' addresses.
+
+        For columns these are the addresses of the first strip (%r), for rows the final ones (%b).
+        """
         lines, left, name = [], "%u", "b"
         if self.down:
             lines, left, name = ["  %block = urem i64 %u, %blocks",
@@ -123,7 +124,7 @@ class RowFrame(PassPlanner):
         return lines
 
     def _strip_start(self, block: str) -> list[str]:
-        """The first column of a strip, which lanes are columns, and where streams begin there."""
+        """Write a strip's first column, a mask of its columns, and its streams' addresses."""
         index = ", ".join(f"i32 {i}" for i in range(LANES))
         kind = f"<{LANES} x i32>"
         lines = [
@@ -145,7 +146,7 @@ class RowFrame(PassPlanner):
         return lines
 
     def _foot(self) -> list[str]:
-        """The rest of the function, after the last pass."""
+        """Write the rest of the function, after the last pass."""
         return ["  br label %unit.end", *self._next_unit("1")]
 
     def _next_unit(self, done: str) -> list[str]:

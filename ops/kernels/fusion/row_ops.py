@@ -1,9 +1,8 @@
-"""Ops that go along rows: reductions, softmax, norms, losses. How their expressions run on arrays,
-and which of them a kernel can be generated for.
+"""Ops that go along rows: reductions, softmax, norms, losses.
 
-Such an op gives `expr(xp, *values)`, where xp has reductions over the op's axes, and `rows`, which
-says what these are. The same expression serves numpy and cupy (`Along`) and the generator
-(`trace.ROWS`).
+Such an op has `expr(xp, *values)`, where xp has reductions over the op's axes, and `rows`, which
+gives these axes. The same expression serves numpy and CuPy (`AxisReductions`) and the generator
+(`expression_trace.ROWS`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Sizes = tuple[int, ...]
 
 
 class AxisReductions:
-    """numpy or cupy, with reductions over some axes, which stay with size 1."""
+    """numpy or CuPy, with reductions over some axes, which stay as size 1."""
 
     def __init__(self, xp: Any, axes: Sizes, shape: Sizes) -> None:
         self._xp = xp
@@ -52,11 +51,11 @@ class AxisReductions:
         return self.sum(x) / self.count(x)
 
     def count(self, like: Any) -> Any:
-        """Elements of a row, as a number that takes the dtype of what it meets."""
+        """Return the elements of a row, as a number that takes the dtype of what it meets."""
         return float(prod(self._shape[a] for a in self._axes))
 
     def place(self, like: Any) -> Any:
-        """The number of each element in its row, int32."""
+        """Return the index of each element in its row, int32."""
         sizes = tuple(n if a in self._axes else 1 for a, n in enumerate(self._shape))
         return self._xp.arange(prod(sizes), dtype="int32").reshape(sizes)
 
@@ -64,11 +63,10 @@ class AxisReductions:
 def row_kernel(
     expr: Callable[..., Any], rows: Callable[..., Rows], squeezed: bool = False
 ) -> Callable[..., Any]:
-    """The plain kernel of an op that goes along rows.
+    """Return the plain kernel of an op that goes along rows.
 
     Args:
-        squeezed: the result has one value a row, without the reduced axes; so it has where an
-            attribute says keepdims=False.
+        squeezed: whether results lack the reduced axes; they do as well with keepdims=False.
     """
 
     def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
@@ -84,7 +82,7 @@ def row_kernel(
 
 
 def check_first(refuse: Callable[..., None], kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that first looks for values that the op does not take."""
+    """Return a kernel that first refuses values that the op does not take."""
 
     def checked_kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
         refuse(xp, *arrays, **attrs)
@@ -94,7 +92,8 @@ def check_first(refuse: Callable[..., None], kernel: Callable[..., Any]) -> Call
 
 
 def over_axes(x: Any, *others: Any, axis: Any, **attrs: Any) -> Rows:
-    """The `rows` of an op over the axes of its attribute `axis`, whose inputs broadcast."""
+    """Return the `rows` of an op that reduces the axes of its attribute `axis`, and whose inputs
+    broadcast."""
     axes = axis if isinstance(axis, tuple) else (axis,)
     return Rows(tuple(a % max(len(x), 1) for a in axes), (x, *others))
 
@@ -104,7 +103,7 @@ class CollapsedShape:
     """A shape of which some axes may be reduced, with as few axes as its operands allow.
 
     Attributes:
-        sizes: of the collapsed axes; at least one, and one before those that are reduced.
+        sizes: of the collapsed axes: at least one, and one before a reduced one.
         axes: for each operand, along which of them it has elements.
         over: as in `Region`.
     """
@@ -115,8 +114,11 @@ class CollapsedShape:
 
 
 def orientation(shape: Sizes, axes: Sizes) -> str | None:
-    """Which `over` of a region: rows where the reduced axes are the last ones, columns where others
-    are within them; None where neither."""
+    """Return `over` of a region: rows if the reduced axes are last, columns if one run follows
+    them.
+
+    None: the reduced axes are interleaved with others.
+    """
     flags: list[bool] = []
     for axis, size in enumerate(shape):
         if size != 1 and (not flags or flags[-1] != (axis in axes)):
@@ -129,8 +131,9 @@ def orientation(shape: Sizes, axes: Sizes) -> str | None:
 def collapse_axes(
     shape: Sequence[int], operands: Sequence[Sequence[int]], axes: Sizes | None = None
 ) -> CollapsedShape | None:
-    """Join neighbouring axes that all operands have, or lack, and that are all reduced, or none;
-    axes of size 1 vanish. None where the reduced axes do not become one.
+    """Join neighbouring axes that all operands share or lack, and that are all reduced or none.
+
+    Axes of size 1 vanish. None if the reduced axes do not become one.
 
     Args:
         axes: the reduced ones; None: there are none.
@@ -172,11 +175,11 @@ def collapse_axes(
 
 
 MOST_AXES = 4
-"""Collapsed axes of a region."""
+"""Collapsed axes of a region, at most."""
 
 
 def full_shape(rows: Rows) -> Sizes:
-    """The shape that an op goes over."""
+    """Return the shape that an op goes over."""
     whole: Any = broadcast_shapes(*rows.shapes) if rows.whole is None else rows.whole
     sizes: Sizes = whole
     return sizes
@@ -185,7 +188,7 @@ def full_shape(rows: Rows) -> Sizes:
 def collapsed_form(
     op: Op, shapes: Sequence[Sizes], attrs: Mapping[str, Any]
 ) -> CollapsedShape | None:
-    """How an op goes over operands of these shapes; None where no kernel is generated for that."""
+    """Return how an op goes over operands of these shapes; None if it has no kernel."""
     if op.rows is None:
         whole: Any = broadcast_shapes(*shapes)
         form = collapse_axes(whole, shapes)

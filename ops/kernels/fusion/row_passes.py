@@ -1,8 +1,8 @@
-"""Passes over a row: which steps of a region with reductions run in which pass, and their text.
+"""Passes over a row: which steps of a region with reductions run in which pass, and their code.
 
-A pass goes up to each reduction that needs the one before (the largest element, then the sum of
-exponentials, then the quotients). A value that is dear and wanted again waits in scratch memory;
-others are computed anew. `reductions.py` writes the loops around them.
+A pass leads up to each reduction that needs the one before (the maximum, then the sum of
+exponentials, then the quotients). An expensive value that a later pass needs waits in scratch
+memory; others are computed again. `reductions.py` writes the loops around them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, TYPE_SUFFIX, M
 
 LANES = 32
 _KEEP_COST = 4
-"""Steps beyond which a value is kept for a later pass rather than computed anew."""
+"""Operations above which a value is kept for a later pass instead of computed again."""
 COMBINING_STEPS = {
     "row_sum": "add",
     "row_prod": "multiply",
@@ -35,7 +35,7 @@ COMBINING_STEPS = {
 
 
 def neutral_element(step: ScalarStep) -> float | int | bool:
-    """What changes nothing."""
+    """Return the neutral element of a reduction."""
     is_float = step.dtype.kind == "f"
     if step.kind in ("row_max", "row_min"):
         least = step.kind == "row_max"
@@ -51,7 +51,7 @@ def neutral_element(step: ScalarStep) -> float | int | bool:
 
 @dataclass
 class RowStream:
-    """Where an operand or result lies: its number among the arguments, and how it moves."""
+    """An operand or result: its number among the arguments, and along which axes it moves."""
 
     number: int
     stored: str
@@ -62,7 +62,7 @@ class RowStream:
 
 @dataclass
 class RowPass:
-    """One pass over the elements of a row: what it needs, and the text of its loop."""
+    """One pass over the elements of a row: its steps, and the code of its loop."""
 
     steps: set[ScalarStep] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
@@ -72,25 +72,25 @@ class RowPass:
 
 
 class PassPlanner:
-    """What a region computes along each row, pass by pass."""
+    """The steps of a region along each row, pass by pass."""
 
     def __init__(self, region: Region, wide: bool) -> None:
         self.region = region
         self.down = region.over == "columns"
         self.outer = region.rank - (2 if self.down else 1)
-        self.moves = region.rank - 1  # strides of a stream among the sizes
+        self.moves = region.rank - 1  # strides of each stream, among the sizes
         self.module = Module(wide)
         self.trace, _, self.results = trace_region(region)
         self.used = reachable_steps(self.trace, self.results)
         self.levels: dict[ScalarStep, int] = {}
-        self.ready: dict[ScalarStep, int] = {}  # the pass in which it can be had first
+        self.ready: dict[ScalarStep, int] = {}  # the first pass in which a step can be computed
         for step in self.used:
             self._classify(step)
         self.whole = [
             region.ops[i].whole or self.levels[s] == 2
             for i, s in zip(region.results, self.results, strict=True)
         ]
-        self.values: dict[tuple[ScalarStep, int], str] = {}  # by the pass, of elements; else -1
+        self.values: dict[tuple[ScalarStep, int], str] = {}  # by pass; -1 for values of a row
         self.entry: list[str] = []
         self.between: list[list[str]] = [[]]
         self.kept: dict[ScalarStep, int] = {}
@@ -100,8 +100,8 @@ class PassPlanner:
     # What is computed when ----------------------------------------------------------------------
 
     def _classify(self, step: ScalarStep) -> None:
-        """Whether a step has one value (0), one a row (1) or one an element (2), and from where
-        on it is known."""
+        """Find whether a step has one value (0), one a row (1) or one an element (2), and its first
+        pass."""
         ready = max((self.ready[a] for a in step.args), default=0)
         if step.kind == "input":
             axes = self.region.operands[step.value].axes
@@ -116,7 +116,7 @@ class PassPlanner:
         self.levels[step], self.ready[step] = level, ready
 
     def _plan(self) -> None:
-        """The passes, and which values wait for a later one."""
+        """Plan the passes, and which values wait for a later one."""
         reductions = [s for s in self.used if s.kind in COMBINING_STEPS]
         wanted = [s for s, whole in zip(self.results, self.whole, strict=True) if whole]
         count = max([self.ready[s] for s in reductions] + [self.ready[s] + 1 for s in wanted])
@@ -131,7 +131,7 @@ class PassPlanner:
             self._add_needed(k, [s for s in targets if self.levels[s] == 2])
 
     def _costs(self) -> dict[ScalarStep, int]:
-        """Operations that an element of each step of the last level takes, with those before it."""
+        """Return the operations of each elementwise step, with those that it depends on."""
         costs: dict[ScalarStep, int] = {}
         for step in self.used:
             if self.levels[step] == 2:
@@ -140,15 +140,19 @@ class PassPlanner:
         return costs
 
     def _add_needed(self, k: int, stack: list[ScalarStep]) -> None:
-        """Put steps, and those that they need, into a pass; what is dear and was computed in an
-        earlier one waits for it."""
+        """Add steps, and those that they need, to a pass.
+
+        An expensive step that an earlier pass computed is kept for this one.
+        """
         steps = self.passes[k].steps
         while stack:
             step = stack.pop()
             if step in steps:
                 continue
             steps.add(step)
-            is_dear = self.costs[step] > _KEEP_COST and not self.down  # columns are long, and 32
+            is_dear = (
+                self.costs[step] > _KEEP_COST and not self.down
+            )  # kept columns would be too large
             if self.first.setdefault(step, k) < k and is_dear:
                 self.kept.setdefault(step, len(self.kept))
             else:
@@ -160,7 +164,7 @@ class PassPlanner:
         return self.values[step, k if self.levels[step] == 2 else -1]
 
     def _write_row_step(self, step: ScalarStep, lanes: VectorWriter) -> str:
-        """A step with one value for the row, or for all."""
+        """Write a step with one value for the row, or for all rows."""
         if step.kind == "constant":
             return lanes.constant(step.value, ELEMENTS[step.dtype.name])
         if step.kind == "count":
@@ -171,7 +175,7 @@ class PassPlanner:
         return write_step(lanes, step, [self._row_value(a) for a in step.args])
 
     def _row_value(self, step: ScalarStep) -> str:
-        """The name of a value of a row; that of a reduction follows from its number."""
+        """Return the name of a row's value; a reduction's follows from its number."""
         return self._reduction_name(step) if step.kind in COMBINING_STEPS else self.values[step, -1]
 
     def _reduction_name(self, step: ScalarStep) -> str:
@@ -216,8 +220,10 @@ class PassPlanner:
     def _write_maybe_masked(
         self, lanes: VectorWriter, full: str, plain: str, masked: str, kind: str | None = None
     ) -> str:
-        """An instruction with a mask, or where all lanes are there the plain one, with its value if
-        it has one. Without AVX-512 a mask is made anew for each vector, of a dozen instructions."""
+        """Write a masked instruction, or a branch to the plain one for full vectors.
+
+        Without AVX-512 a mask takes a dozen instructions for each vector.
+        """
         n = self.module.name()
         if self.module.wide:
             lanes.lines.append(f"  {n} = {masked}" if kind else f"  {masked}")
@@ -294,7 +300,7 @@ class PassPlanner:
         return self._to_bool(lanes, step, name)
 
     def _column_address(self, stream: RowStream, lanes: VectorWriter, k: int) -> str:
-        """Where a stream is in this element of its column."""
+        """Write the address of a stream at this element of its column."""
         move = lanes.write(f"mul i64 %i{k}, %s.{stream.name}.{self.outer}")
         return lanes.write(f"getelementptr i8, ptr %b.{stream.name}, i64 {move}")
 

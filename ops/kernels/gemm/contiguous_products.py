@@ -20,17 +20,17 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     APART,
     GemmSize,
 )
-from graphflow.ops.kernels.gemm.tiling import LONG
+from graphflow.ops.kernels.gemm.tiling import LONG_K
 
-_CACHED = 512 << 10
+_CACHED_BYTES = 512 << 10
 """Bytes of a result that stay in a cache until they are read."""
-_LARGE = 1.2e9
+_BLAS_FLOPS = 1.2e9
 """Flops of one matrix from which BLAS, which packs both operands, is as fast or faster."""
-_LARGE_APART = 6e8
-"""The same where rows of a transposed first operand are read from far and wide."""
-_FAR, _FEW = 32e6, 2048
-"""Bytes of such operands, which no cache holds, from which it is quicker for any number of flops,
-unless the result has so few elements that one pass over both gives it."""
+_BLAS_FLOPS_APART = 6e8
+"""The same if a transposed first operand has rows that are read far apart."""
+_UNCACHED_BYTES, _FEW_ELEMENTS = 32e6, 2048
+"""Bytes of such operands, beyond any cache, from which ours is faster for any number of flops;
+unless the result has so few elements that one pass over both operands computes it."""
 
 
 @lru_cache(maxsize=4096)
@@ -38,22 +38,27 @@ def plan_if_faster_than_blas(
     a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool,
     added: bool = False,
 ) -> MatrixProduct | None:  # fmt: skip
-    """The product of contiguous arrays of these shapes, where that is faster than BLAS; None where
-    it is not. A function of shapes, flags and dtype alone, since bits follow from it.
+    """Plan the product of contiguous arrays of these shapes; None if BLAS is as fast.
+
+    It depends on shapes, flags and dtype alone, since bits follow from it.
 
     Args:
-        added: it takes something of the result's shape to which the product is added.
+        added: whether the product is added to an array of the result's shape.
     """
     if not is_supported(dtype):
         return None
     m, k = a[:-3:-1] if transpose_a else a[-2:]
     n = b[-2] if transpose_b else b[-1]
     flops = 2.0 * m * k * n
-    # Most of a register would be empty, which does not matter for a few elements.
+    # Most of each register would be empty, which does not matter for a few elements.
     narrow = (n <= 4 or (m <= 4 and transpose_b)) and m * k * n > 4096
-    is_apart = transpose_a and k > LONG
-    is_far = is_apart and k * (m + n) * np.dtype(dtype).itemsize >= _FAR and m * n > _FEW
-    if narrow or is_far or flops > (_LARGE_APART if is_apart else _LARGE):
+    is_apart = transpose_a and k > LONG_K
+    is_far = (
+        is_apart
+        and k * (m + n) * np.dtype(dtype).itemsize >= _UNCACHED_BYTES
+        and m * n > _FEW_ELEMENTS
+    )
+    if narrow or is_far or flops > (_BLAS_FLOPS_APART if is_apart else _BLAS_FLOPS):
         return None
     batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
     rank, item = len(batch) + 2, np.dtype(dtype).itemsize
@@ -70,7 +75,7 @@ def plan_if_faster_than_blas(
         sizes = list(found.sizes)
         sizes[GemmSize.FLAGS] |= APART
         found = replace(found, sizes=tuple(sizes))
-    if found is None or count * m * n * item <= 2 * _CACHED:
+    if found is None or count * m * n * item <= 2 * _CACHED_BYTES:
         return found
     return replace(found, blocks=_finished_blocks(found, count, m, n, item))
 
@@ -78,11 +83,11 @@ def plan_if_faster_than_blas(
 def _finished_blocks(
     product: MatrixProduct, count: int, m: int, n: int, item: int
 ) -> tuple[tuple[int, int], ...]:
-    """Where blocks of a product end: some tiles of a matrix, or some matrices."""
+    """Return where blocks of a product end: some tiles of a matrix, or some matrices."""
     tiles = product.units // count
     step, height = product.sizes[GemmSize.BLOCK], product.form.height - 1
-    if product.swapped or m * n * item <= _CACHED:
-        some = max(1, _CACHED // (m * n * item))
+    if product.swapped or m * n * item <= _CACHED_BYTES:
+        some = max(1, _CACHED_BYTES // (m * n * item))
         ends = [(tiles * i, m * n * i) for i in range(some, count, some)]
     else:
         tall = product.sizes[GemmSize.TALL]

@@ -1,16 +1,16 @@
-"""Matrix products by generated kernels: how a product of some sizes is cut, and how it is run.
+"""Matrix products by generated kernels: plan a product of some sizes, and run it.
 
     gemm(out, a, b)                              # out = a @ b
     gemm(out, a, b, transpose_b=True)            # out = a @ b.T
     gemm(out, a, b, accumulate=True)             # out += a @ b
 
-Arrays are float32 or float64 of nearly any strides (see `planned`), with axes of a batch before the
-last two, which broadcast: all matrices of a batch are one native call. An element's bits depend on
-its row, its column and their length alone, never on the other sizes, strides, flags, threads, or
-how a product is cut: it is one chain of fused multiply-adds, in order.
+Arrays are float32 or float64 of nearly any strides (see `plan_product`). Axes of a batch before the
+last two broadcast, and all matrices of a batch are one native call. An element is one chain of
+fused multiply-adds in order. So its bits depend on its row, its column and their length alone,
+never on the other sizes, strides, flags, threads, or the tiling.
 
-Other generated code calls the native function itself: `planned(...)` gives a `Product`, which has
-the function's address, the table of sizes that it takes, and how much scratch memory it wants.
+Other generated code calls the native function itself. `plan_product` gives a `MatrixProduct` with
+the function's address, its table of sizes, and its bytes of scratch memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.spec import broadcast_shapes
-from graphflow.ops.kernels.gemm import macrokernel as gemm_text
+from graphflow.ops.kernels.gemm import macrokernel
 from graphflow.ops.kernels.gemm.kernel_form import (
     ACCUMULATE,
     COPIED,
@@ -37,8 +37,7 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     GemmForm,
     GemmSize,
 )
-from graphflow.ops.kernels.gemm.tiling import ELEMENTS
-from graphflow.ops.kernels.gemm.tiling import choose_tiling as best_cut
+from graphflow.ops.kernels.gemm.tiling import ELEMENTS, choose_tiling
 from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
 from graphflow.ops.kernels.jit.compiler import (
     KernelTask,
@@ -49,23 +48,23 @@ from graphflow.ops.kernels.jit.compiler import (
 )
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-_SHARED = 40_000
+_THREADING_NANOSECONDS = 40_000
 """Nanoseconds of work from which threads share it."""
-_FREED = 20_000
-"""Nanoseconds of work from which the interpreter's lock is let go."""
+_GIL_RELEASE_NANOSECONDS = 20_000
+"""Nanoseconds of work from which the GIL is released."""
 
 Strides = tuple[int, ...]
 """Bytes from one element to the next along each axis."""
 
 
 def is_supported(dtype: str) -> bool:
-    """Whether there are such kernels for this dtype and processor."""
+    """Return whether there are kernels for this dtype on this processor."""
     return dtype in ELEMENTS and vector_width() >= 8
 
 
 @cache
 def _kernel(form: GemmForm) -> tuple[str, str]:
-    return name_module(*gemm_text.write_gemm(form))
+    return name_module(*macrokernel.write_gemm(form))
 
 
 # Products -------------------------------------------------------------------------------------
@@ -73,20 +72,20 @@ def _kernel(form: GemmForm) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """A kernel with the sizes of a product: what is left to give is where the operands are.
+    """A kernel with the sizes of a product; only addresses are left to give.
 
-        void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
-        void kernel(ptr* {x, y, addend, out, scratch}, …)  # with the flag APART
+            void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
+            void kernel(ptr* {x, y, addend, out, scratch}, …)  # with the flag APART
 
     Attributes:
-        sizes: as `Size` names them.
-        units: the kernel runs from 0 to this; parts of it may run at once, on any threads, with
-            scratch memory of their own.
-        swapped: x is b, and y is a.
-        nanoseconds: a rough guess of one thread's time.
+        sizes: as `GemmSize` names them.
+        units: the kernel runs from 0 to this. Parts may run at once on any threads, each with
+            scratch memory of its own.
+        swapped: whether x is b, and y is a.
+        nanoseconds: a rough estimate of one thread's time.
         scratch: bytes, 64-byte aligned.
-        blocks: at which units how many of the result's first elements are done, where the result
-            is larger than what stays in a cache, and contiguous.
+        blocks: as in `KernelTask`, if the result is contiguous and larger than what stays in a
+            cache.
     """
 
     form: GemmForm
@@ -99,7 +98,7 @@ class MatrixProduct:
 
     @property
     def task(self) -> KernelTask:
-        """The same as an entry of a table of native calls."""
+        """The product as an entry of a table of native calls."""
         name, text = _kernel(self.form)
         order = (1, 0) if self.swapped else ()
         return KernelTask(
@@ -121,15 +120,17 @@ class MatrixProduct:
         return ctypes.c_void_p(address(self.table))
 
     def run(self, out: int, a: int, b: int, addend: int | None = None) -> None:
-        """For operands at these addresses, on the threads of the current pool; with the flag APART
-        it is added to `addend`."""
+        """Run the product for operands at these addresses, on the threads of the current pool.
+
+        With the flag APART it is added to `addend`.
+        """
         x, y = (b, a) if self.swapped else (a, b)
         given = (x, y, out) if addend is None else (x, y, addend, out)
-        pool = current_pool() if self.nanoseconds > _SHARED else None
+        pool = current_pool() if self.nanoseconds > _THREADING_NANOSECONDS else None
         if pool is None or pool.threads < 2:
             function = (
                 self.function.holding_gil
-                if self.nanoseconds < _FREED
+                if self.nanoseconds < _GIL_RELEASE_NANOSECONDS
                 else self.function.releasing_gil
             )
             function(_Pointers(*given, _scratch(self.scratch)), self._table_pointer, 0, self.units)
@@ -146,7 +147,7 @@ class MatrixProduct:
         pool.run(part, len(shares))
 
     def _shares(self, threads: int) -> list[_ProductShare]:
-        """What each thread does: some tiles of all columns, or where these are few, all tiles of
+        """Return each thread's share: some tiles of all columns, or if tiles are few, all tiles of
         some columns."""
         found = self._shares_by_threads.get(threads)
         if found is None:
@@ -177,7 +178,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True, eq=False)
 class _ProductShare:
-    """A part of a product: its sizes, its units, and how far its operands are from the whole's."""
+    """A part of a product: its sizes, its units, and the offsets of its operands."""
 
     table: np.ndarray[Any, Any]
     start: int
@@ -190,7 +191,7 @@ _thread_local = threading.local()
 
 
 def _scratch(nbytes: int) -> int:
-    """The address of memory of the calling thread's own."""
+    """Return the address of the calling thread's scratch memory."""
     if nbytes > getattr(_thread_local, "nbytes", -1):
         _thread_local.memory = empty_aligned(nbytes)
         _thread_local.place = address(_thread_local.memory)
@@ -211,15 +212,15 @@ def plan_product(
     b: Strides,
     accumulate: bool = False,
 ) -> MatrixProduct | None:
-    """The product of a batch of (m, k) and (k, n) matrices.
+    """Plan the product of a batch of (m, k) and (k, n) matrices.
 
-    None where it cannot be walked: the axes of the batch do not join to two, or a matrix has no
-    axis along which elements are next to each other (one of the two operands may have none).
+    None if the axes of the batch do not join to two, or a matrix has no contiguous axis (one of the
+    operands may lack one).
 
     Args:
-        out, a, b: their strides along the axes of the batch (0 where they broadcast), rows and
-            columns; those of transposed operands are given the other way round.
-    """  # fmt: skip
+        out, a, b: strides along the axes of the batch (0 for broadcast ones), rows and columns; of
+            transposed operands in reverse.
+    """
     axes = _join_batch_axes(batch, (a, b, out))
     item = np.dtype(dtype).itemsize
     choices = []
@@ -233,7 +234,7 @@ def plan_product(
             continue
         of_x = COPIED if x[0] == item else EXCHANGED if x[1] == item else IN_PLACE
         of_y = EXCHANGED if exchanged else COPIED
-        cut = best_cut(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
+        cut = choose_tiling(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
         choices.append((cut, swapped, by_columns, x, y, to))
     if not choices or axes is None:
         return None
@@ -282,8 +283,11 @@ def plan_product(
 def _join_batch_axes(
     batch: Sequence[int], operands: Sequence[Strides]
 ) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
-    """The axes of a batch as two at most: the size of the last one and of both, and the strides of
-    each operand along them."""
+    """Join the axes of a batch to two; None if that is impossible.
+
+    Returns:
+        The size of the last axis and of both, and the strides of each operand along them.
+    """
     sizes: list[int] = []
     steps: list[tuple[int, ...]] = []
     count = 1
@@ -316,15 +320,15 @@ def gemm(
     transpose_b: bool = False,
     accumulate: bool = False,
 ) -> None:
-    """out = a @ b, or out += a @ b, over the last two axes; those before them broadcast.
+    """Write out = a @ b, or out += a @ b, over the last two axes; those before them broadcast.
 
     Args:
         out: (…, m, n), which shares no memory with a and b.
-        a, b: (…, m, k) and (…, k, n), or with their last two axes exchanged where a flag says so.
+        a, b: (…, m, k) and (…, k, n), or with their last two axes swapped if a flag says so.
 
     Raises:
         ShapeError: shapes, dtypes or strides do not fit.
-    """  # fmt: skip
+    """
     key = (
         out.shape, a.shape, b.shape, out.strides, a.strides, b.strides, out.dtype, a.dtype,
         b.dtype, transpose_a, transpose_b, accumulate,
@@ -367,7 +371,7 @@ def _plan_for_arrays(
 
 
 def effective_strides(shape: tuple[int, ...], strides: Strides, item: int) -> Strides:
-    """Strides that say nothing of axes without a second element."""
+    """Return strides without those of axes that have no second element."""
     matrix = strides[-2:] if 0 not in shape else (shape[-1] * item, item)
     return (*(s if n > 1 else 0 for n, s in zip(shape[:-2], strides, strict=False)), *matrix)
 

@@ -1,7 +1,7 @@
-"""Products of a matrix and a vector: one pass over the matrix, as fast as memory brings it.
+"""Products of a matrix and a vector: one pass over the matrix, at the speed of memory.
 
-Each element of the result has an order of summation that follows from the sizes alone: along a row
-by vectors; over rows by blocks, whose sums are added in order.
+Each element is summed in an order that follows from the sizes alone: along a row by vectors; over
+rows by blocks, whose sums are added in order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_fun
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
-_LEAST = 4096
-"""Elements of a matrix below which other kernels are as good."""
-_FAR = 1 << 14
-"""Bytes from which rows are read four at a time, each a stream of its own to the processor; shorter
-ones are one stream together, which comes from memory at up to five times the speed."""
-_STRIP = 8  # vectors of a row whose sums are kept in registers
-_PAGE, _ROWS = 4096, 8
-"""Bytes of a row from which so many are added at once to sums in memory; shorter ones come one at a
-time, as above."""
-_TILE = 1 << 14  # bytes of sums that the nearest cache holds
-_BLOCK, _BLOCKS = 512, 64  # rows of a block at least, and blocks at most
+_LEAST_ELEMENTS = 4096
+"""Elements of a matrix below which other kernels are as fast."""
+_STREAM_ROW_BYTES = 1 << 14
+"""Bytes of a row from which four rows are read at a time, each a prefetch stream of its own.
+Shorter rows form one stream, which comes from memory at up to five times the speed."""
+_STRIP_VECTORS = 8  # vectors of a row whose sums are kept in registers
+_BATCHED_ROW_BYTES, _BATCHED_ROWS = 4096, 8
+"""Bytes of a row from which `_BATCHED_ROWS` rows are added to sums in memory at once. Shorter rows
+come one at a time, as one stream."""
+_TILE_BYTES = 1 << 14  # bytes of sums that the first cache holds
+_BLOCK_ROWS, _MOST_BLOCKS = 512, 64  # rows of a block, at least, and blocks, at most
 _LINE = 64
 
 
@@ -37,7 +37,9 @@ _LINE = 64
 
 
 def rows_dot(element: str, together: int) -> tuple[str, str]:
-    """out[r] = Σ a[r, j]·x[j] for rows start to stop. Pointers: a, x, out. Size: of a row.
+    """Write out[r] = Σ a[r, j]·x[j] for rows start to stop.
+
+    Pointers: a, x, out. Size: elements of a row.
 
     Args:
         together: rows that are read at once, a power of two.
@@ -78,7 +80,7 @@ def rows_dot(element: str, together: int) -> tuple[str, str]:
 def _loop_rows(
     flow: KernelWriter, start: str, stop: str, together: int, rows: Callable[[str, int], None]
 ) -> None:
-    """Loops over rows, so many at once and those that are left."""
+    """Write loops over `together` rows at once, and over the rest."""
     if together > 1:
         left = flow.step("and", flow.step("sub", stop, start), together - 1)
         last = flow.step("sub", stop, left)
@@ -91,7 +93,7 @@ def _loop_rows(
 
 
 def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str]:
-    """out[j] = Σ a[r, j]·x[r]: sums of the blocks start to stop (`begin`), and of these (`end`).
+    """Write out[j] = Σ a[r, j]·x[r]: block sums (`begin`), and the sum of these (`end`).
 
     Pointers: a, x, out, and memory for a row of each block. Sizes: rows, blocks.
 
@@ -99,116 +101,151 @@ def rows_sum(element: str, count: int, begin: bool, end: bool) -> tuple[str, str
         count: elements of a row.
     """
     flow = KernelWriter()
-    a, x, out, memory = (flow.pointer(i) for i in range(4))
-    rows, blocks = (flow.size(i) for i in range(2))
-    lanes = lanes_of(element)
-    f, kind = flow.floats(lanes, element), f"<{lanes} x {element}>"
-    strip = _STRIP * lanes
-    whole = count - count % strip
-    tile = _TILE // BYTES[element] // strip * strip
-    tiled = max(0, whole - 1) // tile * tile
-    vectors = -(-(count - whole) // lanes)
-    bits = ", ".join(f"i1 {'true' if i < count % lanes else 'false'}" for i in range(lanes))
-    edge = f"<{bits}>" if count % lanes else None
+    sums = _RowsSum(flow, element, count)
+    if begin:
+        flow.loop("%start", "%stop", (), sums.sum_block)
+    if end:
+        sums.columns(sums.add_blocks)
+    return flow.finish()
+
+
+class _RowsSum:
+    """Writes sums over the rows of a matrix, in strips of columns.
+
+    A strip is `many` vectors from column j on; a mask leaves out columns beyond the last.
+    """
+
+    def __init__(self, flow: KernelWriter, element: str, count: int) -> None:
+        self.flow, self.element, self.count = flow, element, count
+        self.a, self.x, self.out, self.memory = (flow.pointer(i) for i in range(4))
+        self.rows, self.blocks = (flow.size(i) for i in range(2))
+        self.lanes = lanes_of(element)
+        self.floats: Floats = flow.floats(self.lanes, element)
+        self.zero = (f"<{self.lanes} x {element}>", "zeroinitializer")
+        self.strip = _STRIP_VECTORS * self.lanes
+        self.whole = count - count % self.strip
 
     def columns(
-        body: Callable[[str, int, str | None], None], start: str = "0", stop: str | None = None
+        self,
+        body: Callable[[str, int, str | None], None],
+        start: str = "0",
+        stop: str | None = None,
     ) -> None:
-        """Strips from one to another, or to the end."""
-        flow.loop(start, stop or str(whole), (), lambda j: body(j, _STRIP, None), strip)
-        if stop is None and vectors:
-            body(str(whole), vectors, edge)
+        """Write body for the strips from `start` to `stop`, or to the end of the row."""
+        self.flow.loop(
+            start, stop or str(self.whole), (), lambda j: body(j, _STRIP_VECTORS, None), self.strip
+        )
+        left = self.count - self.whole
+        if stop is None and left:
+            used = self.count % self.lanes
+            bits = ", ".join(f"i1 {'true' if i < used else 'false'}" for i in range(self.lanes))
+            body(str(self.whole), -(-left // self.lanes), f"<{bits}>" if used else None)
 
-    def mask_of(v: int, many: int, mask: str | None) -> str | None:
-        """The mask of one of some vectors: that of the last one."""
-        return mask if v == many - 1 else None
+    def sum_block(self, b: str) -> None:
+        """Write the sums of a block of rows."""
+        flow = self.flow
+        first, last = (
+            flow.step("udiv", flow.mul(self.rows, i), self.blocks) for i in (b, flow.add(b, 1))
+        )
+        target = flow.gep(self.memory, self.element, flow.mul(b, self.count))
+        if self.count <= self.strip:
+            self.columns(partial(self._sum_in_registers, first, last, target))
+            return
+        tile = _TILE_BYTES // BYTES[self.element] // self.strip * self.strip
+        tiled = max(0, self.whole - 1) // tile * tile
 
-    def block(b: str) -> None:
-        first, last = (flow.step("udiv", flow.mul(rows, i), blocks) for i in (b, flow.add(b, 1)))
-        target = flow.gep(memory, element, flow.mul(b, count))
-        if count <= strip:
-            columns(partial(sum_in_registers, first, last, target))
-        else:
-            flow.loop(
-                "0",
-                tiled,
-                (),
-                lambda j: sum_in_memory(first, last, target, j, flow.add(j, tile)),
-                tile,
-            )
-            sum_in_memory(first, last, target, str(tiled), None)
+        def sum_tile(j: str) -> None:
+            self._sum_in_memory(first, last, target, j, flow.add(j, tile))
 
-    def sum_in_registers(
-        first: str, last: str, target: str, j: str, many: int, mask: str | None
+        flow.loop("0", tiled, (), sum_tile, tile)
+        self._sum_in_memory(first, last, target, str(tiled), None)
+
+    def _sum_in_registers(
+        self, first: str, last: str, target: str, j: str, many: int, mask: str | None
     ) -> None:
-        """The sums of a strip in registers, row by row."""
+        """Sum a strip in registers, row by row."""
+        flow = self.flow
 
         def row(r: str, *totals: str) -> list[str]:
-            line = flow.gep(a, element, flow.add(flow.mul(r, count), j))
-            return accumulate(scale_of(r), line, many, mask, totals)
+            line = flow.gep(self.a, self.element, flow.add(flow.mul(r, self.count), j))
+            return self._accumulate(self._scale(r), line, many, mask, totals)
 
-        totals = flow.loop(first, last, [(kind, "zeroinitializer")] * many, row)
-        store(flow.gep(target, element, j), many, mask, totals)
+        totals = flow.loop(first, last, [self.zero] * many, row)
+        self._store(flow.gep(target, self.element, j), many, mask, totals)
 
-    def sum_in_memory(first: str, last: str, target: str, start: str, stop: str | None) -> None:
-        """The sums of a tile in memory, for some rows at a time."""
+    def _sum_in_memory(
+        self, first: str, last: str, target: str, start: str, stop: str | None
+    ) -> None:
+        """Sum a tile in memory, some rows at a time."""
+        flow, element = self.flow, self.element
 
-        def clear_tile(j: str, many: int, mask: str | None) -> None:
-            store(flow.gep(target, element, j), many, mask, ["zeroinitializer"] * many)
+        def clear(j: str, many: int, mask: str | None) -> None:
+            self._store(flow.gep(target, element, j), many, mask, ["zeroinitializer"] * many)
 
         def some(r: str, together: int) -> None:
-            scales = [scale_of(flow.add(r, i)) for i in range(together)]
-            lines = [flow.gep(a, element, flow.mul(flow.add(r, i), count)) for i in range(together)]
+            scales = [self._scale(flow.add(r, i)) for i in range(together)]
+            lines = [
+                flow.gep(self.a, element, flow.mul(flow.add(r, i), self.count))
+                for i in range(together)
+            ]
 
-            def strip_of(j: str, many: int, mask: str | None) -> None:
+            def strip(j: str, many: int, mask: str | None) -> None:
                 place = flow.gep(target, element, j)
-                totals = load(place, many, mask)
+                totals = self._load(place, many, mask)
                 for scale, line in zip(scales, lines, strict=True):
-                    totals = accumulate(scale, flow.gep(line, element, j), many, mask, totals)
-                store(place, many, mask, totals)
+                    totals = self._accumulate(scale, flow.gep(line, element, j), many, mask, totals)
+                self._store(place, many, mask, totals)
 
-            columns(strip_of, start, stop)
+            self.columns(strip, start, stop)
 
-        columns(clear_tile, start, stop)
-        _loop_rows(flow, first, last, _ROWS if count * BYTES[element] >= _PAGE else 1, some)
-
-    def scale_of(r: str) -> str:
-        return flow.broadcast(
-            lanes, element, flow.load(element, flow.gep(x, element, r), BYTES[element])
+        self.columns(clear, start, stop)
+        _loop_rows(
+            flow,
+            first,
+            last,
+            _BATCHED_ROWS if self.count * BYTES[element] >= _BATCHED_ROW_BYTES else 1,
+            some,
         )
 
-    def load(line: str, many: int, mask: str | None) -> list[str]:
+    def add_blocks(self, j: str, many: int, mask: str | None) -> None:
+        """Write the sum of all blocks for a strip."""
+        flow = self.flow
+
+        def add(b: str, *sums: str) -> list[str]:
+            place = flow.add(flow.mul(b, self.count), j)
+            parts = self._load(flow.gep(self.memory, self.element, place), many, mask)
+            return [self.floats.add(s, part) for s, part in zip(sums, parts, strict=True)]
+
+        sums = flow.loop("0", self.blocks, [self.zero] * many, add)
+        self._store(flow.gep(self.out, self.element, j), many, mask, sums)
+
+    def _scale(self, r: str) -> str:
+        """Load the vector's element of a row into all lanes."""
+        place = self.flow.gep(self.x, self.element, r)
+        scale = self.flow.load(self.element, place, BYTES[self.element])
+        return self.flow.broadcast(self.lanes, self.element, scale)
+
+    def _load(self, line: str, many: int, mask: str | None) -> list[str]:
+        flow, element = self.flow, self.element
         return [
             flow.load_vector(
-                lanes, element, flow.gep(line, element, v * lanes), mask_of(v, many, mask)
+                self.lanes, element, flow.gep(line, element, v * self.lanes),
+                mask if v == many - 1 else None,
             )
             for v in range(many)
-        ]
+        ]  # fmt: skip
 
-    def accumulate(
-        scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
+    def _accumulate(
+        self, scale: str, line: str, many: int, mask: str | None, totals: Sequence[str]
     ) -> list[str]:
-        given = load(line, many, mask)
-        return [f.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
+        given = self._load(line, many, mask)
+        return [self.floats.fma(x, scale, total) for x, total in zip(given, totals, strict=True)]
 
-    def store(place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
+    def _store(self, place: str, many: int, mask: str | None, totals: Sequence[str]) -> None:
         for v, total in enumerate(totals):
-            to = flow.gep(place, element, v * lanes)
-            flow.store_vector(lanes, element, total, to, mask_of(v, many, mask))
-
-    def sum_blocks(j: str, many: int, mask: str | None) -> None:
-        def add(b: str, *sums: str) -> list[str]:
-            line = flow.gep(memory, element, flow.add(flow.mul(b, count), j))
-            return [f.add(s, part) for s, part in zip(sums, load(line, many, mask), strict=True)]
-
-        sums = flow.loop("0", blocks, [(kind, "zeroinitializer")] * many, add)
-        store(flow.gep(out, element, j), many, mask, sums)
-
-    if begin:
-        flow.loop("%start", "%stop", (), block)
-    if end:
-        columns(sum_blocks)
-    return flow.finish()
+            to = self.flow.gep(place, self.element, v * self.lanes)
+            last = mask if v == many - 1 else None
+            self.flow.store_vector(self.lanes, self.element, total, to, last)
 
 
 # Products -------------------------------------------------------------------------------------
@@ -219,8 +256,8 @@ class VectorProduct:
     """A product of a matrix (rows, columns) and a vector.
 
     Attributes:
-        over: the vector has an element for each row, which are summed over; else for each column.
-        swapped: the vector is the first operand.
+        sums_rows: whether the vector has an element for each row; False: for each column.
+        swapped: whether the vector is the first operand.
     """
 
     rows: int
@@ -231,12 +268,12 @@ class VectorProduct:
 
     @property
     def blocks(self) -> int:
-        return min(_BLOCKS, -(-self.rows // _BLOCK))
+        return min(_MOST_BLOCKS, -(-self.rows // _BLOCK_ROWS))
 
     @property
     def _rows_at_once(self) -> int:
         """Rows that are read at once."""
-        return 4 if self.columns * np.dtype(self.dtype).itemsize >= _FAR else 1
+        return 4 if self.columns * np.dtype(self.dtype).itemsize >= _STREAM_ROW_BYTES else 1
 
     @property
     def nanoseconds(self) -> float:
@@ -244,7 +281,7 @@ class VectorProduct:
 
     @property
     def task(self) -> KernelTask:
-        """The same as an entry of a table of native calls."""
+        """The product as an entry of a table of native calls."""
         element, order = element_of(self.dtype), (1, 0) if self.swapped else ()
         if not self.sums_rows:
             name, text = _write_cached(rows_dot, element, self._rows_at_once)
@@ -255,7 +292,7 @@ class VectorProduct:
         return KernelTask(name, text, sizes, self.blocks, self.nanoseconds, memory, order)
 
     def run(self, out: Any, a: Any, b: Any) -> None:
-        """For contiguous operands, on the threads of the current pool."""
+        """Run the product for contiguous operands, on the threads of the current pool."""
         matrix, vector = (b, a) if self.swapped else (a, b)
         element = element_of(self.dtype)
         if not self.sums_rows:
@@ -286,15 +323,17 @@ def _write_cached(write: Callable[..., tuple[str, str]], *args: Any) -> tuple[st
 def plan_vector_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool
 ) -> VectorProduct | None:
-    """The product of two contiguous operands of which one is a vector; None where neither is, or
-    the matrix is small."""
+    """Plan the product of a matrix and a vector, contiguous.
+
+    None if neither operand is a vector, or the matrix is small.
+    """
     if len(a) != 2 or len(b) != 2 or dtype not in ("float32", "float64"):
         return None
     m = a[1] if transpose_a else a[0]
     n = b[0] if transpose_b else b[1]
     made = partial(VectorProduct, dtype=dtype)
-    if n == 1 and a[0] * a[1] > _LEAST:
+    if n == 1 and a[0] * a[1] > _LEAST_ELEMENTS:
         return made(*a, sums_rows=transpose_a, swapped=False)
-    if m == 1 and b[0] * b[1] > _LEAST:
+    if m == 1 and b[0] * b[1] > _LEAST_ELEMENTS:
         return made(*b, sums_rows=not transpose_b, swapped=True)
     return None

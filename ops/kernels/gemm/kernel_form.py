@@ -1,5 +1,4 @@
-"""What is told to a kernel of matrix products: the form that it is written for, and the table of
-sizes that it is given each time."""
+"""The form that a kernel of matrix products is written for, and its table of sizes."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ from graphflow.base.lazy_dataclass import dataclass
 
 
 class GemmSize(IntEnum):
-    """Places in the table of sizes; strides are in bytes."""
+    """Indices into the table of sizes; strides are in bytes."""
 
     COLUMNS = 0
     K = auto()
     TILES = auto()  # of one matrix
     HEIGHT = auto()  # rows of a tile
     PANEL_COLUMNS = auto()
-    TALL = auto()  # tiles of the full height; the others, which come last, have a row less
+    TALL = auto()  # tiles of the full height; the others come last and have a row less
     BLOCK = auto()
-    GROUP = auto()  # columns of the panels that take a chunk of terms before the next chunk comes
+    GROUP = auto()  # columns of the panels that go through a chunk of terms before the next chunk
     CHUNK = auto()  # terms at a time
     X_ROW = auto()
     X_K = auto()
@@ -36,23 +35,24 @@ class GemmSize(IntEnum):
     Y_INNER = auto()
     OUT_OUTER = auto()
     OUT_INNER = auto()
-    PANEL = auto()  # where it begins in the scratch memory; packed tiles come first
+    PANEL = auto()  # offsets in scratch memory, after the packed tiles
     BUFFER = auto()
 
 
 IN_PLACE, COPIED, EXCHANGED = range(3)
-"""Layouts: how tiles of x and panels of y are read."""
+"""Layouts of x's tiles and y's panels: read in place, packed by copying, packed transposed."""
 ACCUMULATE, TRANSPOSED, APART = 1, 2, 4
-"""Flags: whether the product is added to what `out` holds; whether `out` is stored by columns;
-whether it is added to something else, which is stored as `out` is (and may be it)."""
+"""Flags: the product is added to `out`; `out` is stored by columns; the product is added to another
+array, laid out like `out` (which it may be)."""
 
 
 @dataclass(frozen=True)
 class GemmForm:
-    """What a kernel is specialised for: equal forms share one.
+    """The specialisation of a kernel: equal forms share one.
 
     Attributes:
-        element: "float" or "double"; `width`: of them in a register.
+        element: "float" or "double".
+        width: elements of a register.
         height: rows of a tile.
         vectors: registers of a row of a tile.
     """
@@ -64,15 +64,17 @@ class GemmForm:
 
     @property
     def columns(self) -> int:
-        """Of a panel."""
+        """Columns of a panel."""
         return self.width * self.vectors
 
     @property
     def registers(self) -> int:
-        """That hold a column of a tile."""
+        """Registers that hold a column of a tile."""
         return -(-self.height // self.width)
 
     def function_name(self, function: str) -> str:
-        """A function's name, which tells what it is specialised for: kernels that stand together
-        have most functions in common, and these once."""
+        """Return a function's name, which tells its specialisation.
+
+        Kernels in one module then share the functions that they have in common.
+        """
         return f"gemm_{function}_{self.element}{self.width}"

@@ -1,19 +1,18 @@
-"""Matrix products in LLVM's language.
+"""Matrix products in LLVM IR.
 
     void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
     void kernel(ptr* {x, y, addend, out, scratch}, …)    # with the flag APART
 
-A product is cut into tiles of rows of x, and these into panels of columns of y; a tile of a panel
-stays in registers while k runs. The rows of all matrices of a batch are tiles one after the other;
-the kernel does those from `start` to `stop`. A chunk of k at a time, so that what is read again
-stays close; sums go on from what is stored. So each element is one chain of fused multiply-adds in
-order, which has the same bits however the product is cut.
+A product is cut into tiles of rows of x and panels of columns of y. A tile of a panel stays in
+registers while k runs. The tiles of all matrices of a batch are numbered in a row; the kernel
+computes those from `start` to `stop`. k runs in chunks, so that panels and tiles stay in the cache;
+sums continue from stored values. So each element is one chain of fused multiply-adds in order, with
+the same bits for every tiling.
 
-A panel of y is used where it is, or packed so that its rows follow each other: copied, or with rows
-and columns exchanged. Elements of x are read one at a time, so its strides may be any; where many
-panels read them, the tiles of a block are packed as well. Panels that are not whole, products that
-are added to something, and results that are stored with rows and columns exchanged, go by way of a
-buffer. Packed things and the buffer are in the scratch memory.
+A panel of y is used in place, or packed so that its rows follow each other: copied, or transposed.
+Elements of x are read one at a time, so its strides may be any; if many panels read them, the tiles
+of a block are packed, too. Partial panels, products that are added to something, and transposed
+results go through a buffer. Packed tiles, panels and the buffer are in scratch memory.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from graphflow.ops.kernels.gemm.microkernel import (
 _ROWS = 8
 """Rows of x that are copied to all tiles at a time."""
 _APART = 64
-"""Bytes from a row of x to the next from which whole vectors of it may be read: no tile has so many
-elements too few."""
+"""Bytes between rows of x from which whole vectors of it may be read; no tile lacks so many
+elements."""
 
 
 def write_gemm(form: GemmForm) -> tuple[str, str]:
-    """The kernel's text after its name, and the declarations and functions that it needs."""
+    """Write a kernel; returns its text after its name, and the functions that it needs."""
     heights = [form.height, *([form.height - 1] if form.height > 1 else [])]
     functions = [
         *(write_tile(form, height) for height in heights),
@@ -75,7 +74,7 @@ _ARGUMENTS = ("ptr %ptrs", "ptr %sizes", "i64 %start", "i64 %stop")
 
 
 def _write_walk(form: GemmForm) -> FunctionWriter:
-    """The kernel of any form, whose functions it is given."""
+    """Write the kernel of any form, whose functions are its arguments."""
     functions = ("tall", "short", "copy", "copy_x", "strip", "finish")
     f = FunctionWriter(
         form.function_name("walk"), [*_ARGUMENTS, *(f"ptr %{name}" for name in functions)],
@@ -112,8 +111,15 @@ def _write_walk(form: GemmForm) -> FunctionWriter:
 
 @dataclass(frozen=True)
 class _Panel:
-    """Some columns of the result: where they belong, how many there are, whether as many as a panel
-    has, whether tiles are stored there at once, or else where, and how far rows are apart there."""
+    """Some columns of the result.
+
+    Attributes:
+        out: address of the columns.
+        columns: how many there are.
+        whole: whether they fill a panel.
+        direct: whether tiles are stored there at once.
+        target, width: address, and bytes between rows, where tiles are stored.
+    """
 
     out: str
     columns: str
@@ -124,15 +130,16 @@ class _Panel:
 
 
 class _BlockWriter:
-    """Writes what computes some tiles of one matrix: group of panels after group, of a group chunk
-    after chunk, of a chunk panel after panel, of these tile after tile.
+    """Writes the computation of some tiles of one matrix.
+
+    Loops nest in this order: groups of panels, chunks of k, panels of a group, tiles.
 
     Args:
-        exchange: the function of that name.
-        size: of the product, by place in the table.
-        first, last: the tiles, the last excluded.
-        scratch: memory.
-        apart: bytes from `out` to what is added.
+        exchange: name of the function that transposes.
+        size: of the product, by index in the table.
+        first, last: the tiles, the last one excluded.
+        scratch: scratch memory.
+        apart: bytes from `out` to the addend.
     """
 
     def __init__(
@@ -150,11 +157,11 @@ class _BlockWriter:
         self.panel = f.gep(scratch, size[GemmSize.PANEL])
         self.buffer = f.gep(scratch, size[GemmSize.BUFFER])
         self.is_packed = f.compare("ne", size[GemmSize.X_LAYOUT], IN_PLACE)
-        # A vector more, for the last row of a tile is copied in whole vectors.
+        # A vector more, since the last row of a tile is copied in whole vectors.
         self.tile_bytes = f.add(f.mul(size[GemmSize.K], self.step), f.width * f.bytes)
 
     def _first_row(self, tile: str) -> str:
-        """The first row of a tile."""
+        """Return the first row of a tile."""
         tall = self.f.minimum(tile, self.size[GemmSize.TALL])
         height = self.size[GemmSize.HEIGHT]
         return self.f.sub(self.f.mul(tile, height), self.f.sub(tile, tall))
@@ -179,7 +186,7 @@ class _BlockWriter:
         out = f.gep(out, f.mul(self.start, size[GemmSize.OUT_ROW]))
         most = size[GemmSize.PANEL_COLUMNS]
         some = f.compare("sgt", size[GemmSize.K], 0)
-        end = f.select(some, "i64", size[GemmSize.K], "1")  # sums of nothing are stored as well
+        end = f.select(some, "i64", size[GemmSize.K], "1")  # for k = 0, zeros are stored
         with f.loop(0, size[GemmSize.COLUMNS], size[GemmSize.GROUP]) as start:
             stop = f.minimum(f.add(start, size[GemmSize.GROUP]), size[GemmSize.COLUMNS])
             with f.loop(0, end, size[GemmSize.CHUNK]) as k, f.loop(start, stop, most) as j:
@@ -194,8 +201,10 @@ class _BlockWriter:
                 self._flush(panel.out, panel.columns, accumulate, transposed)
 
     def _panel(self, out: str, j: str, stop: str, straight: str) -> _Panel:
-        """Where the panel that begins at a column goes. Of the panels of a group, the last one
-        alone may go by way of the buffer."""
+        """Return where the panel that begins at column j goes.
+
+        Only the last panel of a group may go through the buffer.
+        """
         f, size = self.f, self.size
         columns = f.minimum(f.sub(stop, j), size[GemmSize.PANEL_COLUMNS])
         whole = f.compare("eq", columns, size[GemmSize.PANEL_COLUMNS])
@@ -206,11 +215,11 @@ class _BlockWriter:
         return _Panel(here, columns, whole, direct, target, width)
 
     def _pack(self, x: str) -> None:
-        """The tiles' rows of x, each tile's columns one after the other."""
+        """Pack the tiles' rows of x, each tile column by column."""
         f, size, step = self.f, self.size, self.step
         by_columns = f.compare("eq", size[GemmSize.X_LAYOUT], COPIED)
-        # Some rows of x at a time, whose elements for all tiles are next to each other. What is
-        # read behind a tile is its row's, or the next row's, of which the last has none.
+        # Some rows of x at a time, whose elements for all tiles are neighbours. Elements behind
+        # a tile are of its row or the next one, except behind the last row.
         apart = f.compare("sge", size[GemmSize.X_K], _APART)
         quick = f.select(f.write(f"and i1 {by_columns}, {apart}"), "i64", str(-_ROWS), "0")
         quick = f.write(f"and i64 {f.sub(size[GemmSize.K], '1')}, {quick}")
@@ -241,7 +250,7 @@ class _BlockWriter:
                 )  # fmt: skip
 
     def _packing_addresses(self, x: str, k: str, tile: str) -> tuple[str, str]:
-        """Where a tile's terms from some on are, and where they are packed."""
+        """Return where a tile's terms from k on are, and where they are packed."""
         f, size = self.f, self.size
         row = f.sub(self._first_row(tile), self.start)
         source = f.gep(f.gep(x, f.mul(row, size[GemmSize.X_ROW])), f.mul(k, size[GemmSize.X_K]))
@@ -251,8 +260,10 @@ class _BlockWriter:
     def _next_panel(
         self, y: str, k: str, terms: str, end: str, j: str, start: str, stop: str
     ) -> str:  # fmt: skip
-        """What is read after a chunk of a panel: that of the next panel, the next chunk of the
-        group's first one, or the next group."""
+        """Return the address that is read after this chunk of a panel.
+
+        It is the next panel's, the next chunk of the group's first panel, or the next group's.
+        """
         f, size = self.f, self.size
         after = f.add(k, terms)
         beside = f.add(j, size[GemmSize.PANEL_COLUMNS])
@@ -285,8 +296,8 @@ class _BlockWriter:
             )  # fmt: skip
         source = f.select(moved, "ptr", self.panel, here)
         step = f.select(moved, "i64", self.wide, size[GemmSize.Y_K])
-        # What comes next is brought closer meanwhile, a line for each term and tile, by as many
-        # tiles as a row of the panel has lines; the others do so with what the next tile reads.
+        # Prefetch the next panel meanwhile, a line for each term and tile, with as many tiles as a
+        # row of the panel has lines; the other tiles prefetch what the next tile reads.
         beside = f.gep(y, f.mul(size[GemmSize.Y_COLUMN], size[GemmSize.PANEL_COLUMNS]))
         ahead = f.select(exchanged, "ptr", f.gep(beside, f.mul(k, LINE)), after)
         far = f.select(exchanged, "i64", str(LINE), size[GemmSize.Y_K])
@@ -302,7 +313,7 @@ class _BlockWriter:
         row_x = f.select(self.is_packed, "i64", str(f.bytes), size[GemmSize.X_ROW])
         base = f.gep(f.select(self.is_packed, "ptr", self.packed, x), f.mul(k, step_x))
         later = f.compare("ne", k, 0)
-        # What tiles read next comes closer at the pace at which it will be read.
+        # Tiles prefetch at the pace at which the data will be read.
         by_rows = f.compare("eq", step_x, f.bytes)
         pace = f.select(by_rows, "i64", self.step, step_x)
         with f.loop(self.first, self.last) as tile:
@@ -322,14 +333,14 @@ class _BlockWriter:
             self._call(f.select(tall, "ptr", "%tall", "%short"), *given)
 
     def _tile_offset(self, tile: str, row_x: str) -> str:
-        """Bytes from the first tile's x to that of another, packed or in place."""
+        """Return the bytes from the first tile's x to that of another, packed or in place."""
         f = self.f
         packed = f.mul(f.sub(tile, self.first), self.tile_bytes)
         here = f.mul(f.sub(self._first_row(tile), self.start), row_x)
         return f.select(self.is_packed, "i64", packed, here)
 
     def _flush(self, out: str, columns: str, accumulate: str, transposed: str) -> None:
-        """What the buffer holds, to where it belongs."""
+        """Move the buffer to the result."""
         f, size = self.f, self.size
         rows = f.sub(self._first_row(self.last), self.start)
         with f.when(transposed):

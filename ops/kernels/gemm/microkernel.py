@@ -1,5 +1,7 @@
-"""The parts of matrix products in LLVM's language: a tile that stays in registers while k runs, and
-what packs panels and stores what is no whole tile; `gemm_text` calls them."""
+"""The functions of matrix products in LLVM IR: register tiles, packing, and partial results.
+
+`macrokernel.py` calls them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,19 @@ from graphflow.ops.kernels.codegen.vector_writer import transpose_registers
 from graphflow.ops.kernels.gemm.kernel_form import GemmForm
 
 LINE = 64
-"""Bytes that come closer at once."""
+"""Bytes of a cache line."""
 _NARROW, _TERMS = 32, 4
-"""Bytes of a register up to which a loop takes several terms at a time, and how many: twelve
-multiply-adds a term, as many as 16 such registers leave room for, end before a loop's own
-instructions do."""
+"""Registers of up to this many bytes take `_TERMS` terms in a loop turn. The twelve multiply-adds
+of a term, as many as 16 such registers allow, end before the loop's own instructions do."""
 
 
 def write_tile(form: GemmForm, height: int) -> FunctionWriter:
-    """Rows of x times a panel of y, in registers, going on from what is in `out` or from zero. For
-    each term, a line of what is needed next is brought closer, and now and then one of where the
-    next tile goes: all lines at once, when a tile begins, would keep its loads waiting."""
+    """Write the product of rows of x by a panel of y, in registers.
+
+    It continues from `out`, or from zero. For each term a line of the next data is prefetched, and
+    now and then a line of the next tile's result. Prefetching all lines at the start of a tile
+    would delay its loads.
+    """
     f = FunctionWriter(
         form.function_name(f"tile{height}x{form.vectors}"),
         ["ptr %x", "i64 %row", "i64 %step", "ptr %y", "i64 %next", "ptr %out", "i64 %width",
@@ -28,7 +32,7 @@ def write_tile(form: GemmForm, height: int) -> FunctionWriter:
         form.element, form.width,
     )  # fmt: skip
     begun = _load_sums(f, form, height)
-    # Rows are addressed in threes from one pointer, since an address is a sum of two registers.
+    # Three rows share a pointer, since an address is a sum of two registers.
     three = f.mul("%row", 3)
     rows = f.mul("%width", height)
     below = f.gep("%out", rows)
@@ -47,8 +51,11 @@ def write_tile(form: GemmForm, height: int) -> FunctionWriter:
 
 
 def _hide_pointer(f: FunctionWriter, pointer: str) -> str:
-    """A pointer of which LLVM does not see how it is related to others, of which it would make one
-    chain of additions, or more pointers than there are registers."""
+    """Hide a pointer's origin from LLVM.
+
+    LLVM would otherwise derive pointers from each other, in a chain of additions or in more
+    registers than there are.
+    """
     return f.write(f'call ptr asm "", "=r,0"(ptr {pointer})')
 
 
@@ -61,13 +68,13 @@ def _write_terms(
     end: str,
     terms: int,
 ) -> list[str]:
-    """So many terms at a time, as often as there are as many left.
+    """Write a loop over `terms` terms a turn, as long as that many are left.
 
     Args:
-        state: terms left, bytes of a row of the next tile that were brought closer, that row, a row
-            of y, what is brought closer, a column of x every three rows, and sums.
+        state: terms left, prefetched bytes of a row of the next tile, that row, a row of y, the
+            address to prefetch, a column of x for every three rows, and the sums.
         before: the block that comes before.
-        end: of the next tile.
+        end: address where the next tile ends.
 
     Returns:
         The state afterwards, in the block `after…`.
@@ -95,7 +102,7 @@ def _write_terms(
             totals += [f.fma(element, each, next(sums)) for each in right]
         ahead, y = f.gep(ahead, "%far"), f.gep(y, "%next")
         places = [f.gep(place, "%step") for place in places]
-        if terms > 1:  # or else what all terms read would be read at once, by addresses of its own
+        if terms > 1:  # else LLVM would hoist the loads of all terms, with an address each
             f.write_effect('call void asm sideeffect "", "~{memory}"()')
             y, *places = (_hide_pointer(f, pointer) for pointer in (y, *places))
     after = f.add(line, LINE)
@@ -118,7 +125,7 @@ def _write_terms(
 
 
 def _out_addresses(f: FunctionWriter, form: GemmForm, height: int) -> Iterator[str]:
-    """Where the registers of a tile go in `out`."""
+    """Yield the addresses in `out` of a tile's registers."""
     row = "%out"
     for r in range(height):
         row = f.gep(row, "%width") if r else row
@@ -126,7 +133,7 @@ def _out_addresses(f: FunctionWriter, form: GemmForm, height: int) -> Iterator[s
 
 
 def _load_sums(f: FunctionWriter, form: GemmForm, height: int) -> list[str]:
-    """The sums to go on from, in a block named `ready`."""
+    """Load the sums to continue from, in a block named `ready`."""
     f.write_effect("br i1 %more, label %resumed, label %fresh")
     f.start_block("resumed")
     held = [f.load(place) for place in _out_addresses(f, form, height)]
@@ -141,8 +148,10 @@ def _load_sums(f: FunctionWriter, form: GemmForm, height: int) -> list[str]:
 
 
 def write_copy(form: GemmForm, vectors: int) -> FunctionWriter:
-    """Rows of so many vectors, of which there are some columns, in another place; beyond them there
-    are zeros. Rows may overlap there: they are written in order."""
+    """Write a copy of rows of `vectors` vectors, with zeros beyond the columns.
+
+    Rows may overlap in the target: they are written in order.
+    """
     f = FunctionWriter(
         form.function_name(f"copy{vectors}"),
         ["ptr %from", "i64 %next", "ptr %to", "i64 %width", "i64 %k", "i64 %columns"],
@@ -159,8 +168,10 @@ def write_copy(form: GemmForm, vectors: int) -> FunctionWriter:
 
 
 def write_strip(form: GemmForm, vectors: int, rows: int) -> FunctionWriter:
-    """So many rows of whole vectors in another place, of which the later ones lie over what the
-    earlier ones had too many; as many further down are brought closer meanwhile."""
+    """Write a copy of `rows` rows of whole vectors, and prefetch as many further down.
+
+    Later rows overwrite the excess of earlier ones.
+    """
     f = FunctionWriter(
         form.function_name(f"strip{vectors}"), ["ptr %from", "i64 %next", "ptr %to", "i64 %width"],
         form.element, form.width,
@@ -177,7 +188,7 @@ def write_strip(form: GemmForm, vectors: int, rows: int) -> FunctionWriter:
 
 
 def write_finish(form: GemmForm) -> FunctionWriter:
-    """The columns that there are of a buffer's rows into `out`, or added to it."""
+    """Write a buffer's rows to `out`, or add them to it, without columns that do not exist."""
     f = FunctionWriter(
         form.function_name(f"finish{form.vectors}"),
         ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
@@ -205,7 +216,7 @@ def write_finish(form: GemmForm) -> FunctionWriter:
 
 
 def write_exchange(form: GemmForm) -> FunctionWriter:
-    """to[j, i] = from[i, j], or added to it: squares of a register's width go through registers."""
+    """Write to[j, i] = from[i, j], or its sum, by squares of registers."""
     f = FunctionWriter(
         form.function_name("exchange"),
         ["ptr %from", "i64 %row", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns", "i1 %add",
@@ -222,7 +233,7 @@ def write_exchange(form: GemmForm) -> FunctionWriter:
             seen = f.first_lanes(left)
             rows = []
             for lane in range(f.width):
-                row = f.minimum(f.add(i, lane), last)  # what is beyond is not stored
+                row = f.minimum(f.add(i, lane), last)  # rows beyond the last are not stored
                 place = f.gep(f.gep("%from", f.mul(row, "%row")), f.mul(j, f.bytes))
                 rows.append(f.masked_load(place, seen))
             target = f.gep(f.gep("%to", f.mul(i, f.bytes)), f.mul(j, "%next"))

@@ -1,11 +1,9 @@
-"""Products of tiny matrices: a kernel for given sizes, all of whose result stays in registers.
+"""Products of tiny matrices: a kernel for exact sizes, whose result stays in registers.
 
     void kernel(ptr* {a, b, out}, i64* none, i64 0, i64 1)
 
-An element is one chain of fused multiply-adds over k, from zero on, as `gemm_text` computes it for
-so few terms: the bits are the same, and which of the two computes a product does not matter. What
-is gained is that nothing is decided when it runs: a product of 8 × 8 matrices takes a third of the
-time.
+An element is one chain of fused multiply-adds over k, as in `macrokernel.py`, so both give the same
+bits. Nothing is decided at run time: a product of 8 × 8 matrices takes a third of the time.
 """
 
 from __future__ import annotations
@@ -15,25 +13,27 @@ from functools import cache
 from graphflow.ops.kernels.jit.compiler import KernelTask, name_module, vector_width
 
 _ELEMENTS = {"float32": "float", "float64": "double"}
-_MOST = 32
-"""Sizes up to this."""
+_LARGEST_SIZE = 32
+"""Largest size."""
 
 
 @cache
 def tiny_task(
     m: int, k: int, n: int, dtype: str, transpose_a: bool = False, transpose_b: bool = False
 ) -> KernelTask | None:
-    """The kernel of a product of m × k by k × n, contiguous as they are stored; None where sizes
-    are too large (or nothing) for it, or the processor is none that it is for."""
+    """Return the kernel of a product of contiguous m × k and k × n matrices.
+
+    None if a size is 0 or too large, or the processor lacks AVX2.
+    """
     element = _ELEMENTS.get(dtype)
     width = vector_width()
-    if element is None or width < 8 or not all(0 < size <= _MOST for size in (m, k, n)):
+    if element is None or width < 8 or not all(0 < size <= _LARGEST_SIZE for size in (m, k, n)):
         return None
     lanes = width if dtype == "float32" else width // 2
     vectors = -(-n // lanes)
     if m * vectors > (24 if width == 16 else 12):
         return None
-    if transpose_b and n * k > 256:  # its columns are picked together one by one
+    if transpose_b and n * k > 256:  # its columns are gathered element by element
         return None
     name, text = name_module(*_write_tiny(m, k, n, element, transpose_a, transpose_b))
     terms = max(m * vectors / 2, 4) + (n if transpose_b else 0)
@@ -41,7 +41,7 @@ def tiny_task(
 
 
 def _write_tiny(m: int, k: int, n: int, element: str, ta: bool, tb: bool) -> tuple[str, str]:
-    """The function after its name, and what it needs."""
+    """Write the kernel; returns its text after its name, and its declarations."""
     row = f"<{n} x {element}>"
     size = 4 if element == "float" else 8
     short = f"v{n}f{8 * size}"

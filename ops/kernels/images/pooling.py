@@ -1,6 +1,6 @@
 """Pooling by generated kernels: one or two spatial axes of float32 on CPUs.
 
-A part is some planes; each plane is computed by itself, so parts change no bits.
+A part is some planes. Planes are independent, so parts change no bits.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_SHARED = 1 << 16  # taps that are worth a hand-over to another thread
+_THREADING_TAPS = 1 << 16  # taps from which handing a part to another thread pays
 
 
 def is_supported(xp: Any, x: Any, windows: Windows) -> bool:
-    """Whether there are kernels for a tensor's windows."""
+    """Return whether there are kernels for these windows over x."""
     taps = 1
     for k in windows.kernel:
         taps *= k
@@ -36,32 +36,32 @@ def is_supported(xp: Any, x: Any, windows: Windows) -> bool:
 
 
 def max_pool(out: Any, x: Any, windows: Windows) -> None:
-    """The largest element of each window; NaN where there is one."""
+    """Write the largest element of each window; NaN if it has one."""
     _run(window_reduction("max", _stride(windows)), x, x, out, x.shape[2:], windows)
 
 
 def max_taps(out: Any, x: Any, y: Any, windows: Windows) -> None:
-    """The number of the first tap, as uint8, that has the largest element y."""
+    """Write the number, as uint8, of each window's first tap that equals its maximum y."""
     _run(window_reduction("taps", _stride(windows)), x, y, out, x.shape[2:], windows)
 
 
 def mean_pool(out: Any, x: Any, factors: Any, windows: Windows) -> None:
-    """The sum of each window times the factor (float32) of its position."""
+    """Write the sum of each window times the factor (float32) of its position."""
     _run(window_reduction("mean", _stride(windows)), x, factors, out, x.shape[2:], windows)
 
 
 def scatter_to_taps(out: Any, g: Any, chosen: Any, windows: Windows) -> None:
-    """Zeros, with each window's number added where its chosen tap (uint8) is."""
-    _run(window_scatter("put", _stride(windows)), g, chosen, out, out.shape[2:], windows)
+    """Write zeros, and add each window's number to the element of its chosen tap (uint8)."""
+    _run(window_scatter("taps", _stride(windows)), g, chosen, out, out.shape[2:], windows)
 
 
 def scatter_means(out: Any, g: Any, factors: Any, windows: Windows) -> None:
-    """Zeros, with each window's number times its factor added to all of its elements."""
-    _run(window_scatter("spread", _stride(windows)), g, factors, out, out.shape[2:], windows)
+    """Write zeros, and add each window's number times its factor to all of its elements."""
+    _run(window_scatter("means", _stride(windows)), g, factors, out, out.shape[2:], windows)
 
 
 def _stride(windows: Windows) -> int:
-    """Of columns, as far as kernels differ by it."""
+    """Return the stride of columns, as far as kernels differ by it."""
     return min(windows.stride[-1], 3)
 
 
@@ -77,7 +77,7 @@ def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, window
     )  # fmt: skip
     planes = a.shape[0] * a.shape[1]
     work = planes * count[0] * count[1] * kernel[0] * kernel[1]
-    parts = min(planes, max(1, work // _SHARED))
+    parts = min(planes, max(1, work // _THREADING_TAPS))
     places = address(a), address(b), address(out)
 
     def part(i: int) -> None:

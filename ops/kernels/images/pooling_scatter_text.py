@@ -1,4 +1,4 @@
-"""The generated functions of pooling's gradients."""
+"""The generated functions of pooling's gradients, the transposes of `pooling_text`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler
 
 
 class _WindowCotangents:
-    """Writes what windows have for a tap: their cotangents where they chose it ("put"), or times
-    their factors ("spread"). Pointers: g, then chosen taps or factors, out."""
+    """Writes the cotangents of windows for a tap.
+
+    They are the cotangents of the windows that chose the tap ("taps"), or of all windows, times
+    their factors ("means"). Pointers: g, then chosen taps or factors, out.
+    """
 
     def __init__(self, w: WindowWriter, kind: str) -> None:
         self.w = w
         self.g, self.other, _ = w.nest.pointers
-        self.chooses = kind == "put"
+        self.chooses = kind == "taps"
 
     def load(self, p: str, oy: str, ox: str, on: str | None) -> tuple[str, str]:
-        """A vector of windows of a row, and the taps that they chose."""
+        """Load the cotangents of a vector of windows of a row, and the taps that they chose."""
         nest = self.w.nest
         position = nest.add(nest.mul(oy, self.w.columns), ox)
         here = nest.add(nest.mul(p, nest.mul(self.w.rows, self.w.columns)), position)
@@ -39,10 +42,10 @@ class _WindowCotangents:
 
 @cache
 def window_scatter(kind: str, stride: int) -> NativeFunction:
-    """The transposes: what each window's elements get, from zeros: "put" its cotangent where the
-    chosen tap is, "spread" it, times its factor, to all.
+    """Write the sum of windows' cotangents at each element: of chosen taps, or times their factors.
 
-    Pointers: g, then the chosen taps or the factors of the positions, out.
+    Pointers: g, then the chosen taps ("taps") or the factors of the positions ("means"), out. Sizes
+    as of `WindowWriter`; the range is over planes.
     """
     w = WindowWriter(3, stride)
     nest = w.nest
@@ -70,7 +73,8 @@ def window_scatter(kind: str, stride: int) -> NativeFunction:
 def _write_collecting(
     w: WindowWriter, given: _WindowCotangents, p: str, plane: str, y: str, x: str
 ) -> None:
-    """Elements from x on: a vector for each remainder by the stride, from windows side by side."""
+    """Write elements from x on: a vector for each remainder by the stride, from neighbouring
+    windows."""
     nest, f = w.nest, w.nest.floats
     zero = nest.lanes.constant(0.0, "float")
 
@@ -83,7 +87,7 @@ def _write_collecting(
                 continue
             odd = nest.write(f"and i64 {u}, 1")
             ox = nest.write(f"ashr i64 {u}, 1")
-            # a loop of one turn or none
+            # A loop of one turn or none.
 
             def turn(_: str, v: str, ox: str = ox) -> list[str]:
                 return [add(oy, ky, kx, ox, v)]
@@ -132,7 +136,7 @@ def _write_collecting(
 
 
 def _write_scattering(w: WindowWriter, given: _WindowCotangents, p: str, plane: str) -> None:
-    """All elements of a plane, window by window."""
+    """Write all elements of a plane, window by window; for strides above 2."""
     nest = w.nest
     zero = nest.floats.const(0.0)
     size = nest.mul(w.height, w.width)

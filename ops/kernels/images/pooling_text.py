@@ -1,7 +1,7 @@
-"""The generated functions of pooling: vectors lie along the positions of windows in a row.
+"""The generated functions of pooling: vectors lie along the windows of a row.
 
-A tap of such a vector's windows is a row's elements so far apart as the stride says: for strides of
-1 and 2 contiguous loads, else gathered ones. Masks leave out what lies outside.
+A tap of a vector of windows sees elements of a row that are a stride apart: contiguous loads for
+strides of 1 and 2, gathers otherwise. Masks leave out elements outside the plane.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_
 class WindowWriter:
     """Writes loops over planes, rows of windows, vectors of windows and taps.
 
-    Sizes: height, width, rows and columns of windows, of a window; stride, padding before and
-    dilation of rows, then of columns.
+    Sizes: height and width; rows and columns of windows; rows and columns of a window; stride,
+    padding before and dilation of rows, then of columns.
     """
 
     def __init__(self, pointers: int, stride: int) -> None:
@@ -30,17 +30,17 @@ class WindowWriter:
         )  # fmt: skip
 
     def indices(self, first: str, step: int) -> str:
-        """first, first + step, … as a vector of i32."""
+        """Write first, first + step, … as a vector of i32."""
         nest = self.nest
         lanes = ", ".join(f"i32 {i * step}" for i in range(nest.width))
         return nest.write(f"add {nest.lanes.vector('i32')} {self.splat_i32(first)}, <{lanes}>")
 
     def splat_i32(self, size: str) -> str:
-        """A size in all lanes, as i32."""
+        """Write a size in all lanes, as i32."""
         return self.nest.splat(self.nest.write(f"trunc i64 {size} to i32"), "i32")
 
     def in_range_mask(self, indices: str, size: str, also: str | None = None) -> str:
-        """Where 0 ≤ index < size, of unsigned numbers."""
+        """Write a mask of the lanes with 0 ≤ index < size."""
         nest = self.nest
         kind = nest.lanes.vector("i32")
         inside = nest.write(f"icmp ult {kind} {indices}, {self.splat_i32(size)}")
@@ -50,18 +50,18 @@ class WindowWriter:
         return self.nest.write(f"and {self.nest.lanes.vector('i1')} {a}, {b}")
 
     def is_row(self, y: str) -> str:
-        """1 where y is a row of the plane, else 0: the turns of a loop."""
+        """Write 1 if y is a row of the plane, else 0: the turns of a loop."""
         inside = self.nest.write(f"icmp ult i64 {y}, {self.height}")
         return self.nest.write(f"zext i1 {inside} to i64")
 
     def tap_row(self, oy: str, ky: str) -> str:
-        """The row that a tap looks at."""
+        """Write the row that a tap sees."""
         nest = self.nest
         y = nest.add(nest.mul(oy, self.step_y), nest.mul(ky, self.apart_y))
         return str(nest.sub(y, self.top))
 
     def tap_column(self, ox: str, kx: str) -> str:
-        """The column of the first of its lanes."""
+        """Write the column that a tap sees in the first lane."""
         nest = self.nest
         x = nest.add(nest.mul(ox, self.step_x), nest.mul(kx, self.apart_x))
         return str(nest.sub(x, self.left))
@@ -71,21 +71,22 @@ class WindowWriter:
         return nest.gep(plane, nest.mul(nest.add(nest.mul(y, self.width), x), 4))
 
     def is_inside(self, first: Value, count: Value, size: str) -> str:
-        """1 where so many from the first on are all below a size, else 0: the turns of a loop."""
+        """Write 1 if `count` indices from `first` on are all below a size, else 0: the turns of a
+        loop."""
         nest = self.nest
         below = nest.write(f"icmp sle i64 {nest.add(first, count)}, {size}")
         after = nest.write(f"icmp sge i64 {first}, 0")
         return nest.write(f"zext i1 {nest.write(f'and i1 {below}, {after}')} to i64")
 
     def branch_on_inside(self, inside: str, body: Callable[[bool, str], str], given: Typed) -> str:
-        """body(whether all is inside, value), so that what is needs no masks."""
+        """Write body(inside, value) twice, so that windows inside the plane need no masks."""
         nest, (kind, value) = self.nest, given
         (value,) = nest.loop(0, inside, lambda _, v: [body(True, v)], [(kind, value)])
         (value,) = nest.loop(inside, 1, lambda _, v: [body(False, v)], [(kind, value)])
         return value
 
     def load_tap_inside(self, plane: str, y: str, x: str) -> str:
-        """What a tap sees where all of it is inside."""
+        """Load a tap's elements, all of them inside."""
         nest = self.nest
         start = self.element_address(plane, y, x)
         if self.stride == 1:
@@ -98,16 +99,16 @@ class WindowWriter:
         return nest.shuffle(first, last, order)
 
     def fits_vector(self, size: str, count: int) -> str:
-        """Whether a row of some size has strips of so many elements: all of them are whole."""
+        """Write whether a row of some size has a whole strip of `count` elements."""
         return self.nest.write(f"icmp sge i64 {size}, {count}")
 
     def tap_span(self) -> Value:
-        """Elements of a row that a tap sees, from the first to the last one."""
+        """Write the elements of a row that a tap spans, from the first lane's to the last one's."""
         nest = self.nest
         return nest.add(nest.mul(self.step_x, nest.width - 1), 1)
 
     def load_tap(self, plane: str, y: str, x: str, on: str) -> tuple[str, str]:
-        """What a tap sees, and where there is anything to see."""
+        """Load a tap's elements, and a mask of those inside."""
         nest = self.nest
         start = self.element_address(plane, y, x)
         if self.stride == 1:
@@ -127,7 +128,7 @@ class WindowWriter:
         return nest.shuffle(halves[0], halves[1], range(0, 2 * nest.width, 2)), mask
 
     def interleaved_masks(self, mask: str) -> list[str]:
-        """The masks of two vectors in which every other lane belongs to one of a mask."""
+        """Write masks of two vectors whose even lanes, together, are the lanes of one mask."""
         nest = self.nest
         kind, width = nest.lanes.vector("i1"), nest.width
         return [
@@ -142,14 +143,14 @@ class WindowWriter:
         ]
 
     def add_to_tap(self, value: str, plane: str, y: str, x: str, on: str) -> None:
-        """Add lanes to what a tap sees."""
+        """Add a vector to a tap's elements."""
         nest = self.nest
         old, mask = self.load_tap(plane, y, x, on)
         start = self.element_address(plane, y, x)
         nest.scatter(nest.floats.add(old, value), start, nest.mul(self.step_x, 4), mask)
 
     def load_bytes(self, pointer: str, mask: str | None) -> str:
-        """A vector of bytes as i32."""
+        """Load a vector of bytes as i32."""
         nest = self.nest
         if mask is None:
             found = nest.write(f"load {nest.lanes.vector('i8')}, ptr {pointer}, align 1")
@@ -175,26 +176,84 @@ def tap_number(w: WindowWriter, ky: str, kx: str) -> str:
 
 @cache
 def window_reduction(kind: str, stride: int) -> NativeFunction:
-    """out[window] from what its taps see: "max", "mean", or "taps": which has the largest first.
+    """Write out[window] from the elements of its taps: "max", "mean", or "taps" (first maximum).
 
-    Pointers: x, then the factors of the positions (mean) or the largest elements (taps), out.
-    Sizes as of `_Windows`; the range is over planes.
+    Pointers: x, then the factors of the positions ("mean") or the maxima ("taps"), out. Sizes as of
+    `WindowWriter`; the range is over planes.
     """
     w = WindowWriter(3, stride)
-    nest, f = w.nest, w.nest.floats
-    x, other, out = nest.pointers
-    small = kind == "taps"
-    begun = [(nest.kind, f.const({"max": float("-inf")}.get(kind, 0.0)))]
-    unset = nest.lanes.constant(-1, "i32")
-    whole = nest.lanes.vector("i32")
-    if small:
-        begun = [(whole, unset)]
+    nest, reduction = w.nest, _WindowReduction(w, kind)
 
-    span = w.tap_span()
-    ones = nest.lanes.vector("i1")
+    def plane_loop(p: str) -> None:
+        start = nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width))
+        plane = nest.gep(nest.pointers[0], start)
 
-    def tap(plane: str, at: str, ox: str, ky: str, kx: str, on: str, so_far: str, y: str) -> str:
-        column = w.tap_column(ox, kx)
+        def row(oy: str) -> None:
+            nest.loop_overlapping(
+                w.columns, nest.width, lambda ox: reduction.write_strip(p, plane, oy, ox)
+            )
+
+        nest.loop(0, w.rows, row)
+
+    nest.loop("%start", "%stop", plane_loop)
+    return compiler().function(*nest.source())
+
+
+class _WindowReduction:
+    """Writes the reduction of a vector of windows; `kind` as of `window_reduction`."""
+
+    def __init__(self, w: WindowWriter, kind: str) -> None:
+        self.w, self.kind = w, kind
+        nest = w.nest
+        self.unset = nest.lanes.constant(-1, "i32")  # no tap chosen yet
+        start = nest.floats.const(float("-inf") if kind == "max" else 0.0)
+        self.begun = (nest.kind, start)
+        if kind == "taps":
+            self.begun = (nest.lanes.vector("i32"), self.unset)
+        self.span = w.tap_span()
+
+    def write_strip(self, p: str, plane: str, oy: str, ox: str) -> None:
+        """Write the results of the windows from ox on, in row oy of plane p."""
+        w, nest, by_taps = self.w, self.w.nest, self.kind == "taps"
+        _, other, out = nest.pointers
+        on = nest.first_lanes(nest.sub(w.columns, ox))
+        position = nest.add(nest.mul(oy, w.columns), ox)
+        here = nest.add(nest.mul(p, nest.mul(w.rows, w.columns)), position)
+        y = nest.load(nest.gep(other, nest.mul(here, 4)), on) if by_taps else ""
+        carried = self.begun[0]
+
+        def row(ky: str, so_far: str) -> list[str]:
+            at = w.tap_row(oy, ky)
+
+            def add_tap(kx: str, v: str) -> list[str]:
+                return [self._add_tap(plane, at, w.tap_column(ox, kx), on, v, y, (ky, kx))]
+
+            def turn(_: str, so_far: str) -> list[str]:
+                return nest.loop(0, w.wide, add_tap, [(carried, so_far)])
+
+            return nest.loop(0, w.is_row(at), turn, [(carried, so_far)])
+
+        (found,) = nest.loop(0, w.tall, row, [self.begun])
+        if by_taps:
+            none = nest.write(f"icmp eq {carried} {found}, {self.unset}")
+            found = nest.lanes.select(none, "i32", nest.lanes.constant(0, "i32"), found)
+        if self.kind == "mean":
+            found = nest.floats.mul(found, nest.load(nest.gep(other, nest.mul(position, 4)), on))
+
+        def store(mask: str | None) -> None:
+            if by_taps:
+                w.store_bytes(found, nest.gep(out, here), mask)
+            else:
+                nest.store(found, nest.gep(out, nest.mul(here, 4)), mask)
+
+        nest.if_else(w.fits_vector(w.columns, nest.width), lambda: store(None), lambda: store(on))
+
+    def _add_tap(
+        self, plane: str, at: str, column: str, on: str, so_far: str, y: str, tap: tuple[str, str]
+    ) -> str:
+        """Reduce the elements that a tap sees in row `at`, from a column on."""
+        w, nest, f = self.w, self.w.nest, self.w.nest.floats
+        ones, numbers = nest.lanes.vector("i1"), nest.lanes.vector("i32")
 
         def one(inside: bool, so_far: str) -> str:
             value, mask = (
@@ -202,67 +261,20 @@ def window_reduction(kind: str, stride: int) -> NativeFunction:
                 if inside
                 else w.load_tap(plane, at, column, on)
             )
-            if kind == "mean":
-                return f.add(so_far, value)  # zeros where there is nothing
-            odd = f.compare("uno", value, value)
-            if kind == "max":
-                chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {odd}")
+            if self.kind == "mean":
+                return f.add(so_far, value)  # elements outside are zeros
+            is_nan = f.compare("uno", value, value)
+            if self.kind == "max":
+                chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {is_nan}")
             else:
-                same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {odd}")
-                chosen = w.and_masks(same, nest.write(f"icmp eq {whole} {so_far}, {unset}"))
+                same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {is_nan}")
+                none = nest.write(f"icmp eq {numbers} {so_far}, {self.unset}")
+                chosen = w.and_masks(same, none)
             if mask is not None:
                 chosen = w.and_masks(mask, chosen)
-            if kind == "max":
+            if self.kind == "max":
                 return f.select(chosen, value, so_far)
-            return nest.lanes.select(chosen, "i32", tap_number(w, ky, kx), so_far)
+            return nest.lanes.select(chosen, "i32", tap_number(w, *tap), so_far)
 
-        return w.branch_on_inside(w.is_inside(column, span, w.width), one, (begun[0][0], so_far))
-
-    def strip(p: str, plane: str, oy: str, ox: str) -> None:
-        on = nest.first_lanes(nest.sub(w.columns, ox))
-        position = nest.add(nest.mul(oy, w.columns), ox)
-        size = nest.mul(w.rows, w.columns)
-        here = nest.add(nest.mul(p, size), position)
-        y = nest.load(nest.gep(other, nest.mul(here, 4)), on) if small else ""
-
-        def row(ky: str, so_far: str) -> list[str]:
-            at = w.tap_row(oy, ky)
-
-            def turn(_: str, so_far: str) -> list[str]:
-                return nest.loop(
-                    0,
-                    w.wide,
-                    lambda kx, v: [tap(plane, at, ox, ky, kx, on, v, y)],
-                    [(begun[0][0], so_far)],
-                )
-
-            return nest.loop(0, w.is_row(at), turn, [(begun[0][0], so_far)])
-
-        (found,) = nest.loop(0, w.tall, row, begun)
-        if small:
-            zero = nest.lanes.constant(0, "i32")
-            found = nest.lanes.select(
-                nest.write(f"icmp eq {whole} {found}, {unset}"), "i32", zero, found
-            )
-        if kind == "mean":
-            factor = nest.load(nest.gep(other, nest.mul(position, 4)), on)
-            found = f.mul(found, factor)
-
-        def store(mask: str | None) -> None:
-            if small:
-                w.store_bytes(found, nest.gep(out, here), mask)
-            else:
-                nest.store(found, nest.gep(out, nest.mul(here, 4)), mask)
-
-        nest.if_else(w.fits_vector(w.columns, nest.width), lambda: store(None), lambda: store(on))
-
-    def plane_loop(p: str) -> None:
-        plane = nest.gep(x, nest.mul(nest.mul(p, 4), nest.mul(w.height, w.width)))
-
-        def row(oy: str) -> None:
-            nest.loop_overlapping(w.columns, nest.width, lambda ox: strip(p, plane, oy, ox))
-
-        nest.loop(0, w.rows, row)
-
-    nest.loop("%start", "%stop", plane_loop)
-    return compiler().function(*nest.source())
+        is_inside = w.is_inside(column, self.span, w.width)
+        return w.branch_on_inside(is_inside, one, (self.begun[0], so_far))

@@ -1,7 +1,7 @@
-"""Resampling along one axis as a small table: for each output, which inputs, with which weights.
+"""Resampling along one axis by a table: the inputs of each output, and their weights.
 
-The coordinate and rounding rules are those of ONNX's Resize (opset 19); antialiasing widens the
-filter where the axis shrinks. A table's transpose is a table too, which is the gradient.
+The coordinate and rounding rules are those of ONNX's Resize (opset 19). Antialiasing widens the
+filter if the axis shrinks. The transpose of a table is a table, too, which gives the gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.kernels.sparse.scatter_rows import take_into
 
 Array = np.ndarray[Any, Any]
-_CACHED = 1 << 15  # elements that a part works on
+_PART_ELEMENTS = 1 << 15  # elements of a part
 COORDINATES = (
     "half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
     "tf_crop_and_resize",
@@ -26,11 +26,11 @@ MODES = ("nearest", "linear", "cubic", "area")
 
 
 class ResampleRule(NamedTuple):
-    """How an axis is resampled; plain data, so that it can be an attribute.
+    """The rule for an axis; plain data, so that it can be an attribute.
 
     Attributes:
         scale: outputs for each input; None: the quotient of the sizes.
-        begin, end: the part that "tf_crop_and_resize" maps onto the axis, 0 to 1.
+        begin, end: the part, 0 to 1, that "tf_crop_and_resize" maps onto the axis.
     """
 
     mode: str
@@ -45,17 +45,17 @@ class ResampleRule(NamedTuple):
 
 
 class WeightTable(NamedTuple):
-    """Both (outputs, entries): an output is the weighted sum of its inputs."""
+    """Inputs and weights, (outputs, entries): an output is the weighted sum of its inputs."""
 
     inputs: Array
     weights: Array
 
 
 def source_coordinates(n: int, m: int, rule: ResampleRule) -> Array:
-    """For each of m outputs, where it lies on the axis of n inputs."""
+    """Return the coordinates of m outputs on the axis of n inputs."""
     out = np.arange(m, dtype=np.float64)
     width = float(m) if rule.scale is None else rule.scale * n
-    # where sizes are given, o·n/m is exact if it is whole
+    # With given sizes, o·n/m is exact if it is whole.
     ratio = (n, m) if rule.scale is None else (1.0, rule.scale)
     half: Array = (out + 0.5) * ratio[0] / ratio[1] - 0.5
     if rule.coordinates == "asymmetric":
@@ -74,7 +74,7 @@ def source_coordinates(n: int, m: int, rule: ResampleRule) -> Array:
 
 
 def is_outside(n: int, m: int, rule: ResampleRule) -> Array:
-    """Which outputs lie beyond the axis, where "tf_crop_and_resize" has a value of its own."""
+    """Return which outputs lie beyond the axis, where "tf_crop_and_resize" extrapolates."""
     if rule.coordinates != "tf_crop_and_resize":
         return np.zeros(m, bool)
     x = source_coordinates(n, m, rule)
@@ -83,7 +83,7 @@ def is_outside(n: int, m: int, rule: ResampleRule) -> Array:
 
 @lru_cache(maxsize=256)
 def weight_table(n: int, m: int, rule: ResampleRule) -> WeightTable:
-    """The table from an axis of n elements to one of m."""
+    """Return the table from an axis of n elements to one of m."""
     if rule.mode == "area":
         return _area_table(n, m)
     x = source_coordinates(n, m, rule)
@@ -109,7 +109,7 @@ def _round(x: Array, rounding: str) -> Array:
 
 
 def _filter_weights(x: Array, scale: float, rule: ResampleRule) -> tuple[Array, Array]:
-    """The inputs under the filter around each x, with its values there."""
+    """Return the inputs under the filter around each x, and the filter's values there."""
     shrink = min(scale, 1.0) if rule.antialias else 1.0
     radius = 1 if rule.mode == "linear" else 2
     first = int(np.floor(-radius / shrink)) + 1
@@ -125,14 +125,14 @@ def _filter_weights(x: Array, scale: float, rule: ResampleRule) -> tuple[Array, 
 
 
 def _cubic_weights(d: Array, a: float) -> Array:
-    """Keys' cubic convolution. Source: Keys, IEEE TASSP 29(6), 1981."""
+    """Return Keys' cubic convolution kernel. Source: Keys, IEEE TASSP 29(6), 1981."""
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
 def _area_table(n: int, m: int) -> WeightTable:
-    """The mean of the inputs that each output covers, those in part included."""
+    """Return the table of means over the inputs that each output covers, even in part."""
     out = np.arange(m)
     begin, end = out * n // m, -(-(out + 1) * n // m)
     index = begin[:, None] + np.arange(int((end - begin).max(initial=1)))
@@ -142,7 +142,7 @@ def _area_table(n: int, m: int) -> WeightTable:
 
 @lru_cache(maxsize=256)
 def transposed_table(n: int, m: int, rule: ResampleRule) -> WeightTable:
-    """The transpose of `table(n, m, rule)`: from m elements to n."""
+    """Return the transpose of `weight_table(n, m, rule)`: from m elements to n."""
     index, weight = weight_table(n, m, rule)
     used = weight.reshape(-1) != 0
     inputs = index.reshape(-1)[used]
@@ -160,13 +160,12 @@ def transposed_table(n: int, m: int, rule: ResampleRule) -> WeightTable:
 
 
 def table_for(n: int, m: int, rule: ResampleRule, transpose: bool) -> WeightTable:
-    """The table from an axis of n elements to one of m: a rule's, or the transpose of that which
-    goes the other way."""
+    """Return the table from n elements to m: the rule's, or the transpose of the reverse one."""
     return transposed_table(m, n, rule) if transpose else weight_table(n, m, rule)
 
 
 def input_range(rows: WeightTable, first: int, last: int) -> tuple[int, int]:
-    """From which to which input some outputs of a table see."""
+    """Return the range of inputs that outputs `first` to `last` see."""
     inputs, weights = (entries[first:last] for entries in rows)
     seen = inputs[weights != 0]
     if not len(seen):
@@ -176,14 +175,14 @@ def input_range(rows: WeightTable, first: int, last: int) -> tuple[int, int]:
 
 
 def slice_table(rows: WeightTable, first: int, count: int, low: int, have: int) -> WeightTable:
-    """What a table does to `have` inputs from `low` on, for `count` outputs from `first` on."""
+    """Return the table for `have` inputs from `low` on and `count` outputs from `first` on."""
     inputs, weights = (entries[first : first + count] for entries in rows)
     there = (inputs >= low) & (inputs < low + have)
     return WeightTable(np.clip(inputs - low, 0, max(0, have - 1)), np.where(there, weights, 0.0))
 
 
 def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
-    """out = the table applied to an axis of x."""
+    """Write a table applied to an axis of x."""
     index, weight = rows
     lead = int(np.prod(x.shape[:axis], dtype=np.int64))
     after = int(np.prod(x.shape[axis + 1 :], dtype=np.int64))
@@ -197,12 +196,12 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
     factors = None if plain else xp.asarray(weight.astype(x.dtype))[:, :, None]
     each = lead
     if xp is np:
-        each = max(1, _CACHED // max(1, after * max(flat.shape[1], sums.shape[1])))
+        each = max(1, _PART_ELEMENTS // max(1, after * max(flat.shape[1], sums.shape[1])))
 
     def part(i: int) -> None:
         rows = slice(i * each, (i + 1) * each)
         _apply_weights(xp, sums[rows], flat[rows], places, factors)
-        if len(empty):  # made of nothing: 0, and not 0 times what is elsewhere
+        if len(empty):  # outputs without inputs are 0, not 0 times an input that may be NaN
             sums[rows, xp.asarray(empty)] = 0
 
     if xp is np:
@@ -212,7 +211,7 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
 
 
 def _apply_weights(xp: Any, sums: Any, x: Any, places: Any, factors: Any) -> None:
-    """sums = Σ over entries of factors · x[:, places]; no factors: one entry as it is."""
+    """Write Σ over entries of factors · x[:, places]; without factors, the one entry."""
     take_into(xp, sums, x, places[:, 0], 1)
     if factors is None:
         return

@@ -1,8 +1,8 @@
-"""Where bins of regions look on an image: places and weights of their bilinear samples.
+"""The bilinear samples of regions of interest: their places and weights on an image.
 
-How many samples a bin has may depend on its region. Samples outside the image count nothing, so
-only those on it, and one beside them, are looked at: the memory that a region takes depends on the
-image and the bins, not on the numbers of its box.
+The number of samples of a bin may depend on its region. Samples outside the image count nothing, so
+only those on it, and one beside them, are computed. The memory of a region depends on the image and
+the bins, not on the numbers of its box.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from graphflow.errors import CheckError
 
 Array = np.ndarray[Any, Any]
-_BLOCK = 1 << 20  # elements that are compared together
+_PICK_ELEMENTS = 1 << 20  # elements of which the largest are picked together
 
 
 class BinGrid(NamedTuple):
@@ -25,7 +25,7 @@ class BinGrid(NamedTuple):
         size: bins (down, across).
         scale: elements of x for one unit of the boxes.
         samples: along each side of a bin; 0: as many as it is long, rounded up.
-        half_pixel: whether 0 is the outer edge of the first element, or its centre.
+        half_pixel: whether 0 is the outer edge of the first element; False: its centre.
     """
 
     size: tuple[int, int]
@@ -48,7 +48,7 @@ class BinSamples(NamedTuple):
     number: float
 
     def matrix(self, n: int, dtype: Any) -> Array:
-        """What each of n elements weighs in the mean of each bin: (bins, n)."""
+        """Return the weight of each of n elements in the mean of each bin, (bins, n)."""
         total = np.zeros((len(self.places), n))
         bins = np.arange(len(self.places))[:, None]
         np.add.at(total, (bins, self.places), self.weights / max(self.number, 1))
@@ -59,7 +59,7 @@ class BinSamples(NamedTuple):
 def samples_of(
     box: Array, space: tuple[int, int], regions: BinGrid
 ) -> tuple[BinSamples, BinSamples]:
-    """The samples of a box (left, top, right, bottom) down and across an image of this size.
+    """Return a box's samples down and across an image; the box is (left, top, right, bottom).
 
     Raises:
         CheckError: the number of samples follows from a box that is not finite.
@@ -86,7 +86,7 @@ def samples_of(
 
 
 def _axis_samples(begin: float, length: float, bins: int, n: int, samples: int) -> BinSamples:
-    """The samples of each bin of an axis; more than one element outside, they count nothing."""
+    """Return the samples of each bin of an axis; beyond one element outside, they count nothing."""
     count = samples if samples > 0 else max(0, math.ceil(length / bins))
     step, bin_ = length / bins, np.arange(bins)[:, None]
     if samples or not count:
@@ -105,7 +105,7 @@ def _axis_samples(begin: float, length: float, bins: int, n: int, samples: int) 
 
 
 def _on_image(begins: Array, gap: float, n: int, count: int) -> Array:
-    """The numbers of the samples that count and of one on each side of them, as floats.
+    """Return the numbers of the samples that count, and of one on each side of them, as floats.
 
     Bins (begins, (bins, 1)) have `count` samples each, between half an element and one apart. All
     get as many numbers as the bin that needs most.
@@ -113,14 +113,16 @@ def _on_image(begins: Array, gap: float, n: int, count: int) -> Array:
     first = np.floor((-1.0 - begins) / gap - 0.5) - 1
     last = np.ceil((n - begins) / gap - 0.5) + 2
     first, last = np.clip(first, 0, count), np.clip(last, 0, count)
-    most = int(min((last - first).max(), 2 * n + 8))  # more only where a float has no half elements
+    most = int(
+        min((last - first).max(), 2 * n + 8)
+    )  # more only if floats cannot hold half elements
     most = max(most, 1)
     numbers: Array = np.clip(first, 0, count - most) + np.arange(most)
     return numbers
 
 
 def mean_samples(out: Array, x: Array, boxes: Array, batch: Array, regions: BinGrid) -> None:
-    """out (r, channels, bins) = the means of the samples of each bin.
+    """Write the means of the samples of each bin, (r, channels, bins).
 
     Bilinear samples on a grid are a product of one sum down and one across.
     """
@@ -135,15 +137,17 @@ def mean_samples(out: Array, x: Array, boxes: Array, batch: Array, regions: BinG
 
 
 def _weighted_sum(out: Array, weights: Array, parts: Array) -> None:
-    """out = the sum of what parts weigh, in order, so that each element has the same bits whatever
-    its neighbours are; one of no weight may be NaN."""
+    """Write the weighted sum of parts, in order, so that an element's bits are its own.
+
+    Parts of no weight are skipped, since they may be NaN.
+    """
     out[...] = 0
     for i in np.flatnonzero(weights):
         out += weights[i] * parts[i]
 
 
 def spread_means(out: Array, g: Array, boxes: Array, batch: Array, regions: BinGrid) -> None:
-    """The transpose of `means`: g (r, channels, bins) onto images."""
+    """Write the transpose of `mean_samples`: g (r, channels, bins) onto images."""
     out[...] = 0
     for r, image in enumerate(batch):
         down, across = _matrices(boxes[r], out.shape[2:], regions, g.dtype)
@@ -166,8 +170,11 @@ def _matrices(
 
 
 def pick_largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: BinGrid) -> None:
-    """picks (r, channels, bins) = which weighted element of each bin is the largest: its place down
-    the samples of the bin times their number across, plus its place across."""
+    """Write which weighted element of each bin is the largest, (r, channels, bins).
+
+    A pick is its place down the samples of the bin times their number across, plus its place
+    across.
+    """
     picks[...] = 0
     for r, image in enumerate(batch):
         down, across = samples_of(boxes[r], x.shape[2:], regions)
@@ -175,7 +182,7 @@ def pick_largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: Bi
         if not per_bin:
             continue
         bins = picks[r].reshape(x.shape[1], len(down.places), len(across.places))
-        channels = max(1, _BLOCK // (per_bin * len(across.places)))
+        channels = max(1, _PICK_ELEMENTS // (per_bin * len(across.places)))
         for bin_ in range(len(down.places)):
             weights = down.weights[bin_, :, None] * across.weights[:, None, :]
             for start in range(0, x.shape[1], channels):
@@ -188,7 +195,7 @@ def pick_largest(picks: Array, x: Array, boxes: Array, batch: Array, regions: Bi
 def picked_samples(
     box: Array, picks: Array, space: tuple[int, int], regions: BinGrid
 ) -> tuple[Array, Array]:
-    """places and weights, (channels, bins) both, of the elements that were picked."""
+    """Return the places and weights, both (channels, bins), of the picked elements."""
     down, across = samples_of(box, space, regions)
     width = across.places.shape[1]
     if not down.places.shape[1] * width:

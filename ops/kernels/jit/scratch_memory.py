@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import empty_aligned
 
-_KEPT = 1 << 26  # bytes; larger buffers are freed after use
+_MOST_KEPT_BYTES = 1 << 26  # bytes; larger buffers are freed after use
 _local = threading.local()
 
 
@@ -29,7 +29,7 @@ def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
     nbytes = math.prod(shape) * dtype.itemsize
     kept: dict[str, Any] = _local.__dict__
     buffer = kept.get(slot)
-    if nbytes > _KEPT:
+    if nbytes > _MOST_KEPT_BYTES:
         buffer = empty_aligned(nbytes)
     elif buffer is None or buffer.nbytes < nbytes:
         buffer = kept[slot] = empty_aligned(max(nbytes, 1 << 12))

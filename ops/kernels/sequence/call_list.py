@@ -18,9 +18,9 @@ from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.thread_pool import run_ranges
 
-_TOGETHER = 1 << 14
+_CALLS_AT_ONCE = 1 << 14
 """Calls whose operands are filled in at once, about."""
-_SHARED = 100_000
+_THREADING_NANOSECONDS = 100_000
 """Nanoseconds of work from which threads share it."""
 LINE_BYTES = 64
 Place = tuple[int, int]
@@ -89,13 +89,13 @@ class CallList:
             self._run_units(np.array([own, *starts], np.int64), first, last)
 
         units = (len(self._units) - 1) * len(self.ahead)
-        is_long = self.nanoseconds * len(self.ahead) > _SHARED
+        is_long = self.nanoseconds * len(self.ahead) > _THREADING_NANOSECONDS
         run_ranges(part, units, None if is_long else 1)
 
     def _run_units(self, bases: Any, first: int, last: int) -> None:
         """Run units `first` to `last`, counted over heads, some heads at a time."""
         each = len(self._units) - 1
-        together = max(1, _TOGETHER // len(self._table))
+        together = max(1, _CALLS_AT_ONCE // len(self._table))
         for head in range(first // each, -(-last // each), together):
             heads = self.ahead[head : min(head + together, -(-last // each))]
             places = np.take(bases + heads, self._arrays, axis=1) + self._bytes

@@ -22,7 +22,7 @@ from graphflow.ops.kernels.codegen.control_flow import element_of, lanes_of
 from graphflow.ops.kernels.fusion.parallel_call import native_function
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, is_supported, plan_product
-from graphflow.ops.kernels.sequence import flash_attention_loops as attend_loops
+from graphflow.ops.kernels.sequence import flash_attention_loops
 from graphflow.ops.kernels.sequence.call_list import (
     LINE_BYTES,
     THREAD_MEMORY,
@@ -35,12 +35,12 @@ from graphflow.ops.kernels.sequence.flash_attention_loops import ScoreSize
 
 QUERIES, KEYS = 64, 512
 """Rows and columns of a block of scores."""
-_FEW = 256
+_FEW_KEYS = 256
 """Keys up to which a block has half the rows if some pairs are hidden.
 
 The pairs that are computed for nothing at the band's edge then cost more than smaller products.
 """
-_FAR = 1 << 30
+_UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class BandPattern:
 
     def query_block(self, number: int) -> int:
         """Return the rows of a block of scores with this many keys."""
-        return QUERIES // 2 if self.right is not None and number <= _FEW else QUERIES
+        return QUERIES // 2 if self.right is not None and number <= _FEW_KEYS else QUERIES
 
     def row_limits(self, query: int, key: int) -> tuple[int, int]:
         """Return the range of keys that row 0 of a block sees, counted from its first key."""
         shift = query + self.offset - key
-        first = -_FAR if self.left is None else shift - self.left
-        end = _FAR if self.right is None else shift + self.right + 1
+        first = -_UNLIMITED if self.left is None else shift - self.left
+        end = _UNLIMITED if self.right is None else shift + self.right + 1
         return first, end
 
 
@@ -271,11 +271,17 @@ def plan_forward(
             w.product(len(t), d, len(s), of_q, of_k.T, block)
             places = [scores, tops, totals, result, mask.place(_MASK, t.start, s.start)]
             sizes = w.block_sizes(pattern, t, s, most, width)
-            w.loop(attend_loops.online_softmax, (mask.kind, i > 0), places, sizes, len(t))
+            w.loop(flash_attention_loops.online_softmax, (mask.kind, i > 0), places, sizes, len(t))
             w.product(len(t), len(s), e, block, of_v, into, add=i > 0)
             w.calls.nanoseconds += len(t) * len(s)
         places = [result, tops, totals, (_Y, t.start * y.strides[2]), (_LOGS, t.start * item)]
-        w.loop(attend_loops.normalize_rows, (), places, [e, width, y.strides[2] // item], len(t))
+        w.loop(
+            flash_attention_loops.normalize_rows,
+            (),
+            places,
+            [e, width, y.strides[2] // item],
+            len(t),
+        )
         w.calls.end_unit()
     return w.finalize()
 
@@ -339,7 +345,13 @@ def plan_backward(
         if y is not None:
             places = [(n, head * x.strides[1]) for n, x in ((_G, g), (_Y, y))]
             steps = [e, g.strides[2] // item, y.strides[2] // item, 1]
-            w.loop(attend_loops.row_dots, (), [*places, (_DELTA, head * rows * item)], steps, rows)
+            w.loop(
+                flash_attention_loops.row_dots,
+                (),
+                [*places, (_DELTA, head * rows * item)],
+                steps,
+                rows,
+            )
         for t in order:
             start, stop = pattern.visible_keys(t.start, t.stop, number)
             of_q, of_g, to_q = (
@@ -358,7 +370,7 @@ def plan_backward(
                 of_mask = (base, more + (head * head_mask if base else 0))
                 places = [probabilities, reach, (_LOGS, line), (_DELTA, line), of_mask]
                 sizes = w.block_sizes(pattern, t, s, most, 0)
-                w.loop(attend_loops.score_gradients, (mask.kind,), places, sizes, len(t))
+                w.loop(flash_attention_loops.score_gradients, (mask.kind,), places, sizes, len(t))
                 add = covered.adds(s)
                 w.product(len(s), len(t), e, p.T, of_g, to_v, add)
                 w.product(len(s), len(t), d, z.T, of_q, to_k, add)

@@ -22,11 +22,11 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_ranges
 from graphflow.ops.kernels.sequence import lstm_loops
 
-_SHARED = 200_000
+_THREADING_NANOSECONDS = 200_000
 """Nanoseconds of work from which threads share the rows of a batch."""
-_FEW = 8
+_ROWS_PER_THREAD = 8
 """Rows of a batch for a thread, at least."""
-_PANELS, _NARROW = (64, 32, 16), (16,)
+_PANEL_COLUMNS, _NARROW_PANEL_COLUMNS = (64, 32, 16), (16,)
 """Columns of a panel of weights, with registers of 64 bytes and of 32; as wide as tiles are."""
 
 
@@ -100,7 +100,7 @@ def _step_rows(array: Any, first: int, way: int, row: int) -> StepOperand:
 
 def _split_batch(batch: int, work: float, part: Callable[[int, int], None]) -> None:
     """Run part(first, last) over the rows of a batch, on threads if there is enough work."""
-    run_ranges(part, batch, batch // _FEW if work > _SHARED else 1)
+    run_ranges(part, batch, batch // _ROWS_PER_THREAD if work > _THREADING_NANOSECONDS else 1)
 
 
 class _PackedWeights:
@@ -112,7 +112,7 @@ class _PackedWeights:
     def __init__(self, matrix: Any) -> None:
         k, n = matrix.shape
         self.shape, self.dtype = (k, n), matrix.dtype
-        some = _PANELS if vector_width() == 16 else _NARROW
+        some = _PANEL_COLUMNS if vector_width() == 16 else _NARROW_PANEL_COLUMNS
         self.panel = next((p for p in some if n % p == 0), n)
         panels = matrix.reshape(k, n // self.panel, self.panel).transpose(1, 0, 2)
         self.array = np.ascontiguousarray(panels)

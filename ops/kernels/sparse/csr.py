@@ -1,10 +1,9 @@
 """Kernels of sparse matrices in CSR form.
 
-On a CPU native loops go over the entries (`csr_loops.py`). Where there are none, numpy does a
-column of the dense side at a time, without loops over rows: a column fits in the cache, so its
-entries are gathered there, and numpy sums segments fast on one axis only. Work is shared out in
-blocks whose number depends on the sizes alone; each sum has its own fixed order, so threads do not
-change bits.
+On a CPU, native loops go over the entries (`csr_loops.py`). Without them, numpy computes a column
+of the dense side at a time: a column fits in the cache, where its entries are gathered, and numpy
+sums segments fast on one axis only. Work is split into blocks by the sizes alone, and each sum has
+a fixed order, so threads do not change bits.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.kernels.sparse import csr_loops
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows
 
-_BLOCKS = 8
-_WIDEST = 1024  # columns of the dense side that a native loop is written for
+_MOST_BLOCKS = 8
+_MOST_COLUMNS = 1024  # columns of the dense side that a native loop is written for
 _NUMBERS = ("float32", "float64", "int32", "int64")
-_LEAST = 200_000  # products that are worth a hand-over to another thread
-_CHUNK = 32_768  # elements of gathered rows that stay in the cache
+_THREADING_PRODUCTS = 200_000  # products from which handing a block to another thread pays
+_CHUNK_ELEMENTS = 32_768  # elements of gathered rows that stay in the cache
 
 
 def require_structure(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> None:
@@ -38,8 +37,8 @@ def require_structure(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> Non
     entries = columns.shape[0]
     if int(offsets[0]) != 0 or int(offsets[-1]) != entries:
         raise IndexError(
-            f"row offsets go from {int(offsets[0])} to {int(offsets[-1])}; they go from 0 to the "
-            f"number of entries, {entries}"
+            f"row offsets go from {int(offsets[0])} to {int(offsets[-1])}; they must go from 0 to "
+            f"the number of entries, {entries}"
         )
     falls = offsets[1:] < offsets[:-1]
     if bool(falls.any()):
@@ -63,7 +62,7 @@ def _require_offsets(columns: Any, offsets: Any, shape: tuple[Any, ...]) -> None
 
 
 def _entry_rows(xp: Any, offsets: Any) -> Any:
-    """The row of each entry."""
+    """Return the row of each entry."""
     if xp is np:
         return np.repeat(np.arange(offsets.shape[0] - 1), np.diff(offsets))
     entries = xp.arange(int(offsets[-1]))
@@ -71,7 +70,7 @@ def _entry_rows(xp: Any, offsets: Any) -> Any:
 
 
 def flat_places(xp: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
-    """Where each entry is in the flattened dense matrix."""
+    """Return the index of each entry in the flattened dense matrix."""
     require_structure(columns, offsets, shape)
     return _entry_rows(xp, offsets) * shape[1] + columns.astype(np.int64, copy=False)
 
@@ -86,7 +85,7 @@ def matmul(
     shape: tuple[int, int],
     transpose: bool,
 ) -> None:
-    """out = A @ dense, or A^T @ dense."""
+    """Write A @ dense, or Aᵀ @ dense."""
     if xp is np and _try_native_matmul(out, values, columns, offsets, dense, shape, transpose):
         return
     require_structure(columns, offsets, shape)
@@ -102,7 +101,7 @@ def matmul(
 
 
 def _native_types(dtype: Any, columns: Any, offsets: Any, shape: tuple[int, int]) -> Any:
-    """What native loops are written for; None where there are none, or nothing to do."""
+    """Return the element types of native loops; None if there are no loops or no entries."""
     if not is_jit_enabled() or not columns.size or min(shape) == 0 or shape[1] >= 1 << 31:
         return None
     kinds = (columns.dtype.name, offsets.dtype.name)
@@ -115,10 +114,10 @@ def _try_native_matmul(
     out: Any, values: Any, columns: Any, offsets: Any, dense: Any, shape: tuple[int, int],
     transpose: bool,
 ) -> bool:  # fmt: skip
-    """The product by a native loop; False where there is none."""
+    """Write the product by a native loop; returns False if there is none."""
     kinds = _native_types(values.dtype, columns, offsets, shape)
     width = dense.shape[1]
-    if kinds is None or not 0 < width <= _WIDEST:
+    if kinds is None or not 0 < width <= _MOST_COLUMNS:
         return False
     wrong = np.zeros(1, np.int64)
     work = 0.7 * len(values) * (4 + width * values.itemsize / 16)
@@ -135,7 +134,12 @@ def _try_native_matmul(
             out[...] = 0
             call_parallel(loop, [*given, out, wrong], sizes, pieces, work)
         else:
-            blocks = max(1, min(_BLOCKS, len(values) // (4 * shape[1]), len(values) // _LEAST))
+            blocks = max(
+                1,
+                min(
+                    _MOST_BLOCKS, len(values) // (4 * shape[1]), len(values) // _THREADING_PRODUCTS
+                ),
+            )
             edges = [shape[0] * i // blocks for i in range(blocks + 1)]
             sums = out if blocks == 1 else np.empty((blocks, *out.shape), out.dtype)
             sums[...] = 0
@@ -148,8 +152,8 @@ def _try_native_matmul(
 
 
 def _run_columns(part: Any, width: int, entries: int) -> None:
-    """part(j) for each column of the dense side, in blocks."""
-    blocks = min(_BLOCKS, width) if width * entries >= _LEAST else 1
+    """Run part(j) for each column of the dense side, in blocks."""
+    blocks = min(_MOST_BLOCKS, width) if width * entries >= _THREADING_PRODUCTS else 1
 
     def block(i: int) -> None:
         for j in range(width * i // blocks, width * (i + 1) // blocks):
@@ -159,7 +163,7 @@ def _run_columns(part: Any, width: int, entries: int) -> None:
 
 
 def _sum_rows(out: Any, values: Any, columns: Any, offsets: Any, dense: Any) -> None:
-    """Sums over the entries of each row; reduceat would give an empty one its follower's first."""
+    """Sum the entries of each row; empty rows are left out, since reduceat would misread them."""
     filled = offsets[1:] > offsets[:-1]
     starts = offsets[:-1][filled].astype(np.int64, copy=False)
     every = len(starts) == len(filled)
@@ -180,7 +184,7 @@ def _sum_rows(out: Any, values: Any, columns: Any, offsets: Any, dense: Any) -> 
 
 
 def _add_columns(out: Any, values: Any, columns: Any, rows: Any, dense: Any) -> None:
-    """Adds each entry's product where its column is, in order."""
+    """Add each entry's product to the row of its column, in order."""
     lines = np.ascontiguousarray(dense.T)
     sums = np.zeros(out.shape[::-1], out.dtype)
 
@@ -196,7 +200,7 @@ def _add_columns(out: Any, values: Any, columns: Any, rows: Any, dense: Any) -> 
 def sample(
     xp: Any, out: Any, columns: Any, offsets: Any, rows: Any, others: Any, shape: tuple[int, int]
 ) -> None:
-    """out[e] = the scalar product of the rows of both matrices that entry e names."""
+    """Write out[e] = the scalar product of the rows of both matrices that entry e names."""
     if xp is np and _try_native_sample(out, columns, offsets, rows, others, shape):
         return
     require_structure(columns, offsets, shape)
@@ -206,7 +210,7 @@ def sample(
     if xp is np and width == 1:
         np.multiply(np.take(rows, entry_rows), np.take(others, columns), out=out)
         return
-    step = max(1, _CHUNK // max(1, width)) if xp is np else max(1, len(columns))
+    step = max(1, _CHUNK_ELEMENTS // max(1, width)) if xp is np else max(1, len(columns))
 
     def chunk(i: int) -> None:
         part = slice(i * step, (i + 1) * step)
@@ -222,7 +226,7 @@ def _try_native_sample(
 ) -> bool:
     kinds = _native_types(out.dtype, columns, offsets, shape)
     width = rows.shape[1]
-    if kinds is None or not 0 < width <= _WIDEST:
+    if kinds is None or not 0 < width <= _MOST_COLUMNS:
         return False
     _require_offsets(columns, offsets, shape)
     wrong = np.zeros(1, np.int64)
@@ -238,7 +242,7 @@ def _try_native_sample(
 def _multiply_on_gpu(
     xp: Any, out: Any, values: Any, columns: Any, offsets: Any, dense: Any, transpose: bool
 ) -> None:
-    """A thread for each element of the result, over the entries of its row (or column) in order."""
+    """Compute an element with a thread, over the entries of its row (or column) in order."""
     order = xp.arange(len(values))
     sources, bounds = columns, offsets.astype(np.int64)
     if transpose:

@@ -1,7 +1,7 @@
-"""Native loops over the entries of CSR matrices, written for one width of the dense side.
+"""Native loops over the entries of CSR matrices, for one width of the dense side.
 
-Each sum has an order that follows from the matrix alone. A place outside the matrix is never read:
-columns are limited to those that exist, and what was wrong is told by a word that the caller reads.
+Each sum has an order that follows from the matrix alone. No place outside the matrix is read:
+columns are checked or clamped, and an error flag tells the caller.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 from graphflow.ops.kernels.jit.compiler import vector_width
 
-_TOGETHER = 32  # rows whose columns are checked at once
-_WRONG = 5  # the pointer to where a one is left if a column is outside the matrix
+_ROWS_AT_ONCE = 32  # rows whose columns are checked at once
+_ERROR_FLAG = 5  # number of the pointer to the error flag
 WIDE = 4
 """Vectors of the dense side that are summed at once, in registers."""
 
 
 def lanes_of(element: str, width: int) -> int:
-    """Lanes of a vector for so many columns: a power of two that a register holds."""
+    """Return the lanes of a vector for this many columns: a power of two, at most a register."""
     most = vector_width() * 4 // max(4, BYTES[element])
     lanes = 1
     while lanes < width and lanes < most:
@@ -28,7 +28,7 @@ def lanes_of(element: str, width: int) -> int:
 
 
 class _Entries:
-    """What all loops share: the structure's arrays, and the check of what they say.
+    """The arrays of the structure, and the check of its columns, which all loops share.
 
     Pointers from `first`: columns, offsets. Sizes: rows, columns.
     """
@@ -37,34 +37,36 @@ class _Entries:
         self.flow = flow
         self.kinds = index, offset
         self.columns, self.offsets = flow.pointer(first), flow.pointer(first + 1)
-        self.wrong = flow.pointer(_WRONG)
+        self.wrong = flow.pointer(_ERROR_FLAG)
         self.last = flow.add(flow.size(1), -1)
         self.lanes = lanes_of(index, 1 << 10)
         narrow = self.last if index == "i64" else flow.write(f"trunc i64 {self.last} to {index}")
         self.lasts = flow.broadcast(self.lanes, index, narrow)
 
     def rows(self, first: str, last: str, body: Callable[[str, str, str], None]) -> None:
-        """body(row, its first entry, the one behind its last) for rows first to last, a few at a
-        time: their columns are looked at first, and if one is bad, they are left out."""
+        """Write body(row, first entry, end of its entries) for rows `first` to `last`.
+
+        The columns of some rows are checked at a time; rows with a bad one are left out.
+        """
         flow = self.flow
 
         def some(r: str) -> None:
-            behind = flow.minimum(flow.add(r, _TOGETHER), last)
+            behind = flow.minimum(flow.add(r, _ROWS_AT_ONCE), last)
             bad = self._outside(self.offset(r), self.offset(behind))
             limit = flow.write(f"select i1 {bad}, i64 {r}, i64 {behind}")
             flow.loop(r, limit, (), lambda row: body(row, *self.bounds(row)))
 
-        flow.loop(first, last, (), some, _TOGETHER)
+        flow.loop(first, last, (), some, _ROWS_AT_ONCE)
 
     def offset(self, row: str) -> str:
         return self.flow.load_index(self.offsets, self.kinds[1], row)
 
     def bounds(self, row: str) -> tuple[str, str]:
-        """The first entry of a row, and the one behind its last; the caller has checked them."""
+        """Return the first entry of a row, and the end of its entries, which were checked."""
         return self.offset(row), self.offset(self.flow.add(row, 1))
 
     def _outside(self, start: str, stop: str) -> str:
-        """Whether one of some entries has a column outside the matrix; leaves word of it."""
+        """Write whether an entry has a column outside the matrix, and set the error flag."""
         flow, lanes, index = self.flow, self.lanes, self.kinds[0]
         vectors = flow.lanes(lanes)
 
@@ -80,14 +82,14 @@ class _Entries:
         return self.report_outside(worst)
 
     def split_whole(self, start: str, stop: str) -> tuple[str, str]:
-        """Where the last whole vector of some entries ends, and how many are left."""
+        """Return where the last whole vector of some entries ends, and how many are left."""
         flow = self.flow
         count = flow.step("sub", stop, start)
         whole = flow.add(start, flow.step("and", count, -self.lanes))
         return whole, flow.step("sub", stop, whole)
 
     def report_outside(self, worst: str) -> str:
-        """Leave word if a lane is a column outside the matrix; whether one is."""
+        """Set the error flag if a lane is a column outside the matrix; returns whether one is."""
         flow, lanes = self.flow, self.lanes
         outside = flow.lanes(lanes).binary("icmp ugt", self.kinds[0], worst, self.lasts)
         bits = flow.write(f"bitcast <{lanes} x i1> {outside} to i{lanes}")
@@ -100,7 +102,7 @@ class _Entries:
 
 
 def _chunks(width: int, lanes: int) -> list[tuple[int, int]]:
-    """(first vector, vectors) of the pieces of a row of the dense side."""
+    """Return (first vector, vectors) of the pieces of a row of the dense side."""
     vectors = -(-width // lanes)
     return [(v, min(WIDE, vectors - v)) for v in range(0, vectors, WIDE)]
 
@@ -142,7 +144,7 @@ class _RowVectors:
 
 
 def multiply_add(flow: KernelWriter, lanes: int, element: str) -> Callable[[str, str, str], str]:
-    """a·b + c of vectors; of floats rounded once."""
+    """Return a function that writes a·b + c of vectors; of floats rounded once."""
     if element in ("float", "double"):
         return Floats(flow.lanes(lanes), element).fma
     vectors = flow.lanes(lanes)
@@ -150,9 +152,9 @@ def multiply_add(flow: KernelWriter, lanes: int, element: str) -> Callable[[str,
 
 
 def sum_rows(element: str, index: str, offset: str, width: int) -> tuple[str, str]:
-    """out[r] = Σ values[e]·dense[columns[e]] over the entries e of rows start to stop.
+    """Write out[r] = Σ values[e]·dense[columns[e]] over the entries e of rows start to stop.
 
-    Pointers: values, columns, offsets, dense, out, wrong.
+    Pointers: values, columns, offsets, dense, out, error flag.
     """
     if width == 1:
         return _sum_rows_of_vector(element, index, offset)
@@ -181,7 +183,7 @@ def sum_rows(element: str, index: str, offset: str, width: int) -> tuple[str, st
 
 
 def _sum_rows_of_vector(element: str, index: str, offset: str) -> tuple[str, str]:
-    """The entries of a row in vectors, for which elements of the dense side are gathered."""
+    """Write `sum_rows` for one dense column: entries in vectors, dense elements gathered."""
     flow = KernelWriter()
     values, dense, out = (flow.pointer(i) for i in (0, 3, 4))
     entries = _Entries(flow, index, offset)
@@ -226,10 +228,10 @@ def _add_vectors(f: Floats, a: str, b: str) -> str:
 
 
 def add_columns(element: str, index: str, offset: str, width: int) -> tuple[str, str]:
-    """out[columns[e]] += values[e]·dense[r] over the entries e of each row r, in order.
+    """Write out[columns[e]] += values[e]·dense[r] over the entries e of each row r, in order.
 
-    Of a wide dense side (`pieces` above 1), start and stop are pieces of it, and all rows are done.
-    Of a narrow one they are blocks of rows, each with sums of its own, and sizes 2, 3, … say the
+    For a wide dense side (`piece_count` above 1), start and stop are pieces of it, each for all
+    rows. For a narrow one they are blocks of rows, each with sums of its own; sizes 2, 3, … are the
     rows at which blocks begin. Pointers as for `sum_rows`.
     """
     flow = KernelWriter()
@@ -265,12 +267,12 @@ def add_columns(element: str, index: str, offset: str, width: int) -> tuple[str,
 
 
 def piece_count(element: str, width: int) -> int:
-    """How many pieces of the dense side `add_columns` does by themselves."""
+    """Return how many pieces of the dense side `add_columns` computes independently."""
     return len(_chunks(width, lanes_of(element, width)))
 
 
 class _ColumnAdder:
-    """Adds rows of the dense side where their entries are."""
+    """Adds rows of the dense side to the rows of their entries' columns."""
 
     def __init__(self, flow: KernelWriter, element: str, index: str, offset: str) -> None:
         self.flow, self.element = flow, element
@@ -297,8 +299,10 @@ class _ColumnAdder:
 
 
 def sample_entries(element: str, index: str, offset: str, width: int) -> tuple[str, str]:
-    """out[e] = the scalar product of rows[r] and others[columns[e]], for the entries of rows start
-    to stop. Pointers: columns, offsets, rows, others, out, wrong."""
+    """Write out[e] = rows[r] · others[columns[e]], for the entries of rows start to stop.
+
+    Pointers: columns, offsets, rows, others, out, error flag.
+    """
     flow = KernelWriter()
     left, right, out = (flow.pointer(i) for i in (2, 3, 4))
     entries = _Entries(flow, index, offset, first=0)

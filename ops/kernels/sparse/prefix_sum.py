@@ -1,6 +1,6 @@
 """Running sums by native loops: one addition an element, in order, in float64.
 
-The bits are numpy's for the same dtypes; numpy goes down columns one after the other, and converts
+The bits are numpy's for the same dtypes. numpy goes down columns one after the other, and converts
 float32 in pieces.
 """
 
@@ -17,17 +17,19 @@ from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
-_LEAST = 4096
-"""Elements below which numpy is as good."""
-_STRIP = 1024
-"""Columns whose sums the nearest cache holds beside a row of each array."""
-_LANES = 16
-"""Sums that are kept for fewer columns: those of the widest register, and more."""
+_LEAST_ELEMENTS = 4096
+"""Elements below which numpy is as fast."""
+_STRIP_COLUMNS = 1024
+"""Columns whose sums the first cache holds beside a row of each array."""
+_PADDED_LANES = 16
+"""A multiple of the lanes of any register, to which sums of fewer columns are padded."""
 
 
 def along_rows(element: str) -> tuple[str, str]:
-    """out[u, i] = x[u, 0] + … + x[u, i] for rows u. Pointers: x, out. Sizes: of a row, the first
-    element, and 1 or -1 for the way from there."""
+    """Write out[u, i] = x[u, 0] + … + x[u, i] for rows u.
+
+    Pointers: x, out. Sizes: elements of a row, the first element, and 1 or -1 for the direction.
+    """
     flow = KernelWriter()
     x, out = (flow.pointer(i) for i in range(2))
     count, first, step = (flow.size(i) for i in range(3))
@@ -42,16 +44,18 @@ def along_rows(element: str) -> tuple[str, str]:
             flow.store(element, _from_double(flow, total, element), flow.gep(out, element, at), 4)
             return [total]
 
-        flow.loop(0, count, [("double", "-0.0")], one)  # so that a first -0.0 stays what it is
+        flow.loop(0, count, [("double", "-0.0")], one)  # -0.0, so that a first -0.0 stays negative
 
     flow.loop("%start", "%stop", (), row)
     return flow.finish()
 
 
 def down_columns(element: str) -> tuple[str, str]:
-    """The same for units of _STRIP columns of matrices. Pointers: x, out, and memory for the sums.
-    Sizes: rows, columns, units of a matrix, in elements the first row and from row to row, and the
-    sums of a unit."""
+    """Write running sums down columns, for units of `_STRIP_COLUMNS` columns of matrices.
+
+    Pointers: x, out, and memory for the sums. Sizes: rows, columns, units of a matrix; the first
+    row and the step between rows, in elements; the sums of a unit.
+    """
     flow = KernelWriter()
     x, out, memory = (flow.pointer(i) for i in range(3))
     rows, columns, strips, first, step, reach = (flow.size(i) for i in range(6))
@@ -59,8 +63,8 @@ def down_columns(element: str) -> tuple[str, str]:
 
     def unit(u: str) -> None:
         matrix, strip = (flow.step(how, u, strips) for how in ("udiv", "urem"))
-        begin = flow.mul(strip, _STRIP)
-        width = flow.minimum(flow.step("sub", columns, begin), _STRIP)
+        begin = flow.mul(strip, _STRIP_COLUMNS)
+        width = flow.minimum(flow.step("sub", columns, begin), _STRIP_COLUMNS)
         start = flow.add(flow.add(flow.mul(matrix, flow.mul(rows, columns)), first), begin)
         sums = flow.gep(memory, "double", flow.mul(u, reach))
         whole = flow.step("and", width, -lanes)
@@ -111,10 +115,12 @@ def _convert_float(
 
 
 def try_running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
-    """Running sums of contiguous arrays into `out`, where there are loops for them; whether there
-    are, which follows from shapes and dtypes."""
+    """Write running sums of contiguous arrays; returns False if there are no loops for them.
+
+    That follows from shapes and dtypes.
+    """
     fits = x.dtype == out.dtype and x.dtype.name in ("float32", "float64")
-    if not fits or x.size < _LEAST or not is_jit_enabled() or vector_width() < 8:
+    if not fits or x.size < _LEAST_ELEMENTS or not is_jit_enabled() or vector_width() < 8:
         return False
     element, count, inner = element_of(x.dtype), x.shape[axis], prod(x.shape[axis + 1 :])
     x, outer = np.ascontiguousarray(x), prod(x.shape[:axis])
@@ -124,8 +130,8 @@ def try_running_sum(out: Any, x: Any, axis: int, reverse: bool) -> bool:
             native_function(along_rows, element), [x, out], [count, start, way], outer, 1.2 * x.size
         )
         return True
-    strips = -(-inner // _STRIP)
-    reach = min(_STRIP, -(-inner // _LANES) * _LANES)
+    strips = -(-inner // _STRIP_COLUMNS)
+    reach = min(_STRIP_COLUMNS, -(-inner // _PADDED_LANES) * _PADDED_LANES)
     memory = scratch(np, "sums", (outer * strips, reach), np.float64)
     sizes = [count, inner, strips, start * inner, way * inner, reach]
     call_parallel(

@@ -15,7 +15,7 @@ FLOATS = ("float", "double")
 
 
 def lanes_for(element: str, width: int) -> int:
-    """Elements of a row that are combined at once: a power of two, and no more than it has."""
+    """Return how many elements of a row are combined at once: a power of two, at most its width."""
     lanes = 1
     most = vector_width() * 4 // max(4, BYTES[element])
     while lanes * 2 <= min(width, most):
@@ -24,8 +24,10 @@ def lanes_for(element: str, width: int) -> int:
 
 
 def combine(element: str, reduction: str, signed: bool, lanes: int) -> tuple[str, str]:
-    """Pointers: out, rows, updates. Sizes: the number of updates, elements of a row. From start to
-    stop are pieces of `PIECE` vectors of the rows; each does all updates."""
+    """Write the loop over updates, for pieces `start` to `stop` of `PIECE` vectors of the rows.
+
+    Pointers: out, rows, updates. Sizes: updates, elements of a row.
+    """
     flow = KernelWriter()
     out, rows, updates = (flow.pointer(i) for i in range(3))
     count, width = flow.size(0), flow.size(1)
@@ -58,13 +60,13 @@ def combine(element: str, reduction: str, signed: bool, lanes: int) -> tuple[str
 
 
 PIECE = 4
-"""Vectors of a row that a thread does at least."""
+"""Vectors of a row for a thread, at least."""
 
 
 def _combining_step(
     lanes: VectorWriter, element: str, reduction: str, signed: bool
 ) -> Callable[[str, str], str]:
-    """∘ of two vectors; the smaller or larger one as numpy has it, NaN above all."""
+    """Return a function that writes ∘ of two vectors; minimum and maximum are numpy's, NaN wins."""
     is_float = element in FLOATS
     if reduction in ("add", "mul"):
         instruction = ("f" if is_float else "") + reduction

@@ -1,7 +1,7 @@
-"""Combining rows at computed places, in the order of the updates: what all scatters share.
+"""Combining rows at computed places, in the order of the updates, for all scatters.
 
-The order is fixed on every device, so results do not change from run to run, whatever the number
-of duplicates.
+The order is fixed on every device, so results do not change from run to run, whatever the number of
+duplicates.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from graphflow.ops.kernels.codegen.control_flow import element_of
 from graphflow.ops.kernels.cuda import scatter_rows as cuda_rows
 from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_function
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.ops.kernels.sparse import scatter_row_loops as row_loops
+from graphflow.ops.kernels.sparse import scatter_row_loops
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
 _UFUNCS = {"add": "add", "mul": "multiply", "min": "minimum", "max": "maximum"}
-# A row of this many elements pays for a call of its own (measured: 0.5 µs a call, 2 ns an element).
-_WIDE = 512
-_CHUNK = 16384  # elements whose places are computed together: they stay in the cache
+# Elements of a row from which a call for each row pays (measured: 0.5 µs a call, 2 ns an element).
+_WIDE_ROW = 512
+_CHUNK_ELEMENTS = 16384  # elements whose places are computed together, which stay in the cache
 
 
 def normalize_indices(xp: Any, indices: Any, n: int, axis: int | None = None) -> Any:
-    """Indices as int64, counted from the front.
+    """Return indices as int64, counted from the front.
 
     Raises:
         IndexError: one is outside [-n, n).
@@ -42,7 +42,7 @@ def normalize_indices(xp: Any, indices: Any, n: int, axis: int | None = None) ->
 
 
 def take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int | None = None) -> None:
-    """out = the slices of x at `checked` indices along an axis (None: of x flattened)."""
+    """Write the slices of x at normalised indices along an axis (None: of x flattened)."""
     if xp is np:
         np.take(x, indices, axis, out=out, mode="wrap")  # the mode that does not buffer `out`
     else:
@@ -50,14 +50,14 @@ def take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int | None = None) 
 
 
 def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:
-    """out[rows[j]] = out[rows[j]] ∘ updates[j] for j = 0, 1, … in this order.
+    """Write out[rows[j]] = out[rows[j]] ∘ updates[j] for j = 0, 1, … in this order.
 
     Args:
         out: (n, m), contiguous.
         rows: (k,) int64 in [0, n).
         updates: (k, m).
-        reduction: ∘, of `REDUCTIONS`; "none" keeps the last update. Floats of 16 bits are combined
-            in float32.
+        reduction: ∘, of `REDUCTIONS`; "none" keeps the last update. 16-bit floats are combined in
+            float32.
     """
     if not updates.size:
         return
@@ -71,23 +71,25 @@ def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> 
         out[rows] = updates
     elif _try_native_combine(out, rows, updates, reduction):
         return
-    elif out.shape[1] >= _WIDE:
+    elif out.shape[1] >= _WIDE_ROW:
         _combine_wide(out, rows, updates, getattr(np, _UFUNCS[reduction]))
     else:
         _combine_narrow(out, rows, updates, getattr(np, _UFUNCS[reduction]))
 
 
 def _try_native_combine(out: Any, rows: Any, updates: Any, reduction: str) -> bool:
-    """By a native loop; False where there is none."""
+    """Combine by a native loop; returns False if there is none."""
     known = out.dtype.kind in "iuf" and updates.dtype == out.dtype
     plain = out.flags.c_contiguous and updates.flags.c_contiguous and rows.flags.c_contiguous
     if not (known and plain and is_jit_enabled()):
         return False
     count, width = updates.shape
     element = element_of(out.dtype)
-    lanes = row_loops.lanes_for(element, width)
-    loop = native_function(row_loops.combine, element, reduction, out.dtype.kind == "i", lanes)
-    pieces = -(-width // (lanes * row_loops.PIECE))
+    lanes = scatter_row_loops.lanes_for(element, width)
+    loop = native_function(
+        scatter_row_loops.combine, element, reduction, out.dtype.kind == "i", lanes
+    )
+    pieces = -(-width // (lanes * scatter_row_loops.PIECE))
     work = count * (2 + 0.06 * width * out.itemsize)
     call_parallel(loop, [out, rows, updates], [count, width], pieces, work)
     return True
@@ -100,14 +102,14 @@ def _combine_wide(out: Any, rows: Any, updates: Any, ufunc: Any) -> None:
 
 
 def _combine_narrow(out: Any, rows: Any, updates: Any, ufunc: Any) -> None:
-    """By elements: `ufunc.at` is fast on one axis only."""
+    """Combine element by element, since `ufunc.at` is fast on one axis only."""
     width = out.shape[1]
     flat = out.reshape(-1)
     if width == 1:
         ufunc.at(flat, rows, updates.reshape(-1))
         return
     columns = np.arange(width)
-    step = max(1, _CHUNK // width)
+    step = max(1, _CHUNK_ELEMENTS // width)
     for first in range(0, len(rows), step):
         part = slice(first, first + step)
         places = (rows[part, None] * width + columns).reshape(-1)

@@ -43,7 +43,7 @@ def earliest_finish(units: Units, priority: list[float]) -> tuple[list[int], lis
 
 
 class _PartialSchedule:
-    """What is known while the schedule grows: who is where until when, and what is on its way."""
+    """A schedule under construction: which node occupies which device until when, and transfers."""
 
     def __init__(self, units: Units) -> None:
         problem = units.problem

@@ -1,4 +1,4 @@
-"""How placers judge a device map: run it in the simulator's engine, compare memory, time, traffic,
+"""Evaluation of device maps for placers: run the simulator's engine, compare memory, time, traffic,
 wishes.
 """
 
@@ -197,7 +197,7 @@ def _positions(order: list[int]) -> list[float]:
 
 
 def _may_exceed(problem: Problem) -> bool:
-    """Whether all there is, copied to every device, could be more than some device holds."""
+    """Return True if all there is, copied to every device, could be more than some device holds."""
     total = float(problem.memory.sum())
     if problem.output_memory is not None:
         received = sum(size for outputs in problem.outputs for _, size, _ in outputs)

@@ -105,8 +105,11 @@ def _put_off(
 
 
 def _as_built(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:
-    """Where devices exchange something: a gradient is made of what its node has just read, and
-    travels at once, instead of waiting for all that is on the longest way."""
+    """Order nodes as they were built if devices exchange tensors and the result still fits.
+
+    In build order a gradient is computed while its operands are in the caches, and travels at once
+    instead of waiting for the critical path.
+    """
     at = dict(zip(nodes, assignment.device.tolist(), strict=False))
     if all(len({at.get(node) for node in group}) == 1 for group in groups_of(nodes)):
         return assignment

@@ -23,7 +23,7 @@ NODES = 30_000
 
 @dataclass(frozen=True, eq=False)
 class Relaxed:
-    """What HiGHS says: no makespan is below `bound` seconds; (n,) `device` is its idea, or None."""
+    """A relaxation's result: `bound` is a lower bound in seconds; (n,) `device` a map, or None."""
 
     bound: float
     device: Ints | None
@@ -199,7 +199,7 @@ class _PlacementProgram:
                 self.model.row(stays, upper=room)
 
     def disjunctions(self) -> None:
-        """Of two nodes on one device, one comes first."""
+        """Add the constraints that of two nodes on one device one comes first."""
         for u, v in self.pairs:
             first = self.model.columns(1, upper=1.0, integer=True)
             for one, other, sign in ((u, v, 1.0), (v, u, -1.0)):

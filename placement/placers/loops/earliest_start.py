@@ -33,7 +33,7 @@ def arrivals(
 def is_usable(
     v: int, p: int, device: Any, forced: Any, team: Any, home: Any, need: Any, room: Any
 ) -> bool:
-    """Whether v, not placed yet, may go to p: with its team, and within the room there."""
+    """Return True if v, not placed yet, may go to p: with its team, and within the room there."""
     if device[v] >= 0:
         return False
     if team[v] >= 0 and home[team[v]] >= 0:

@@ -87,7 +87,7 @@ def compare(plans: Mapping[str, PlanData] | Sequence[PlanData]) -> Comparison:
 
 
 def summary(plan: PlanData) -> str:
-    """What a plan's cluster consists of: "16 × h100-sxm"."""
+    """Summarise the devices of a plan's cluster: "16 × h100-sxm"."""
     counts: dict[str, int] = {}
     for worker in plan.cluster.workers:
         for device in worker.devices:

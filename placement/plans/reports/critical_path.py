@@ -29,7 +29,7 @@ class PathSegment:
 
 
 def critical_path(plan: PlanData) -> tuple[PathSegment, ...]:
-    """What the end of a step waits for, back to its start: inputs, transfers, its device's turn.
+    """Return what the end of a step waits for, back to its start: inputs, transfers, busy devices.
 
     Time O(n log n + e): every part is found by what ended when it began.
     """
@@ -79,7 +79,7 @@ class _Arrivals:
         return PathSegment("moving", row.tensor, where, row.start, row.finish, line)
 
     def before(self, part: PathSegment) -> PathSegment | None:
-        """What ended last of all that had to end before a part could begin."""
+        """Return the part that ended last of those that had to end before another could begin."""
         if part.kind == "moving":
             return self._before_transfer(part)
         node = self._nodes[part.name]
@@ -98,7 +98,9 @@ class _Arrivals:
         return self._latest(found)
 
     def _before_transfer(self, part: PathSegment) -> PathSegment | None:
-        """Its maker, or the tensor that the link moved before; of that, until it had left."""
+        """Return what a transfer waited for: its producer, or the transfer before it on the
+        link.
+        """
         maker = self._nodes.get(self._plan.maker(part.name))
         if maker is not None and maker.finish >= part.start:
             return self._latest([self.of_node(maker)])

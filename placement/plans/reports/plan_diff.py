@@ -1,4 +1,4 @@
-"""What one plan does otherwise than another: nodes on other devices, and what each alone costs."""
+"""Differences of two plans: nodes on other devices, and what each move alone costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Difference(Printed):
-    """What another plan does otherwise; print it, or show it in a notebook.
+    """The differences of another plan; print it, or show it in a notebook.
 
     Args:
         makespans, measured: of the first and the other plan, seconds.
@@ -54,7 +54,7 @@ class Difference(Printed):
     one_graph: bool = True
 
     def __bool__(self) -> bool:
-        """Whether anything differs."""
+        """Return True if anything differs."""
         first, other = self.makespans
         return bool(self.moved or self.only_first or self.only_other) or first != other
 

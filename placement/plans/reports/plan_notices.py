@@ -1,4 +1,4 @@
-"""What a plan shows besides its nodes: ports that transfers shared, and what took choices away.
+"""Notices of a plan: ports that transfers shared, and constraints that took choices away.
 
 PlanData ─ports→ [PortUse, …];  PlanData ─taken→ [Taken, …]
 """
@@ -21,7 +21,7 @@ BESIDE = "beside its variable"
 
 @dataclass(frozen=True)
 class PortUse:
-    """What goes through a port that several pairs of devices share: a network card, a switch.
+    """The traffic of a port that several pairs of devices share: a network card, a switch.
 
     Args:
         way: "out", "in", or "" for a port that both ways share.

@@ -1,4 +1,4 @@
-"""What a plan comes to, in tables: who is busy and idle, what travels, what the step waits for.
+"""A plan's report: busy and idle time of devices, bytes over links, and the critical path.
 
     Plan ─report→ Report;  Plan, Plan ─difference→ Difference;  [Plan, …] ─compare→ Comparison
 
@@ -49,7 +49,7 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What goes from one device to another in a step."""
+    """The transfers from one device to another in a step."""
 
     source: str
     target: str
@@ -202,7 +202,7 @@ def shown_devices(uses: Sequence[DeviceUse]) -> tuple[list[DeviceUse], str]:
 
 
 def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
-    """What a step asks of each device of the cluster."""
+    """Return each device's busy time, memory and number of nodes in a step."""
     measured, took = plan.measured, _measured_seconds(plan)
     busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
     for node in plan.nodes:

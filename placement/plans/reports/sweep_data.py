@@ -74,7 +74,7 @@ class SweepData:
         return self.curves[0].points[0].step
 
     def speedup(self, point: Point) -> float:
-        """How many times as fast as the first point of the first curve."""
+        """Return how many times as fast a point is as the first point of the first curve."""
         return self.base / point.step if point.step else math.inf
 
     def format_speedup(self, point: Point) -> str:

@@ -65,7 +65,7 @@ def _width(text: str) -> int:
 
 
 class Printed(ABC):
-    """What prints itself as a headline and tables, in a terminal and in a notebook."""
+    """Base of values that print themselves as a headline and tables, in a terminal or notebook."""
 
     @property
     @abstractmethod
@@ -74,7 +74,7 @@ class Printed(ABC):
 
     @abstractmethod
     def _tables(self) -> Iterable[TextTable]:
-        """In the order in which they are read."""
+        """Yield the tables in the order in which they are read."""
 
     def __str__(self) -> str:
         return "\n".join([self._headline, *map(str, self._tables())])
@@ -90,7 +90,7 @@ def seconds_cell(value: float | None) -> str:
 
 
 def off_by(predicted: float, measured: float | None) -> str:
-    """How much longer than predicted it took: "+12 %"."""
+    """Return how much longer than predicted something took: "+12 %"."""
     if measured is None or predicted <= 0:
         return ""
     return f"{100 * (measured / predicted - 1):+.0f} %"
@@ -103,5 +103,5 @@ def busy_share(busy: float, makespan: float) -> str:
 
 
 def more(count: int) -> str:
-    """What a title says of a list of which not all is shown."""
+    """Return the end of a title for a list that is shown in part."""
     return f" ({count}, the first {SHOWN})" if count > SHOWN else ""

@@ -236,7 +236,7 @@ def _timeline(data: dict[str, Any]) -> Any:
 
 
 def _narrow(data: dict[str, Any], unit: str) -> dict[str, Any]:
-    """What a narrow window has in place of the names of rows, of their room, of the axis' title."""
+    """Return short row names, their width and the axis title for narrow windows."""
     labels = {i + 0.5: label for i, label in enumerate(_labels(data, FEW, "/worker:"))}
     return {"left": NARROW, "labels": list(labels.items()), "title": unit}
 

@@ -38,7 +38,7 @@ def pack(data: Any) -> str:
 
 
 def unpack(text: str) -> Any:
-    """What `pack` packed."""
+    """Unpack what `pack` packed."""
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 

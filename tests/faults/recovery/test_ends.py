@@ -36,7 +36,7 @@ from tests.faults.running import (
     timed,
     took,
 )
-from tests.interrupts import interrupted
+from tests.interrupts import interrupt_after
 
 __all__ = ["curves"]
 
@@ -633,7 +633,7 @@ def test_an_interrupted_step_leaves_a_session_that_recovers_as_before(tmp_path: 
     nap = hazards.sleep(gf.constant([1.0, 2.0]), seconds=3.0)
     with local(ops=["tests.faults.hazards"], checkpoint=tmp_path / "c", every="1h") as s:
         s.run(add)
-        assert interrupted(lambda: s.run(nap), 0.5) < 2.5
+        assert interrupt_after(lambda: s.run(nap), 0.5) < 2.5
         before = float(s.get(count))
         s.run(add)
         os.kill(pids(s)[0], signal.SIGKILL)

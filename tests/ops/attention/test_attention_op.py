@@ -18,7 +18,7 @@ from graphflow.ops import nn
 from graphflow.ops.attention import block_patterns as attention_blocks
 from graphflow.ops.attention import blockwise
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
-from graphflow.ops.kernels.sequence import flash_attention as attend
+from graphflow.ops.kernels.sequence import flash_attention
 
 
 def value(tensor: Any) -> Any:
@@ -263,7 +263,7 @@ def test_native_blocks_give_what_the_formula_does(
     delta = (g * y).sum(-1)
     grads = REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise.attend, "is_native", lambda *_: False)
+        patch.setattr(blockwise.flash_attention, "is_native", lambda *_: False)
         wanted = REGISTRY["attention"].run(np, [q, k, v, *given], attrs)
         wanted += REGISTRY["attention_grad"].run(np, [g, delta, q, k, v, logs, *given], attrs)
     for native, plain in zip((y, logs, *grads), wanted, strict=True):
@@ -280,11 +280,11 @@ def test_keys_that_few_or_no_queries_see_have_their_gradients_and_no_others(
     rng = np.random.default_rng(1)
     q, g = (rng.normal(size=(2, 75, 9)).astype("float32") for _ in range(2))
     k, v = (rng.normal(size=(1, 133, 9)).astype("float32") for _ in range(2))
-    form = attend.BandPattern(0.4, *pattern)
+    form = flash_attention.BandPattern(0.4, *pattern)
     y, logs = np.full_like(q, np.nan), np.full((2, 75), np.nan, "float32")
     found = [np.full_like(x, np.nan) for x in (q, k, v)]
-    attend.forward(y, logs, q, k, v, (), form)
-    attend.backward(found, g, np.empty_like(logs), q, k, v, logs, (), form, y=y)
+    flash_attention.forward(y, logs, q, k, v, (), form)
+    flash_attention.backward(found, g, np.empty_like(logs), q, k, v, logs, (), form, y=y)
 
     left, right, offset = pattern
     apart = np.arange(133) - np.arange(75)[:, None] - offset

@@ -275,7 +275,7 @@ BAD: list[tuple[Callable[[], Any], type[GraphflowError], str]] = [
     (lambda: P.all_gather([X, X], 1.5), ArgumentError, "int"),  # type: ignore[arg-type]
     (lambda: P.reduce_scatter([X, X], sizes=(1, 2)), ShapeError, "3 != 4"),
     (lambda: P.reduce_scatter([X, X], sizes=(4,)), ShapeError, "1 sizes for 2 ranks"),
-    (lambda: P.reduce_scatter([X, X], sizes=(5, -1)), ArgumentError, "from 0 on"),
+    (lambda: P.reduce_scatter([X, X], sizes=(5, -1)), ArgumentError, "ints of at least 0"),
     (lambda: P.reduce_scatter([X, X], op="max"), ArgumentError, '"sum" or "mean"'),
     (lambda: P.reduce_scatter([gf.placeholder("float32", (None,))] * 2), ShapeError, "2 ranks"),
     (lambda: P.broadcast(X, 0), ArgumentError, "positive int"),

@@ -150,7 +150,7 @@ def test_an_open_sequence_of_any_length_is_cut() -> None:
 def test_an_axis_that_cuts_the_batch_cuts_no_sequence() -> None:
     for options, told in (
         ({"batch": "model"}, "give the mesh two axes"),
-        ({"batch": "m"}, r"batch is an axis of the mesh \(model\)"),
+        ({"batch": "m"}, r"batch must be an axis of the mesh \(model\)"),
     ):
         with pytest.raises(gf.errors.ShardingError, match=told):
             cut(**options)

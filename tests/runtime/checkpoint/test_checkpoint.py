@@ -120,7 +120,7 @@ def test_relative_folders_are_taken_from_where_one_is(
     assert load("./here").step == 3
     with pytest.raises(CheckpointError, match="no checkpoint"):
         save(_one(), ".")
-    with pytest.raises(CheckpointError, match="no name of a folder"):
+    with pytest.raises(CheckpointError, match="not a valid folder name"):
         save(_one(), "")
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -245,7 +245,7 @@ def test_a_manifest_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     save(Checkpoint({"w": np.ones(2, "float32")}, 4), tmp_path / "c")
     text = (tmp_path / "c" / MANIFEST).read_text()
     (tmp_path / "c" / MANIFEST).write_text(text.replace('"step": 4', '"step": 3, "step": 4'))
-    with pytest.raises(CheckpointError, match="a key twice"):
+    with pytest.raises(CheckpointError, match="duplicate key"):
         load(tmp_path / "c")
 
 

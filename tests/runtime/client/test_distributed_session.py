@@ -336,7 +336,7 @@ with gf.Session(gf.Cluster.local(workers=2, threads=1)) as s:
 
 @pytest.mark.slow  # each session calibrates the workers by address
 def test_ctrl_c_cancels_the_step_and_leaves_the_session_usable() -> None:
-    done = loaded.ran(["-c", INTERRUPTED], {**os.environ, "PYTHONPATH": str(ROOT)})
+    done = loaded.run_python(["-c", INTERRUPTED], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.split() == ["interrupted", "0.0", "1.0"], done.stdout + done.stderr
 
 
@@ -347,7 +347,7 @@ def test_what_a_worker_prints_reaches_the_users_terminal() -> None:
         "    with gf.device('/worker:1'):\n"
         "        s.run(gf.debug.print(gf.ones((2,)) * 3.0, 'seen there'))\n"
     )
-    done = loaded.ran(["-c", script], {**os.environ, "PYTHONPATH": str(ROOT)})
+    done = loaded.run_python(["-c", script], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert "seen there" in done.stdout and "3." in done.stdout
 
@@ -393,7 +393,7 @@ for cluster in (gf.Cluster.here(threads=2), gf.Cluster.local(workers=1, threads=
 
 
 def test_a_fork_is_told_that_the_session_is_its_parents_and_harms_nothing() -> None:
-    done = loaded.ran(["-c", FORKED], {**os.environ, "PYTHONPATH": str(ROOT)})
+    done = loaded.run_python(["-c", FORKED], {**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.split() == ["True", "500.0"] * 2, done.stdout + done.stderr
 
 

@@ -24,7 +24,7 @@ from graphflow.runtime.protocol.coordinator_events import Replies
 from graphflow.runtime.protocol.fast_path import FastPathCoordinator
 from tests.faults import hazards
 from tests.faults.running import stop
-from tests.interrupts import interrupt_at, interrupted
+from tests.interrupts import interrupt_after, interrupt_at
 
 OPS = ["tests.faults.hazards"]
 
@@ -150,7 +150,7 @@ def test_ctrl_c_in_the_middle_of_a_short_step_ends_it_and_nothing_else(
     session.run(model.slow, fed(model, 1))
     before = float(session.get(model.total))
     for seconds in (0.001, 0.01, 0.05, 0.1):
-        assert interrupted(lambda: session.run(model.slow, fed(model, 1)), seconds) < 2
+        assert interrupt_after(lambda: session.run(model.slow, fed(model, 1)), seconds) < 2
         assert signal.getsignal(signal.SIGINT) is handler
     assert float(session.get(model.total)) == before
     assert [float(session.run(model.add, fed(model, 1))) for _ in range(3)] == [

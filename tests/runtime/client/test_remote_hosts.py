@@ -39,7 +39,7 @@ from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.wire.frame_codec import CHUNK_BYTES
 from graphflow.runtime.wire.messages import Compute, StepResult
 from tests.faults.running import stop
-from tests.interrupts import interrupted
+from tests.interrupts import interrupt_after
 
 HOST = f"{Path(__file__).parents[1] / 'protocol' / 'fake_host.py'}:FakeHost"
 START = 30.0  # seconds
@@ -265,7 +265,7 @@ def test_another_thread_cancels_a_step_and_the_next_one_runs(hosts: RemoteHosts)
 
 def test_ctrl_c_cancels_a_step_and_the_next_one_runs(hosts: RemoteHosts) -> None:
     load(hosts, "p", "receive:never", "count")
-    interrupted(lambda: run(hosts, "p", 1), 0.3)
+    interrupt_after(lambda: run(hosts, "p", 1), 0.3)
     load(hosts, "q", "", "count")
     run(hosts, "q", 2)
     assert hosts.read(1, "n") == 1

@@ -34,7 +34,7 @@ from graphflow.runtime.program.program import Program
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Computed, TensorParcel
-from tests.interrupts import interrupted
+from tests.interrupts import interrupt_after
 from tests.runtime.programs import CPU, OTHER, placed
 
 FAR = "/worker:1/cpu:0"
@@ -388,7 +388,7 @@ def test_ctrl_c_leaves_no_device_at_work(host: DeviceHost) -> None:
     graph = Graph([x, y])
     cut = partition(graph, placed(graph, FAR, x=CPU, y=OTHER))
     host.add("s", "p", [cut[CPU], cut[OTHER]])
-    interrupted(lambda: compute(host, 1), 0.2)
+    interrupt_after(lambda: compute(host, 1), 0.2)
     host.abort("s", 1)
     host.deliver("s", 2, 0, np.zeros(2, "float32"))
     assert compute(host, 2, deadline=20).fetches["1"].tolist() == [1, 1]

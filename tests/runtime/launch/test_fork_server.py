@@ -29,12 +29,12 @@ from tests.faults.running import stop
 HOST = f"{Path(__file__).parents[1] / 'protocol' / 'fake_host.py'}:FakeHost"
 START = 30.0
 
-pytestmark = pytest.mark.usefixtures("own_nurseries")
+pytestmark = pytest.mark.usefixtures("own_fork_servers")
 needs_forks = pytest.mark.skipif(not can_fork(), reason="processes have no descriptors here")
 
 
 @pytest.fixture
-def nursery() -> Iterator[ForkServer]:
+def server() -> Iterator[ForkServer]:
     made = ForkServer(dict(os.environ))
     yield made
     made.close()
@@ -69,16 +69,16 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_ctrl_c_while_a_nursery_begins_is_none_of_its_business(nursery: ForkServer) -> None:
-    os.kill(nursery.pid, signal.SIGINT)
-    state = Path(f"/proc/{nursery.pid}/status")
+def test_ctrl_c_while_a_nursery_begins_is_none_of_its_business(server: ForkServer) -> None:
+    os.kill(server.pid, signal.SIGINT)
+    state = Path(f"/proc/{server.pid}/status")
 
     def has(what: str) -> bool:
         line = next(line for line in state.read_text().splitlines() if line.startswith(what))
         return bool(int(line.split()[1], 16) >> signal.SIGINT - 1 & 1)
 
     assert soon(lambda: has("SigIgn") and not has("SigBlk"))
-    assert not is_gone(nursery.pid)
+    assert not is_gone(server.pid)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
@@ -94,14 +94,14 @@ def test_forks_do_not_draw_the_same_random_numbers(monkeypatch: pytest.MonkeyPat
 
 
 @needs_forks
-def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: ForkServer) -> None:
+def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(server: ForkServer) -> None:
     recorder = CrashRecorder()
     until = time.monotonic() + START
-    wrong = nursery.fork(["--listen", "nonsense"], recorder.descriptors, until)
+    wrong = server.fork(["--listen", "nonsense"], recorder.descriptors, until)
     assert wrong.wait(START) == 1 and wrong.poll() == 1
     assert b"graphflow worker: " in wrong.stderr.read() and wrong.stdout.read() == b""
-    parent = ["--parent", str(nursery.pid)]
-    other = nursery.fork(["--listen", "tcp://127.0.0.1:*", *parent], recorder.descriptors, until)
+    parent = ["--parent", str(server.pid)]
+    other = server.fork(["--listen", "tcp://127.0.0.1:*", *parent], recorder.descriptors, until)
     assert b"listening on" in other.stdout.readline() and other.pid != wrong.pid
     with pytest.raises(subprocess.TimeoutExpired):
         other.wait(0.01)
@@ -116,14 +116,14 @@ def test_a_fork_has_streams_of_its_own_and_tells_how_it_ended(nursery: ForkServe
 
 
 @needs_forks
-def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: ForkServer) -> None:
+def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(server: ForkServer) -> None:
     recorder = CrashRecorder()
-    arguments = ["--listen", "tcp://127.0.0.1:*", "--parent", str(nursery.pid)]
-    worker = nursery.fork(arguments, recorder.descriptors, time.monotonic() + START)
+    arguments = ["--listen", "tcp://127.0.0.1:*", "--parent", str(server.pid)]
+    worker = server.fork(arguments, recorder.descriptors, time.monotonic() + START)
     assert b"listening on" in worker.stdout.readline()
     for stream in (worker.stdin, worker.stdout, worker.stderr):
         stream.close()
-    nursery.close()
+    server.close()
     with pytest.raises(ProcessLookupError):  # not even as one that has ended
         os.kill(worker.pid, 0)
     recorder.close()
@@ -131,7 +131,7 @@ def test_a_worker_that_nobody_waits_for_is_seen_off_by_its_nursery(nursery: Fork
 
 @needs_forks
 def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_closed(
-    nursery: ForkServer, monkeypatch: pytest.MonkeyPatch
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder, started = CrashRecorder(), list[int]()
 
@@ -141,28 +141,28 @@ def test_a_worker_whose_start_was_interrupted_ends_with_the_nursery_that_is_clos
             stop(started[0])  # it cannot look whether anybody wants it
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(nursery, "_answers", Interrupted())
+    monkeypatch.setattr(server, "_answers", Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        nursery.fork(
+        server.fork(
             ["--listen", "tcp://127.0.0.1:*"], recorder.descriptors, time.monotonic() + START
         )
-    nursery.close()
+    server.close()
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
     recorder.close()
 
 
 @needs_forks
-def test_a_nursery_outlives_a_request_to_end_and_closes_twice(nursery: ForkServer) -> None:
+def test_a_nursery_outlives_a_request_to_end_and_closes_twice(server: ForkServer) -> None:
     recorder = CrashRecorder()
-    nursery.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
-    os.kill(nursery.pid, signal.SIGTERM)
-    assert not soon(lambda: is_gone(nursery.pid), 0.3) and nursery.is_alive
-    nursery.close()
-    nursery.close()
-    assert is_gone(nursery.pid) and not nursery.is_alive
+    server.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
+    os.kill(server.pid, signal.SIGTERM)
+    assert not soon(lambda: is_gone(server.pid), 0.3) and server.is_alive
+    server.close()
+    server.close()
+    assert is_gone(server.pid) and not server.is_alive
     with pytest.raises(RendezvousTimeout, match="could not be started"):
-        nursery.fork([], recorder.descriptors, time.monotonic() + 1.0)
+        server.fork([], recorder.descriptors, time.monotonic() + 1.0)
     recorder.close()
 
 
@@ -171,10 +171,10 @@ def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
     workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
     try:
         before = workers.pids
-        nursery = workers._fork_servers[-1]
-        os.kill(nursery.pid, signal.SIGKILL)
+        server = workers._fork_servers[-1]
+        os.kill(server.pid, signal.SIGKILL)
         assert soon(lambda: all(map(is_gone, before)))
-        assert soon(lambda: not nursery.is_alive)
+        assert soon(lambda: not server.is_alive)
         assert str(workers.wait_exit(0, 5.0)) == "with its fork server, killed by signal 9"
         assert workers.restart_ended([], [], START) == [0, 1]
         assert not set(before) & set(workers.pids) and len(set(workers.addresses)) == 2
@@ -203,9 +203,9 @@ def test_linux_ends_a_worker_before_its_nursery_and_its_client() -> None:
 
     workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
     try:
-        nursery = score(workers._fork_servers[-1].pid)
-        assert nursery == score(os.getpid())
-        assert score(workers.pids[0]) == min(1000, nursery + 100)
+        server = score(workers._fork_servers[-1].pid)
+        assert server == score(os.getpid())
+        assert score(workers.pids[0]) == min(1000, server + 100)
     finally:
         workers.stop()
 
@@ -227,13 +227,13 @@ def test_a_session_is_told_that_its_workers_have_ended_with_their_nursery() -> N
 def test_a_worker_that_is_renewed_comes_from_the_same_nursery() -> None:
     workers = LocalWorkers(2, threads=1, deadline=START, host=HOST)
     try:
-        nursery, (first, second) = workers._fork_servers[-1].pid, workers.pids
+        server, (first, second) = workers._fork_servers[-1].pid, workers.pids
         os.kill(second, signal.SIGKILL)
         ended = workers.wait_exit(1, 5.0)
         assert str(ended) == "killed by signal 9" and workers.wait_exit(0) is None
         assert workers.restart_ended([], [], START) == [1]
         assert workers.pids[0] == first and workers.pids[1] != second
-        assert [each.pid for each in workers._fork_servers] == [nursery]
+        assert [each.pid for each in workers._fork_servers] == [server]
     finally:
         workers.stop()
 

@@ -16,7 +16,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import Tensor
 from graphflow.runtime.program import body_routines as routines
 from graphflow.runtime.program.program import Program
-from tests.interrupts import interrupted
+from tests.interrupts import interrupt_after
 from tests.properties.random_graphs import same_bits
 from tests.runtime.programs import NoChannel, alone, compiled
 
@@ -197,7 +197,7 @@ def test_ctrl_c_ends_a_native_loop_and_the_session_goes_on() -> None:
     v = gf.variable(np.float32(1), name="v")
     end = gf.while_loop(lambda s: s > -1.0, lambda s: gf.abs(s) + 0.0, v)
     with gf.Session(deadline=60) as s:
-        interrupted(lambda: s.run(gf.assign(v, end + 1.0)), 0.3)
+        interrupt_after(lambda: s.run(gf.assign(v, end + 1.0)), 0.3)
         assert s.get(v) == 1.0
         assert s.run(gf.assign(v, v + 1.0)) == 2.0
 

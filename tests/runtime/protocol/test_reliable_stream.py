@@ -172,5 +172,5 @@ def test_only_the_sessions_epoch_with_its_token_gets_in(
     found = stale_error(Envelope("s", epoch, 0, 0, 1, token=token), 2, "t")
     assert (found and type(found)) is error
     if error is StaleEpoch:  # who was away while the others began anew
-        late = "its sender" if epoch < 2 else "who is told it"
+        late = "its sender" if epoch < 2 else "its receiver"
         assert f"{late} missed a recovery" in str(found)

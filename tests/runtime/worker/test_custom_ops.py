@@ -269,7 +269,7 @@ def test_wrong_arguments_are_told() -> None:
     with pytest.raises(ArgumentError, match="has no samples"):
         gf.check_op(gf.Op("bare", infer=lambda x: x))
     for ops in ("users_ops", 3, [3], ["no-name"], ["a b"], [""]):
-        with pytest.raises(ArgumentError, match=r"ops (is a list|holds names)"):
+        with pytest.raises(ArgumentError, match=r"ops must (be a list|hold names)"):
             gf.Session(ops=ops)  # type: ignore[arg-type]
     with pytest.raises(OpError, match="cannot import 'no_such_module'"):
         gf.Session(ops=["no_such_module"])
@@ -294,7 +294,7 @@ def test_the_python_of_the_documentation_runs(tmp_path: Path) -> None:
         ("train.py", r"([\d.]+) ([\d.]+)\n"),
         ("per_example.py", r"\(5, 8, 3\)\n"),
     ):
-        done = loaded.ran([name], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
+        done = loaded.run_python([name], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
         assert done.returncode == 0, done.stderr
         found = re.fullmatch(expected, done.stdout)
         assert found, done.stdout

@@ -19,7 +19,7 @@ import graphflow
 from graphflow import _version
 from graphflow.errors import AddressInUse, InsecureAddress, RendezvousTimeout, TransportError
 from graphflow.runtime.launch.local import LocalWorkers, _end_all
-from graphflow.runtime.worker.hosted_session import default_factory
+from graphflow.runtime.worker.host_protocol import default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 from graphflow.runtime.worker.serving import main, serve
 from tests.faults.running import Script

@@ -62,7 +62,7 @@ def test_real_processes_tell_one_json_object_a_line_and_no_secret(tmp_path: Path
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     telling = {"GRAPHFLOW_LOG": "json", "GRAPHFLOW_LOG_LEVEL": "debug"}
-    done = loaded.ran([str(script)], {**os.environ, "PYTHONPATH": str(ROOT), **telling})
+    done = loaded.run_python([str(script)], {**os.environ, "PYTHONPATH": str(ROOT), **telling})
     assert done.returncode == 0, done.stderr
     session, token = done.stdout.split()
     told = [json.loads(line) for line in done.stderr.splitlines()]  # two workers, one stream

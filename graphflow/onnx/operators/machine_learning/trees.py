@@ -281,7 +281,7 @@ def _named_forest(call: NodeCall) -> tuple[Forest, dict[tuple[int, int], int]]:
 
 
 def _scores(call: NodeCall, what: str, targets: int, how: str) -> Tensor:
-    """Return the scores (rows, targets) of a forest whose leaf weights are attributes `what`_…"""
+    """Return scores (rows, targets); the attributes of leaf weights begin with `what`."""
     x = _as_floats(call.tensor(0))
     forest, places = _named_forest(call)
     values = _floats(call, f"{what}_weights")

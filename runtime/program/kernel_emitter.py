@@ -1,0 +1,250 @@
+"""Emits the lines and native calls that compute a program's nodes, for CPUs.
+
+A fused region or a node with a generated kernel becomes a native call. If its work is large,
+threads share it, and it is a line of its own. Any other node is a line that calls the op's kernel.
+Deferred updates of variables go to the commit section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphflow.ir.graph import bind_attrs
+from graphflow.ir.half_precision import has_half
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
+from graphflow.ops.kernels.fusion.region_kernels import (
+    THREADING_NANOSECONDS,
+    KernelLaunch,
+    is_jit_enabled,
+    kernel_of,
+)
+from graphflow.ops.kernels.jit.call_table_driver import copy_task
+from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.runtime.memory.backend import DeviceBackend
+from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.native_calls.native_segments import (
+    KernelCall,
+    PointerSource,
+)
+from graphflow.runtime.program.generated_call_support import (
+    out_kernel,
+)
+from graphflow.runtime.program.operand_table import OperandTable
+from graphflow.runtime.program.program_part import ProgramSection
+
+
+class KernelEmitter:
+    """Adds the computation of nodes to a program's two sections.
+
+    Args:
+        operands: addresses and names of the program's tensors.
+        scope: global names of the generated functions; kernels are added to it.
+        compute, commit: the sections.
+
+    Attributes:
+        plain_kernel_nodes: nodes that are computed by their op's own kernel.
+    """
+
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        bindings: Mapping[str, int],
+        backend: DeviceBackend,
+        operands: OperandTable,
+        scope: dict[str, Any],
+        compute: ProgramSection,
+        commit: ProgramSection,
+    ) -> None:
+        self.plain_kernel_nodes: list[Node] = []
+        self._layout = layout
+        self._bindings = bindings
+        self._backend = backend
+        self._operands = operands
+        self._scope = scope
+        self._compute = compute
+        self._commit = commit
+        self._plain = not is_jit_enabled()
+        self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
+        self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
+
+    def emit_region(self, node: Node, number: int) -> None:
+        """Emit a node of a fused region; the region's last node emits the kernel."""
+        fused = self._layout.regions[node]
+        if node.op.refuse is not None:
+            self._emit_value_check(node, number)
+        if node is not fused.last:
+            return
+        task = fused.task
+        part = self._commit if node in self._layout.deferred else self._compute
+        tensors = (*fused.operands, *fused.results)
+        if not self._is_split_over_threads(task):
+            self._emit_call(part, node, task, tensors, len(fused.results))
+            return
+        places = [self._operands.pointer_source(t) for t in tensors]
+        if part is self._commit and not task.scratch and _are_fixed(places):
+            self._sweep_updates.append((node, task, places))
+            return
+        launch = KernelLaunch(
+            kernel_of(fused.region),
+            fused.sizes,
+            [p if isinstance(p, int) else None for p in places],
+        )
+        self._scope[f"k{number}"] = launch.callable()
+        moving = [
+            self._operands.name(t)
+            for t, p in zip(tensors, places, strict=True)
+            if not isinstance(p, int)
+        ]
+        if part is self._commit:
+            moving = [self.keep_for_commit(node, name) for name in moving]
+        part.add_line(node, f"k{number}({', '.join(moving)})")
+
+    def emit_sweep(self) -> None:
+        """Emit large updates of variables, and small ones with them, as one call for each thread.
+
+        Each thread then updates its share of all variables, so threads meet once, not once for
+        each variable.
+        """
+        if not self._sweep_updates:
+            return
+        small = [c for c in self._commit.calls if not c.task.scratch and _are_fixed(c.pointers)]
+        taken = set(map(id, small))
+        self._commit.calls = [c for c in self._commit.calls if id(c) not in taken]
+        calls: list[Any] = [(task, places) for _, task, places in self._sweep_updates]
+        calls += [(call.task, call.pointers) for call in small]
+        self._scope["sweep"] = MultiTensorUpdate(calls, self._backend.threads)
+        self._commit.add_line(self._sweep_updates[-1][0], "sweep()")
+
+    def _emit_value_check(self, node: Node, number: int) -> None:
+        """Emit a line that refuses values that the op does not accept, such as class labels
+        beyond the number of classes."""
+        assert node.op.refuse is not None
+        attrs = bind_attrs(node.attrs, self._bindings)
+        arrays = []
+        for i, tensor in enumerate(node.inputs):
+            if tensor.dtype.kind == "f":  # only its shape matters
+                self._scope[f"c{number}_{i}"] = self._layout.specs[tensor]
+                arrays.append(f"c{number}_{i}")
+            else:
+                arrays.append(self._operands.name(tensor))
+        self._scope[f"c{number}"] = partial(node.op.refuse, self._backend.xp, **attrs)
+        self._compute.add_line(node, f"c{number}({', '.join(arrays)})")
+
+    def _is_split_over_threads(self, task: KernelTask) -> bool:
+        """Return True if threads share the work of a task."""
+        return task.nanoseconds > THREADING_NANOSECONDS and self._backend.threads > 1
+
+    def _emit_call(
+        self,
+        part: ProgramSection,
+        node: Node,
+        task: KernelTask,
+        tensors: Sequence[Tensor],
+        results: int,
+    ) -> None:
+        """Add a native call of a task; the last `results` of the tensors are its results."""
+        if not task.rows:
+            return
+        if task.order:
+            order = [*task.order, *range(len(task.order), len(tensors))]
+            tensors = [tensors[i] for i in order]
+        places = [self._operands.pointer_source(t) for t in tensors]
+        sizes = [self._nbytes(self._layout.specs[t]) for t in tensors]
+        if task.scratch:
+            places.append(
+                self._operands.base_address + self._layout.arena.offsets[self._layout.scratch[node]]
+            )
+            sizes.append(task.scratch)
+        part.add_calls(
+            [KernelCall(node, task, tuple(places), tuple(sizes), len(tensors) - results)]
+        )
+
+    def _nbytes(self, spec: TensorSpec) -> int:
+        """Return the bytes of a tensor. Most specs of a layout belong to many tensors."""
+        known = self._sizes.get(id(spec))
+        if known is None:
+            known = self._sizes[id(spec)] = nbytes(spec)
+        return known
+
+    def emit_kernel(self, node: Node, number: int) -> None:
+        """Emit the node's kernel, which writes to its buffers."""
+        deferred = self._layout.deferred.get(node)
+        task = self._layout.tasks.get(node)
+        if task is not None and deferred is None and not self._is_split_over_threads(task):
+            tensors = (*node.inputs, *node.outputs)
+            self._emit_call(self._compute, node, task, tensors, len(node.outputs))
+            return
+        inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
+        if deferred is not None:
+            inputs = [self.keep_for_commit(node, name) for name in inputs]
+        names = [self._operands.name(t) for t in node.outputs]
+        attrs = bind_attrs(node.attrs, self._bindings)
+        specs = [t.spec for t in node.inputs]
+        half = not node.op.halves and has_half(specs)
+        if node.op.ufunc is not None and not attrs and not self._plain and not half:
+            self._scope[f"k{number}"] = getattr(self._backend.xp, node.op.ufunc)
+            line = f"k{number}({', '.join(inputs)}, out={names[0]})"
+        else:
+            self._scope[f"k{number}"] = out_kernel(
+                node.op, self._backend.xp, specs, attrs, self._plain
+            )
+            self.plain_kernel_nodes.append(node)
+            out = names[0] if len(names) == 1 else f"({', '.join(names)})"
+            step = ", step=draws" if node.op.random else ""
+            line = f"k{number}({', '.join([out, *inputs])}{step})"
+        if deferred is not None:
+            self._commit.add_line(node, line)
+        else:
+            self._compute.add_line(node, line)
+
+    # The commit part ------------------------------------------------------------------------------
+
+    def emit_staging_copy(self, node: Node) -> None:
+        """Emit a copy of an assigned value that shares memory with a variable of this commit."""
+        if node in self._layout.staged and not self._emit_native_copy(
+            self._compute, node, node.inputs[1], node.outputs[0]
+        ):
+            value = self._operands.name(node.inputs[1])
+            self._compute.add_line(node, f"copyto({self._operands.name(node.outputs[0])}, {value})")
+
+    def emit_commit(self, assign: Node) -> None:
+        """Emit the assignment of a variable, unless its update is deferred."""
+        variable, value = assign.inputs[0], assign.outputs[0]
+        if assign.inputs[1].node in self._layout.deferred:
+            return
+        if not self._emit_native_copy(self._commit, assign, value, variable):
+            kept = self.keep_for_commit(assign, self._operands.name(value))
+            self._commit.add_line(assign, f"copyto({self._operands.names[variable]}, {kept})")
+
+    def _emit_native_copy(
+        self, part: ProgramSection, node: Node, source: Tensor, target: Tensor
+    ) -> bool:
+        """Add a native copy of a tensor; return False if native calls are off."""
+        size = nbytes(self._layout.specs[target])
+        if self._plain or self._backend.xp is not np:
+            return False
+        places = (self._operands.pointer_source(source), self._operands.pointer_source(target))
+        if size:
+            part.add_calls([KernelCall(node, copy_task(size), places, (size, size), 1)])
+        return True
+
+    def keep_for_commit(self, node: Node, name: str) -> str:
+        """Return an expression that the commit section can use for a name.
+
+        Feeds, received tensors and their aliases are local to the compute section.
+        """
+        if name in self._scope:
+            return name
+        self._compute.add_line(node, f"kept[{name!r}] = {name}")
+        return f"kept[{name!r}]"
+
+
+def _are_fixed(places: Sequence[PointerSource]) -> bool:
+    """Return True if all addresses are known before the program runs."""
+    return all(isinstance(place, int) for place in places)
