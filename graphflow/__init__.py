@@ -174,15 +174,17 @@ _LATER = {
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
 _ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel")
-"""Modules of public names: who asks here for one of theirs is told where it is."""
+"""Modules of public names: who asks here for one of theirs is text where it is."""
 
 
 def __getattr__(name: str) -> Any:
-    """What plans graphs and runs them is loaded when it is asked for: who only builds graphs does
-    not wait for it. `onnx` needs the package of that name."""
+    """Load the modules that plan and run graphs on first use.
+
+    A program that only builds graphs does not wait for them. `onnx` needs the package of that name.
+    """
     if name not in _LATER:
-        told = f"module 'graphflow' has no attribute {name!r}{_elsewhere(name)}"
-        raise AttributeError(told, name=name, obj=sys.modules[__name__])
+        text = f"module 'graphflow' has no attribute {name!r}{_elsewhere(name)}"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
     module = import_module(home or f"graphflow.{name}")
     found = getattr(module, name) if home else module
@@ -192,7 +194,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _elsewhere(name: str) -> str:
-    """Where a name is that is not here: in a module, or under another name."""
+    """Say where a missing name is: in a module of this package, or under another name."""
     rooms = {room: globals().get(room) for room in _ROOMS}
     found = [f"gf.{r}.{name}" for r, m in rooms.items() if name in getattr(m, "__all__", ())]
     if isinstance(kind := getattr(errors, name, None), type) and issubclass(kind, Exception):

@@ -151,7 +151,7 @@ class FetchError(SessionError):
 class OpError(GraphflowError):
     """An op failed while a step ran; names node, user's line and the (remote) traceback."""
 
-    explained = False  # whether the message names the node already
+    explained = False  # True if the message names the node already
 
 
 class CheckError(OpError):

@@ -1,9 +1,9 @@
-"""The interface of strategies: what partitions a graph before it is optimised and placed.
+"""The interface of strategies, which partition a graph before it is optimised and placed.
 
 A training node carries its strategy. Sessions, plans and the search look it up here. The strategies
 of the package are in `graphflow.parallel`, which builds on everything else.
 
-A new strategy is a class in one file. What is asked of it:
+A new strategy is a class in one file. Each user of strategies asks for this much:
 
     minimize, Session, plan      `divide`, and a `line` for errors, if it has one
     search, reports              `divide` returns a `sharded_graph.ShardedGraph`

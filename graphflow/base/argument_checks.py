@@ -262,16 +262,16 @@ def _describe_mismatch(
         if unknown:
             return describe_unexpected(unknown[0], names)
         twice = str(error).partition("multiple values for argument ")[2].strip("'")
-        told = f"{error} ({explain_repeated(twice)})" if twice else str(error)
-        return f"{told}; it takes {', '.join(names) or 'nothing'}"
+        text = f"{error} ({explain_repeated(twice)})" if twice else str(error)
+        return f"{text}; it takes {', '.join(names) or 'nothing'}"
     return None
 
 
 def describe_unexpected(word: str, names: Sequence[str]) -> str:
     """Say that a call gave an unknown argument `word` to a function that takes `names`."""
     hint = translate_argument(word, names) or did_you_mean(word, names)
-    told = f"got an unexpected keyword argument {word!r}" + f" ({hint})" * bool(hint)
-    return f"{told}; it takes {', '.join(names) or 'nothing'}"
+    text = f"got an unexpected keyword argument {word!r}" + f" ({hint})" * bool(hint)
+    return f"{text}; it takes {', '.join(names) or 'nothing'}"
 
 
 # Numbers ---------------------------------------------------------------------------------------

@@ -44,12 +44,13 @@ def folder_setting(name: str) -> Path | None:
     Raises:
         ArgumentError: it names the home of a user that does not exist.
     """
-    told = setting(name)
+    value = setting(name)
     try:
-        return None if told is None else Path(told).expanduser()
+        return None if value is None else Path(value).expanduser()
     except RuntimeError:
         raise ArgumentError(
-            f"{name} in the environment is {told!r}, but there is no such home; give the whole path"
+            f"{name} in the environment is {value!r}, but there is no such home; give the whole "
+            "path"
         ) from None
 
 
@@ -67,12 +68,12 @@ def choice_setting(name: str, among: Sequence[str]) -> str | None:
     Raises:
         ArgumentError: it holds another word.
     """
-    told = setting(name)
-    if told is not None and told not in among:
+    value = setting(name)
+    if value is not None and value not in among:
         several = "one of " if len(among) > 2 else ""
         named = ", ".join(among) if several else " or ".join(among)
-        raise ArgumentError(f"{name} in the environment must be {several}{named}, not {told!r}")
-    return told
+        raise ArgumentError(f"{name} in the environment must be {several}{named}, not {value!r}")
+    return value
 
 
 def is_on(switch: str) -> bool:

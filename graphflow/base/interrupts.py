@@ -70,7 +70,7 @@ class DeferredSignals:
                 if callable(handler) and not isinstance(handler, DeferredSignals):
                     found.append((number, handler))
                     _signal.signal(number, self)
-        except BaseException:  # raised by a handler that has not been replaced yet
+        except BaseException:  # from a handler that has not been replaced yet
             self.restore(found)
             raise
         return found
@@ -84,7 +84,7 @@ class DeferredSignals:
                     _signal.signal(number, handler)
                 handlers.pop()
         finally:
-            if handlers:  # a handler that is back has raised already
+            if handlers:  # a restored handler has raised
                 self.restore(handlers)
         self.release()
 
@@ -174,7 +174,7 @@ class passing_interrupts:
                     _signal.signal(passed.number, passed.handler)
                 self._passed.pop()
         finally:
-            if self._passed:  # a handler that is back has raised already
+            if self._passed:  # a restored handler has raised
                 self._restore()
 
 

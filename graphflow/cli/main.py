@@ -148,12 +148,12 @@ def worker(
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
-    with supervise(partial(announce_exit, insecure=insecure, key=key)) as told:
+    with supervise(partial(announce_exit, insecure=insecure, key=key)) as on_address:
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
             connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
-            metrics=metrics, on_address=told,
+            metrics=metrics, on_address=on_address,
         )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def plan_command(
     if target is None:
         raise ArgumentError("Missing argument 'TARGET': script.py:name, or --diff a.json b.json")
     if output is not None and output.suffix not in SUFFIXES:
-        raise ArgumentError(f"--output {output}: a plan is saved as {', '.join(SUFFIXES)}")
+        raise ArgumentError(f"--output {output}: the name must end in {', '.join(SUFFIXES)}")
     if hardware is not None and (workers is not None or cluster is not None):
         raise ArgumentError("give --hardware, --workers or --cluster, not two of them")
     chosen = (

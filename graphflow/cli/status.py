@@ -166,8 +166,8 @@ def _to_json(answers: Answers) -> dict[str, Any]:
     workers: list[Mapping[str, Any]] = []
     for worker, answer in answers:
         if isinstance(answer, GraphflowError):
-            told = {"error": type(answer).__name__, "text": str(answer)}
-            workers.append({"address": worker.address, **told})
+            error = {"error": type(answer).__name__, "text": str(answer)}
+            workers.append({"address": worker.address, **error})
         else:
             workers.append({"address": worker.address, **answer})
     return {"workers": workers}
@@ -261,9 +261,9 @@ class _StatusTable:
         yield Text(self.title, style="bold")
         first, end = len(self.left), len(self.left) + len(self.right)
         for row in self.rows:
-            told = [f"{head}: {cell}" for head, cell in zip(self._heads, row, strict=True)]
-            yield Text(_fill_lines(told[:first], width), overflow="fold")
-            further = [_fill_lines(told[first:end], width - _GAP), *told[end:]]
+            cells = [f"{head}: {cell}" for head, cell in zip(self._heads, row, strict=True)]
+            yield Text(_fill_lines(cells[:first], width), overflow="fold")
+            further = [_fill_lines(cells[first:end], width - _GAP), *cells[end:]]
             yield Padding(Text("\n".join(further), overflow="fold"), (0, 0, 0, _GAP))
 
 
@@ -337,12 +337,12 @@ def _describe_activity(session: Mapping[str, Any]) -> str:
         return "its coordinator is silent"
     if not session["doing"]:
         return "idle"
-    told = f"{session['doing']}, {show_seconds(session['doing_seconds'])}"
+    activity = f"{session['doing']}, {show_seconds(session['doing_seconds'])}"
     if not session["waits"]:
-        return told
+        return activity
     what, waited = session["waits"][0]
     more = f" and {session['waiting'] - 1} more" if session["waiting"] > 1 else ""
-    return f"{told}: waits for {what}{more}, {show_seconds(waited)}"
+    return f"{activity}: waits for {what}{more}, {show_seconds(waited)}"
 
 
 def _links_rows(reports: Mapping[str, Report]) -> _StatusTable:
@@ -353,8 +353,8 @@ def _links_rows(reports: Mapping[str, Report]) -> _StatusTable:
             ways.setdefault((link["peer"], address), [None, None])[1] = link["received"]
     rows = []
     for (source, target), (sent, received) in sorted(ways.items()):
-        told = ("not asked" if n is None else show_bytes(n) for n in (sent, received))
-        rows.append((_sanitise(source), _sanitise(target), *told))
+        sizes = ("not asked" if n is None else show_bytes(n) for n in (sent, received))
+        rows.append((_sanitise(source), _sanitise(target), *sizes))
     title = "Tensors between workers, so far"
     return _StatusTable(title, ("from", "to"), ("sent", "received"), "", tuple(rows))
 

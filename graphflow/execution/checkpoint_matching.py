@@ -52,10 +52,10 @@ class Loaded:
     unexpected: tuple[str, ...]
 
     def __str__(self) -> str:
-        told = [f"{self.source}, step {self.step}: {len(self.loaded)} variables loaded"]
-        told += [f"missing in it: {list_some(self.missing)}"] * bool(self.missing)
-        told += [f"no variable yet for: {list_some(self.unexpected)}"] * bool(self.unexpected)
-        return "; ".join(told)
+        parts = [f"{self.source}, step {self.step}: {len(self.loaded)} variables loaded"]
+        parts += [f"missing in it: {list_some(self.missing)}"] * bool(self.missing)
+        parts += [f"no variable yet for: {list_some(self.unexpected)}"] * bool(self.unexpected)
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,16 @@ def mismatch_error(
 def suggest_remedy(wanted: Mapping[str, Signature], there: Mapping[str, Signature]) -> str:
     """Say what to do about a checkpoint that does not fit."""
     suggested = suggest_rename(wanted, there)
-    told = ""
+    advice = ""
     if suggested:
         first = dict(list(suggested.items())[:_SUGGESTED])
         rest = ", …" if len(suggested) > _SUGGESTED else ""
-        told = f"did you mean rename={str(first)[:-1]}{rest}}}? "
+        advice = f"did you mean rename={str(first)[:-1]}{rest}}}? "
     if any(name in there and there[name] != kind for name, kind in wanted.items()):
-        return f"{told}load one of this model, or set the variables"
-    if not told:
-        told = "load one of this model. "
-    return f"{told}With strict=False, variables that it lacks keep their own values"
+        return f"{advice}load one of this model, or set the variables"
+    if not advice:
+        advice = "load one of this model. "
+    return f"{advice}With strict=False, variables that it lacks keep their own values"
 
 
 def suggest_rename(

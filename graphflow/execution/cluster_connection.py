@@ -96,8 +96,8 @@ def hosts_of(
         lacking = _describe_shortage(error)
         if lacking is None:
             raise
-        told = f"a session with {show_count(len(cluster.workers), 'worker')} needs {lacking}"
-        raise SessionError(f"{told}, or use fewer workers") from error
+        need = f"a session with {show_count(len(cluster.workers), 'worker')} needs {lacking}"
+        raise SessionError(f"{need}, or use fewer workers") from error
 
 
 def _describe_shortage(error: Exception) -> str | None:

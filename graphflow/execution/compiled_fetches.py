@@ -256,7 +256,8 @@ class CompiledFetches:
             named = cached.match_feeds(feeds) if cached is not self.cached_step else None
             if named is not None:
                 self.cached_step = cached
-                hosts.direct_step(self.program, cached.bindings)  # used now, as others see it
+                # Marks the compiled form as used last, so that it is not the next one dropped.
+                hosts.direct_step(self.program, cached.bindings)
                 return cached, named
         return None
 
@@ -334,13 +335,13 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
     need = layout.arena.nbytes + sum(sizes[t] for t in outside)
     if need > limit:
         largest = sorted(sizes, key=lambda t: -sizes[t])[:3]
-        told = ", ".join(
+        names = ", ".join(
             f"{part.graph.names[t.node]!r} of {t.spec.bind(bindings)} (made at {t.node.location})"
             for t in largest
         )
         raise MemoryLimitError(
             f"these fetches need {need / 1e9:.3g} GB on {part.device}, which has "
-            f"{limit / 1e9:.3g} GB; the largest tensors are {told}; feed smaller batches, or use "
+            f"{limit / 1e9:.3g} GB; the largest tensors are {names}; feed smaller batches, or use "
             "more devices"
         )
 

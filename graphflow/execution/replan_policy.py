@@ -51,10 +51,12 @@ class Replanned:
         if self.after >= self.before:
             return f"the placement stays: {show_seconds(self.before)} a step are predicted"
         names = ", ".join(self.moved[:5]) + (", …" if len(self.moved) > 5 else "")
-        told = f"{len(self.moved)} variables moved ({names})" if self.moved else "no variable moved"
+        moves = "no variable moved"
+        if self.moved:
+            moves = f"{len(self.moved)} variables moved ({names})"
         return (
             f"placed anew: {show_seconds(self.after)} a step are predicted, "
-            f"{show_seconds(self.before)} before; {told}"
+            f"{show_seconds(self.before)} before; {moves}"
         )
 
 

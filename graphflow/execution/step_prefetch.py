@@ -159,7 +159,7 @@ class StepStream:
 
     def step(self, number: int) -> list[Any]:
         """Return the values of the next step; begin the steps after it."""
-        if (values := self._quickly()) is not None:
+        if (values := self._run_alone()) is not None:
             return values
         with passing_interrupts():
             return self._next(number)
@@ -179,7 +179,7 @@ class StepStream:
         except NonFiniteError:
             if not begun:
                 raise
-            values = self._run(step.given, not_begun)  # finds out where it came from
+            values = self._run(step.given, not_begun)  # runs again, and names the node at fault
         except FeedError as error:
             self.undo_begun()
             raise self._feed_error(number, error) from error
@@ -190,19 +190,21 @@ class StepStream:
         self._note_size(step.given, values)
         return values
 
-    def _quickly(self) -> list[Any] | None:
-        """The values of the next step, if it can be run by itself and by the short way."""
+    def _run_alone(self) -> list[Any] | None:
+        """Run the next step by its fast path if nothing was begun ahead; None if it does not
+        fit."""
         if self._window or isinstance(self._arrived[0], _QueuedStep):
             return None
         compiled = self._compiled()
         if compiled is not None:
-            with suppress(FeedError):  # the long way says of which step
+            with suppress(FeedError):  # `_as_step` raises it again, with the step's number
                 if (values := self._run_cached(compiled, self._arrived[0])) is not None:
                     self._arrived.clear()
                     return values
         return None
 
     def _decide(self, step: _QueuedStep) -> list[Any] | None:
+        """Decide a step that was begun ahead, and return its values; None if it was not begun."""
         begun = step.begun
         if begun is None:
             return None
@@ -212,7 +214,7 @@ class StepStream:
         try:
             values = self._steps.finish(begun, step.compiled, step.given)
         except BaseException:
-            self.undo_begun()  # before anything else is done about it
+            self.undo_begun()  # first: whatever handles the error must not find begun steps
             raise
         self._may_be_inconsistent = False
         return values

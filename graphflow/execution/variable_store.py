@@ -221,8 +221,8 @@ class VariableStore:
         found = [tuple(names[n] for n in group) for group in groups.values() if len(group) > 1]
         waiting = self._loaded_checkpoint.unnamed if self._loaded_checkpoint is not None else ()
         kept = [group for group in waiting if not met.keys() >= {*group}]
-        told = {name for group in kept for name in group}
-        return (*kept, *(group for group in found if told.isdisjoint(group)))
+        grouped = {name for group in kept for name in group}
+        return (*kept, *(group for group in found if grouped.isdisjoint(group)))
 
     def shard_layouts(self) -> dict[str, tuple[Signature, tuple[VariablePiece, ...]]]:
         """Return for each partitioned variable its signature, and names and spans of its shards."""

@@ -73,10 +73,10 @@ def _zip_shapes(wanted: Mapping[Node, list[Sizes]], single: set[Node]) -> list[d
     """Return one dict for each position in the lists; a single shape counts for all positions."""
     lists = {node: len(each) for node, each in wanted.items() if node not in single}
     if len(set(lists.values())) > 1:
-        told = ", ".join(
+        lengths = ", ".join(
             f"{node.name!r} (made at {node.location}) has {n}" for node, n in lists.items()
         )
-        raise FeedError(f"lists of shapes must be of one length, a shape for each step: {told}")
+        raise FeedError(f"lists of shapes must be of one length, a shape for each step: {lengths}")
     count = next(iter(lists.values()), 1)
     return [
         {node: each[0 if node in single else i] for node, each in wanted.items()}

@@ -56,12 +56,12 @@ class Optimizer:
     if not TYPE_CHECKING:  # type checkers would allow every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"{type(self).__name__} has no attribute {name!r}"
+            text = f"{type(self).__name__} has no attribute {name!r}"
             if name in ("step", "zero_grad", "apply_gradients", "update", "compute_gradients"):
-                told += "; train = optimiser.minimize(loss), and s.run(train, feeds) takes a step"
+                text += "; train = optimiser.minimize(loss), and s.run(train, feeds) takes a step"
             elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
-                told += f"; {hint}"
-            raise AttributeError(told, name=name, obj=self)
+                text += f"; {hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     @checks_argument_names(ArgumentError)
     def minimize(

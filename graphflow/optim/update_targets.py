@@ -1,5 +1,4 @@
-"""What an update reads and writes: a variable and its slots, whole or some rows; and dtypes to
-compute in."""
+"""The variables, slots and rows that an update reads and writes; and the dtypes to compute in."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from graphflow.parallel.shard_strategy import (
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.propagation import is_slot
-from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
@@ -102,7 +102,7 @@ class Data:
 
     @property
     def replication(self) -> ReplicationConfig:
-        """How replicas work together."""
+        """The replication configuration along the replicas' axis."""
         return replication_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:

@@ -42,7 +42,7 @@ from graphflow.parallel.replica_devices import device_groups, group_by_stage
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.replica_terms import ReplicationConfig
+from graphflow.parallel.sharding.replication import ReplicationConfig
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
@@ -314,6 +314,12 @@ class Pipeline:
 
 
 def _check_inner_strategy(beside: Any, where: str) -> None:
+    """Check that a strategy can split the stages of a pipeline.
+
+    Raises:
+        ScheduleError: it is a Pipeline, has no replication configuration, or uses an axis of the
+            pipeline.
+    """
     if isinstance(beside, Pipeline):
         raise ScheduleError(
             f"{where}: a Pipeline of a Pipeline has no meaning: give one Pipeline the stages of "

@@ -35,7 +35,7 @@ MAX_LINE = 100
 
 @dataclass(frozen=True)
 class StrategyReport:
-    """What a strategy made of some fetches. Print it.
+    """The report of a strategy for some fetches. Print it.
 
     Attributes:
         division: the partitioned graph.
@@ -53,7 +53,7 @@ class StrategyReport:
 
     @cached_property
     def fetched(self) -> tuple[CommunicationRecord, ...]:
-        """What other places send to the first one, to be fetched."""
+        """The transfers from other places to the first one, for fetches."""
         return tuple(move for move in self._records if move.kind == "fetch")
 
     @property
@@ -82,7 +82,7 @@ class StrategyReport:
 
     @cached_property
     def stages(self) -> tuple[StageRow, ...]:
-        """What each stage of a pipeline has; () if the strategy is no pipeline."""
+        """The contents of each stage of a pipeline; () if the strategy is no pipeline."""
         cut = self.division
         if cut.pipeline is None:
             return ()
@@ -124,7 +124,8 @@ class StrategyReport:
 
     @cached_property
     def _records(self) -> tuple[CommunicationRecord, ...]:
-        """What really travels: nothing that was sent before, and nothing that no node reads."""
+        """The communication of the optimised graph: nothing that was sent before, and nothing that
+        no node reads."""
         graph = self._optimized.graph
         together = {node for group in groups_of(graph.nodes) for node in group}
         seen: set[SentTensor] = set()
@@ -166,6 +167,7 @@ class StrategyReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the report."""
         mesh = self.division.mesh
         shape = " × ".join(f"{name} {size}" for name, size in mesh.sizes.items())
         division = self.division

@@ -25,7 +25,7 @@ from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
-from graphflow.parallel.sharding.replica_terms import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
 from graphflow.parallel.sharding.rule_layouts import Axis, layouts_of_rules
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
@@ -105,7 +105,7 @@ class Shard:
 
     @property
     def replication(self) -> ReplicationConfig:
-        """How places with different parts of the batch work together."""
+        """The replication configuration along the batch's axis."""
         replication = replication_of(self, self.batch)
         return replace(replication, sequence_axis=self.sequence, examples=self.examples)
 

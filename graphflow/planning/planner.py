@@ -129,12 +129,12 @@ class Planner:
 
     def learn_steps(self, sets: Sequence[CompiledFetches], plans: Sequence[Plan]) -> bool:
         """Learn from the durations of whole steps; return False if there were too few."""
-        told = [
+        learned = [
             learn_steps(self.learned, p, c.recent_seconds) for c, p in zip(sets, plans, strict=True)
         ]
-        if any(told):
+        if any(learned):
             save_corrections(self.learned, self._cluster)
-        return any(told)
+        return any(learned)
 
     def move(self, cluster: Cluster) -> None:
         """Plan for another cluster from now on."""

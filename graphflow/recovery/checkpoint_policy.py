@@ -26,7 +26,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True)
 class CheckpointInterval:
-    """How often a checkpoint is written: after so many steps, or so many seconds."""
+    """The interval between checkpoints: a number of steps, or of seconds."""
 
     steps: int | None = None
     seconds: float | None = None

@@ -58,10 +58,10 @@ def _newest(
             rename_variables(manifest.variables, rename, source), strict=strict
         )
 
-    told: list[str] = []
-    found = newest(source, told.append, misfit)
+    ignored: list[str] = []
+    found = newest(source, ignored.append, misfit)
     if found is None:
-        raise CheckpointError(f"no checkpoint in {source} can be used: {'; '.join(told)}")
-    for each in told:
+        raise CheckpointError(f"no checkpoint in {source} can be used: {'; '.join(ignored)}")
+    for each in ignored:
         _log.tell("checkpoint.ignored", reason=each)
     return found

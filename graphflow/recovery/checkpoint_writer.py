@@ -72,7 +72,7 @@ class PendingCheckpoint:
 
 @dataclass(frozen=True)
 class _StateSnapshot:
-    """Where the variables of a session are at a step.
+    """The places of a session's variables at a step.
 
     Attributes:
         placed: signatures of those that workers hold, by worker.
@@ -135,8 +135,8 @@ class CheckpointWriter:
             CheckpointError: there are checkpoints, but none can be read; or a name of `rename`
                 is not in it.
         """
-        for told in self.store.cleaned:
-            _log.tell("checkpoint.cleaned", folder=str(self.store.root), what=told)
+        for cleaned in self.store.cleaned:
+            _log.tell("checkpoint.cleaned", folder=str(self.store.root), what=cleaned)
         ignored: list[str] = []
         found = self.store.newest(ignored.append)
         if found is None and ignored:
@@ -243,13 +243,13 @@ class CheckpointWriter:
 
     def _note_failure(self, step: int, error: BaseException) -> None:
         known = isinstance(error, CheckpointError)
-        told = (
+        reason = (
             str(error) if known else write_error_text(self.store.root / f"step-{step:08d}", error)
         )
-        self._error = error if isinstance(error, CheckpointError) else CheckpointError(told)
+        self._error = error if isinstance(error, CheckpointError) else CheckpointError(reason)
         self._error.__cause__ = error.__cause__ if known else error
         self._count("failed")
-        _log.tell("checkpoint.failed", step=step, reason=told)
+        _log.tell("checkpoint.failed", step=step, reason=reason)
 
     def _count(self, outcome: str) -> None:
         meters, now = self._hosts.meters, time.monotonic()

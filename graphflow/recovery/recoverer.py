@@ -237,7 +237,7 @@ class Recovery:
         except WorkerLost as error:
             if error.reason != NO_WORKER_LEFT:
                 raise
-            _log.tell("recovery.lost", step=step, reason=str(error))  # the one before will do
+            _log.tell("recovery.lost", step=step, reason=str(error))  # the one before suffices
         _log.tell("session.drained", step=step, folder=folder)
 
     def close(self, *, complete: bool) -> None:
@@ -255,7 +255,7 @@ class Recovery:
         if self.writer.saved_step != self._steps.committed or self.writer.error is not None:
             self._begin_checkpoint()
             self.wait()
-        if self.writer.error is not None:  # there is no later one
+        if self.writer.error is not None:  # no later checkpoint could replace it
             raise self.writer.error
 
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:

@@ -394,9 +394,9 @@ class Session:
         self._learn()
         if drift:
             self._planner.remeasure_links()
-            told = migrate(self._deployment, GAIN)
-            event = "placement.changed" if told.after < told.before else "placement.kept"
-            _log.tell(event, text=str(told))
+            replanned = migrate(self._deployment, GAIN)
+            event = "placement.changed" if replanned.after < replanned.before else "placement.kept"
+            _log.tell(event, text=str(replanned))
 
     # State ------------------------------------------------------------------------------------
 
@@ -598,12 +598,12 @@ class Session:
     if not TYPE_CHECKING:  # type checkers would allow every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            told = f"a session has no attribute {name!r}"
+            text = f"a session has no attribute {name!r}"
             if name in SESSION_HINTS:
-                told += f"; use {SESSION_HINTS[name]}"
+                text += f"; use {SESSION_HINTS[name]}"
             elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
-                told += f"; {hint}"
-            raise AttributeError(told, name=name, obj=self)
+                text += f"; {hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __enter__(self) -> Session:
         return self
@@ -624,10 +624,10 @@ class Session:
 def _unknown_argument(word: str) -> SessionError:
     """Return the error for an argument that `run` does not take."""
     names = ("fetches", "feeds", "steps")
-    told = describe_unexpected(word, names)
-    if "(" not in told:
-        told += f"; a placeholder is fed by run(fetches, {{{word}: value}})"
-    return SessionError(f"Session.run at {user_location()}: {told}")
+    text = describe_unexpected(word, names)
+    if "(" not in text:
+        text += f"; a placeholder is fed by run(fetches, {{{word}: value}})"
+    return SessionError(f"Session.run at {user_location()}: {text}")
 
 
 def _variable(tensor: Any, what: str) -> Node:

@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.jit.thread_pool import run_parts
-from graphflow.ops.kernels.sequence.flash_attention import BandPattern
+from graphflow.ops.kernels.sequence.attention_layouts import BandPattern
 
 # Queries and keys of a block: its scores and probabilities stay in a core's cache.
 _QUERIES, _KEYS = 128, 512

@@ -17,6 +17,7 @@ from graphflow.ops.attention.block_patterns import (
     upcast_half,
 )
 from graphflow.ops.kernels.sequence import flash_attention
+from graphflow.ops.kernels.sequence.attention_layouts import BandPattern
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -24,9 +25,9 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype("float32") if dtype.itemsize == 2 else dtype
 
 
-def native_pattern(softcap: float | None, **attrs: Any) -> flash_attention.BandPattern:
+def native_pattern(softcap: float | None, **attrs: Any) -> BandPattern:
     """Return the pattern of native calls, which know no soft cap."""
-    return flash_attention.BandPattern(**attrs)
+    return BandPattern(**attrs)
 
 
 def attention_kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:

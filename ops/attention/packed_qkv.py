@@ -68,8 +68,8 @@ def _depth(x: TensorSpec, heads: int, shared: int) -> int:
     size = x.shape[-1] if x.rank >= 2 else None
     if not isinstance(size, int) or size % (heads + 2 * shared) or heads % shared:
         raise ShapeError(
-            f"{show_shape(x.shape)} for {heads} heads of queries and {shared} of keys and of "
-            "values: give (…, T, all heads side by side)"
+            f"shape {show_shape(x.shape)} does not hold {heads} heads of queries and {shared} "
+            "heads each of keys and values side by side along its last axis"
         )
     return size // (heads + 2 * shared)
 

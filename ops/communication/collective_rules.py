@@ -1,4 +1,4 @@
-"""What collectives compute, as plain functions of all ranks' tensors, and their shape rules."""
+"""Kernels of collectives, as plain functions of all ranks' tensors, and their shape rules."""
 
 from __future__ import annotations
 

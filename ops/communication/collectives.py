@@ -1,4 +1,4 @@
-"""Collective ops: what several ranks compute of each other's tensors.
+"""Collective ops: reductions and exchanges of the tensors of several ranks.
 
 A collective has a node for each rank, with the tensors of all ranks as inputs. Its value is a plain
 function of these, in a fixed order (`reduction_order.py`), so every placement gives the same bits.
@@ -118,6 +118,7 @@ def received_bytes(
 def _reduce_vjp(
     g: Tensor, y: Tensor, *xs: Tensor, rank: int, reduction: str, algorithm: str, hosts: Hosts
 ) -> Sequence[Tensor]:
+    """Return all_reduce's cotangents. For max and min, ties share the cotangent equally."""
     if reduction == "sum":
         return (g,) * len(xs)
     if reduction == "mean":
@@ -140,6 +141,7 @@ def _product(xs: Sequence[Tensor], like: Tensor) -> Any:
 
 
 def _reduce_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """Return the cotangents of a whole group of all_reduce, as collectives; None for products."""
     first = nodes[0]
     reduction, xs = first.attrs["reduction"], first.inputs
     if reduction == "prod":
@@ -161,6 +163,7 @@ def _scatter_vjp(
     g: Tensor, y: Tensor, *xs: Tensor, rank: int, axis: int, sizes: Sizes, reduction: str,
     algorithm: str, hosts: Hosts,
 ) -> Sequence[Tensor]:  # fmt: skip
+    """Return reduce_scatter's cotangents: zeros outside of the rank's part."""
     if reduction == "mean":
         g = g / len(xs)
     parts = [g if i == rank else _zeros(g, axis, size) for i, size in enumerate(sizes)]
@@ -174,6 +177,7 @@ def _zeros(g: Tensor, axis: int, size: Size) -> Tensor:
 
 
 def _scatter_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the cotangents of a whole group of reduce_scatter: an all_gather."""
     first = nodes[0]
     if first.attrs["reduction"] == "mean":
         gs = [g / len(gs) for g in gs]
@@ -181,6 +185,7 @@ def _scatter_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tens
 
 
 def _gather_vjp(g: Tensor, y: Tensor, *xs: Tensor, rank: int, axis: int) -> Sequence[Tensor]:
+    """Return all_gather's cotangents: the part of each rank."""
     at: list[Size] = [0]
     for x in xs:
         at.append(at[-1] + x.shape[axis])
@@ -188,6 +193,7 @@ def _gather_vjp(g: Tensor, y: Tensor, *xs: Tensor, rank: int, axis: int) -> Sequ
 
 
 def _gather_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the cotangents of a whole group of all_gather: a reduce_scatter."""
     axis = nodes[0].attrs["axis"]
     attrs = {
         "axis": axis, "sizes": tuple(x.shape[axis] for x in nodes[0].inputs),
@@ -200,6 +206,7 @@ def _exchange_vjp(
     g: Tensor, y: Tensor, *xs: Tensor, rank: int, split_axis: int, concat_axis: int,
     sizes: tuple[Sizes, ...],
 ) -> Sequence[Tensor]:  # fmt: skip
+    """Return all_to_all's cotangents: zeros outside of the parts sent to this rank."""
     back: list[Tensor] = []
     at: Size = 0
     for x, own in zip(xs, sizes, strict=True):
@@ -212,6 +219,7 @@ def _exchange_vjp(
 
 
 def _exchange_joint(nodes: Sequence[Node], gs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the cotangents of a whole group of all_to_all: the exchange in the other direction."""
     first = nodes[0]
     split, concat, sizes = (first.attrs[k] for k in ("split_axis", "concat_axis", "sizes"))
     back = tuple(

@@ -197,6 +197,7 @@ def _affine_norm(
     x: Tensor, scale: Tensor, *bias: Tensor, axis: Axes, along: Axes, epsilon: float,
     centred: bool = True,
 ) -> Any:  # fmt: skip
+    """Expand affine_norm."""
     y = _standardize(x, axis, epsilon, centred)[0] * G["reshape"](scale, _broadcast_shape(x, along))
     return y + G["reshape"](bias[0], _broadcast_shape(x, along)) if bias else y
 
@@ -221,6 +222,7 @@ def _others(x: Any, channel: int) -> Axes:
 def _batch_norm(
     x: Tensor, scale: Tensor, bias: Tensor, channel: int, epsilon: float, unbiased: bool = False
 ) -> Any:
+    """Expand batch_norm."""
     over = _broadcast_shape(x, (channel,))
     about, *found = _center(x, _others(x, channel))
     centre, spread = (G["reshape"](t, (x.shape[channel],)) for t in found)
@@ -233,6 +235,7 @@ def _batch_norm(
 
 
 def _batch_norm_grad(g: Tensor, x: Tensor, scale: Tensor, channel: int, epsilon: float) -> Any:
+    """Expand batch_norm_grad."""
     axes, over = _others(x, channel), _broadcast_shape(x, (channel,))
     number = product([x.shape[a] for a in axes])
     about, _, spread = _center(x, axes)
@@ -285,6 +288,7 @@ def _pick_label(logits: Tensor, labels: Tensor) -> Any:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
+    """Expand cross_entropy."""
     shifted = logits - G["max"](logits, -1, keepdims=True)
     total = G["sum"](G["exp"](shifted), -1, keepdims=True)  # the gradient reuses this sum
     picked = _pick_label(shifted, labels)  # before `total` is read: one exchange for both
@@ -292,6 +296,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Any:
 
 
 def _cross_entropy_grad(g: Tensor, logits: Tensor, labels: Tensor) -> Any:
+    """Expand cross_entropy_grad."""
     share = softmax(logits, logits.ndim - 1)
     slope = G["where"](_is_label(logits, labels), share - 1.0, share)
     return slope * G["expand_dims"](g, -1)

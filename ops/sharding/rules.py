@@ -23,7 +23,7 @@ Range = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class ShardView:
-    """What a shard has of an op's inputs and outputs.
+    """A shard's view of an op: its extents, output shapes and windows.
 
     Attributes:
         start, size, total: for each letter, where the shard's elements begin, how many they are,

@@ -180,8 +180,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def find_checkpoint(target: Path) -> Path:
-    """Return the place of a checkpoint: where it was set aside, if a save stopped at that
-    moment."""
+    """Return the place of a checkpoint, or where a stopped save has set it aside."""
     return target if target.exists() else next(iter(_leftovers_of(target, "old")), target)
 
 

@@ -1,5 +1,4 @@
-"""The shard that a worker writes for its coordinator, under the root that the worker was started
-with.
+"""The shard that a worker writes for its coordinator, under the worker's own root.
 
 The coordinator makes a checkpoint's folder with an unguessable name, and sends that name. A worker
 that finds the folder under its own root shares the file system, and writes its shard there. Any

@@ -167,9 +167,8 @@ class CheckpointStore:
         draft = None
         try:
             self.check_owner()
-            files.clean_up(
-                self.root, _LEFTOVER
-            )  # a worker may still have written to a draft that had failed
+            # A worker may still have written to a draft that had failed.
+            files.clean_up(self.root, _LEFTOVER)
             draft = CheckpointDraft.begin(target, step, self.epoch)
             self._rewrite_session()
             return draft
@@ -269,8 +268,7 @@ def newest(
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """Return an identity that differs if another folder takes the same name; None if there is
-    none."""
+    """Return an identity that differs for another folder of that name; None for no folder."""
     try:
         status = folder.stat()
     except OSError:

@@ -54,8 +54,10 @@ class FastPathLoop(SessionIOLoop):
         return True
 
     def _send_orders(self, step: SteadyStateStep, operation: PendingOperation) -> bool:
-        """Send a step's orders, if nothing else has to be done first; return True if they were
-        sent."""
+        """Send a step's orders, if nothing else has to be done first.
+
+        Returns True if they were sent.
+        """
         now = time.monotonic()
         if (
             self._events

@@ -170,11 +170,9 @@ class Rendezvous:
         )
 
     def _explain_silence(self, cluster: Cluster) -> RendezvousTimeout | None:
-        """Return the error of workers that did not answer, if the connections' states tell the
-        reason."""
-        closed = (
-            self._loop.unwelcomed_workers() if cluster.kind == "local" else []
-        )  # they are known to listen
+        """Return the error of workers that did not answer, if their connections tell the reason."""
+        # Workers started here are known to listen, so a closed port is the network's fault.
+        closed = self._loop.unwelcomed_workers() if cluster.kind == "local" else []
         refused = self._loop.refused_workers()
         for workers, why in (
             ([worker for worker in refused if self._keys[worker]], _NO_TRUST),

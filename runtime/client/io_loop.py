@@ -1,5 +1,4 @@
-"""The I/O loop of one session: its sockets, and the coordinator's machine that decides what to
-send.
+"""The I/O loop of one session: its sockets, and the coordinator's machine.
 
 The thread that waits for an operation drives the sockets until the outcome is there. In between, a
 thread of the loop drives them, so that heartbeats go on while the user's code computes. An
@@ -65,9 +64,8 @@ from graphflow.runtime.transport.zmq_sockets import abandon_context, open_contex
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 
-_ROUTINE_EVENTS = frozenset(
-    (BeginOperation, WorkerMessageReceived, ReleaseStep)
-)  # these never cause the loss of a worker
+# Events that never cause the loss of a worker.
+_ROUTINE_EVENTS = frozenset((BeginOperation, WorkerMessageReceived, ReleaseStep))
 
 SLACK = 5.0  # seconds beyond a deadline until the sockets themselves count as stuck
 _CATCH_UP = 0.2  # seconds of delay after which a turn first receives what has arrived
@@ -202,9 +200,8 @@ class SessionIOLoop:
     def finish(self, operation: PendingOperation, seconds: float) -> Replies:
         """Run a submitted operation to its end; raises as `ask`."""
         self._wait(operation, time.monotonic() + seconds)
-        if (
-            operation.outcome is None
-        ):  # this process may have been stopped: what arrived meanwhile counts
+        # This process may have been stopped: what arrived meanwhile counts.
+        if operation.outcome is None:
             self._wait(operation, time.monotonic() + _CATCH_UP)
         outcome = operation.outcome
         if isinstance(outcome, Replies):
@@ -217,8 +214,7 @@ class SessionIOLoop:
         return operation.request in self._pending or operation.outcome is not None
 
     def add(self, event: CoordinatorEvent) -> None:
-        """Queue an event, without waking the loop's thread: the caller is about to drive the
-        sockets."""
+        """Queue an event without waking the loop's thread: the caller will drive the sockets."""
         self._events.append(event)
 
     def post(self, event: CoordinatorEvent) -> None:
@@ -274,9 +270,8 @@ class SessionIOLoop:
         """End the thread and close the sockets. Idempotent."""
         self._stopping = True
         self._wakeup.wake()
-        if (
-            threading.current_thread() is not self._thread
-        ):  # the garbage collector may call this on it
+        # The garbage collector may call this method on the loop's own thread.
+        if threading.current_thread() is not self._thread:
             self._thread.join(SLACK)
 
     # Waiting -----------------------------------------------------------------------------------
@@ -345,8 +340,10 @@ class SessionIOLoop:
     # With the driver lock held -------------------------------------------------------------------
 
     def _drive(self, operation: PendingOperation, until: float, came: list[int]) -> None:
-        """Drive the sockets until the operation has an outcome, a signal arrived, or another
-        thread wants to."""
+        """Drive the sockets until the operation has an outcome.
+
+        It stops earlier if a signal arrived, or if another thread wants to drive.
+        """
         try:
             while not (operation.outcome or came or self._stopping or self._driver.wanted):
                 self._turn(operation, until)
@@ -458,10 +455,8 @@ class SessionIOLoop:
             frames = (
                 connection.fast_channel.receive() if connection.fast_channel is not None else None
             )
-        except (
-            TransportError,
-            ProtocolError,
-        ):  # if its process has ended, the main connection reports that
+        except (TransportError, ProtocolError):
+            # If the worker's process has ended, the main connection reports that.
             connection.disable_fast_channel()
             return
         if frames is not None:
@@ -482,8 +477,8 @@ class SessionIOLoop:
                 self._handle(self._link_down_event(worker))
 
     def _check_inflow(self, now: float) -> float:
-        """Check how many bytes of incomplete messages each worker has sent; return seconds to
-        the next check."""
+        """Check the bytes of incomplete messages of each worker; return seconds to the next
+        check."""
         most = 0
         for worker, connection in enumerate(self._connections):
             under_way = connection.channel.count_unframed(now)
@@ -508,8 +503,7 @@ class SessionIOLoop:
             self._handle(WorkerGone(worker, ENDLESS_MESSAGE, ended=False))
 
     def _note_early_exits(self) -> None:
-        """Report started processes that ended before they were connected: no link change reports
-        them."""
+        """Report started processes that ended before they were connected; no link reports them."""
         if self._local is None:
             return
         for worker in self._machine.unwelcomed_workers():
@@ -527,9 +521,8 @@ class SessionIOLoop:
         try:
             actions = self._machine.handle(event, time.monotonic())
         except GraphflowError as error:
-            if not isinstance(
-                event, BeginOperation
-            ):  # only a Begin may fail: an array's dtype cannot travel
+            # Only BeginOperation may fail: an array's dtype may have no name on the wire.
+            if not isinstance(event, BeginOperation):
                 raise
             self._settle(SettleOperation(event.request, error))
             return

@@ -126,8 +126,7 @@ class RemoteHosts(RemoteSteps):
     # Checkpoints ---------------------------------------------------------------------------------
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
-        """Have workers copy their variables at once, and write or send the copies in the
-        background."""
+        """Have workers copy their variables now, and write or send the copies in the background."""
         loop, request = self._require_loop(), next(self._requests)
         files = {worker: shard_name(worker) for worker in workers}
         orders = {w: Order(Save(request, folder, file, step)) for w, file in files.items()}

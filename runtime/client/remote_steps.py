@@ -36,7 +36,7 @@ from graphflow.runtime.protocol.coordinator_events import (
 )
 from graphflow.runtime.protocol.fast_path import SteadyStateStep
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, encode_small
+from graphflow.runtime.wire.array_codec import SMALL_TOTAL_BYTES, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -415,8 +415,7 @@ class RemoteSteps(WorkerMembership):
         return Order(replace_fields(order, feeds=before, small=inside), arrays)
 
     def direct_step(self, program: str, bindings: Mapping[str, int]) -> DirectStep | None:
-        """Return a function that runs steps whose feeds have known sizes, without further
-        checks."""
+        """Return a function that runs steps whose feeds have known sizes, without checks."""
         loaded = self._programs[program]
         if not loaded.feeds:
             return None

@@ -1,5 +1,4 @@
-"""The connection from a session to one worker, and the fast channel beside it for short
-messages."""
+"""The connection from a session to one worker, with a fast channel for short messages."""
 
 from __future__ import annotations
 

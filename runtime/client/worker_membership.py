@@ -77,16 +77,15 @@ class WorkerMembership:
         self._trial = trial
         self._draining_callback: Callable[[], None] | None = None
         self._suspects: set[int] = set()  # workers lost in this epoch
-        self._unreachable: set[int] = (
-            set()
-        )  # workers to leave out, so that the others reach each other
+        # Workers to leave out, so that the others reach each other.
+        self._unreachable: set[int] = set()
         self._local: Launcher | None = None
         self._loop: FastPathLoop | None = None
 
     # Start, and start anew -----------------------------------------------------------------------
 
     def _join(self, cluster: Cluster, deadline: float, host: str | None) -> None:
-        """Join the workers at the cluster's addresses, or start local ones, within `deadline`
+        """Join the workers at the cluster's addresses, or start local ones, in `deadline`
         seconds."""
         deadline = min(deadline, _MAX_DEADLINE)
         until = time.monotonic() + deadline
@@ -98,9 +97,8 @@ class WorkerMembership:
                 return
             except BaseException as error:
                 if is_interrupt(error) and self._local is None:
-                    with (
-                        defer_signals()
-                    ):  # otherwise workers elsewhere would wait for their lease to end
+                    # Otherwise workers elsewhere would wait for their lease to end.
+                    with defer_signals():
                         self._close_on(range(len(cluster.workers)))
                 self._abandon()
                 if not (left and isinstance(error, WorkerLost) and cluster.kind == "local"):

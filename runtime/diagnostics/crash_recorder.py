@@ -38,8 +38,7 @@ computing_session: ContextVar[str] = ContextVar("computing", default="")
 
 
 class _LineFile:
-    """The file into which this process writes the lines of its generated code, if it has a
-    recorder."""
+    """The file for the lines of this process's generated code, if it has a recorder."""
 
     def __init__(self) -> None:
         self.file: int | None = None
@@ -156,8 +155,7 @@ class CrashRecorder:
         return self._stacks.fileno(), self._lines.fileno()
 
     def failed_op(self) -> str:
-        """Return the op that ran at the signal, with its node and the user's line; "" if there is
-        none.
+        """Return the op that ran at the signal, with its node and line; "" if there is none.
 
         For an op in a body, the node is the one in the body.
         """

@@ -15,10 +15,10 @@ _SCORE_ADDED = 100  # thousandths of the machine's memory
 
 
 def prefer_as_oom_victim() -> None:
-    """Make Linux kill this process before its parent, unless that one uses a tenth of the memory
-    more.
+    """Make Linux kill this process before its parent when memory runs out.
 
-    A session that loses a worker continues. One that loses its client or its fork server loses all.
+    It does not if the parent uses a tenth of the machine's memory more. A session that loses a
+    worker continues. One that loses its client or its fork server loses all.
     """
     with suppress(OSError, ValueError):  # other systems have no such file
         _SCORE.write_text(str(min(_MAX_SCORE, int(_SCORE.read_text()) + _SCORE_ADDED)))
@@ -37,8 +37,7 @@ class MemoryKills:
 
 
 def _find_counter(pid: int) -> Path | None:
-    """Return the file with the counter, of either version of control groups; None if there is
-    none."""
+    """Return the file with the counter, of either cgroup version; None if there is none."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

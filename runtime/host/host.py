@@ -205,8 +205,7 @@ class DeviceHost:
         self._session(session).write(variable, value)
 
     def forget(self, session: str, programs: Sequence[str], variables: Sequence[str]) -> None:
-        """Drop programs, and variables that live elsewhere from now on; unknown names are
-        ignored."""
+        """Drop programs, and variables that live elsewhere from now on; ignore unknown names."""
         self._session(session).forget(programs, variables)
 
     def usage(self, session: str) -> HostUsage:
@@ -215,8 +214,7 @@ class DeviceHost:
         return state.usage() if state is not None else HostUsage()
 
     def measure(self) -> dict[str, Any]:
-        """Return this machine's speeds as plain data for the cost model, calibrated earlier or
-        now."""
+        """Return this machine's speeds as plain data for the cost model; calibrate if need be."""
         from graphflow.placement.calibration.calibrate import machine_profile
 
         with on_all_cores():

@@ -90,12 +90,13 @@ class Hosts(Protocol):
         trace: bool,
         deadline: float,
     ) -> StepResult:
-        """Run a step: all workers compute, then all commit; or nothing happens, and the error is
-        raised."""
+        """Run a step: all workers compute, then all commit; or raise the error of one.
+
+        After an error nothing has changed.
+        """
 
     def wait_for_clocks(self) -> None:
-        """Wait, before a traced step, until times of all workers can be converted to this
-        process's clock."""
+        """Wait, before a traced step, until times of all workers can be converted to ours."""
 
     def begin(
         self,
@@ -118,8 +119,11 @@ class Hosts(Protocol):
         """End steps that were begun; nothing of them happens."""
 
     def has_committed(self, step: int, error: BaseException) -> bool:
-        """Return True if the last step had committed when an interrupt, which raised `error`,
-        ended it."""
+        """Return True if the last step had committed when an interrupt ended it.
+
+        Args:
+            error: the exception that the interrupt raised.
+        """
 
     def prepare(self, program: str, bindings: Mapping[str, int]) -> None:
         """Compile a program for the sizes of coming steps."""
@@ -137,8 +141,7 @@ class Hosts(Protocol):
         """Drop programs, and variables by worker, which live elsewhere from now on."""
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
-        """Copy the variables of some workers now, and write a shard for each worker in the
-        background.
+        """Copy the variables of some workers now, and write their shards in the background.
 
         Args:
             root: the directory of the session's checkpoints.

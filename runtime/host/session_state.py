@@ -61,8 +61,9 @@ _Sizes = tuple[tuple[str, int], ...]
 
 @dataclass
 class _LoadedProgram:
-    """A program's partitions, and each device's compiled forms by sizes, the last used one at the
-    end.
+    """A program's partitions, and each device's compiled forms by sizes.
+
+    The form used last is at the end.
 
     Attributes:
         agreeing_devices: devices that agree with devices of other workers on how tensors travel.
@@ -188,9 +189,8 @@ class SessionState:
             for met in [met for each in self._programs.values() for met in each.agreed.values()]:
                 while met:
                     met.popitem()[1].forget_agreements()
-        if (
-            self._has_failed
-        ):  # a device that still waits for the failed step would consume this step's tensors
+        # A device that still waits for the failed step would consume this step's tensors.
+        if self._has_failed:
             raise SessionError(
                 f"step {step_of(step)} was not run, because the one before it failed"
             )
@@ -311,8 +311,10 @@ class SessionState:
         feeds: Mapping[str, Array],
         spans: list[Span] | None,
     ) -> dict[str, Array]:
-        """Run all devices' compute parts. The first failure ends the others' waits, and is
-        raised."""
+        """Run all devices' compute parts.
+
+        The first failure ends the waits of the other devices, and is raised.
+        """
         if len(programs) == 1:
             return programs[0].compute(feeds, step, draws, spans)
         assert self._threads is not None

@@ -41,8 +41,7 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, during imports too
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, [signal.SIGINT]
-    )  # blocked since the start, see `start_process`
+    # The parent has blocked SIGINT until now, see `start_process`.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     import_own_package()
     sys.exit(main(sys.argv[1:]))

@@ -124,8 +124,7 @@ def _reap(children: Mapping[int, int], seconds: float) -> None:
 
 
 def _fork(asked: socket.socket) -> int:
-    """Fork; return 0 in the new process, its id in this one, and -1 if no process can be
-    started."""
+    """Fork; return 0 in the new process, its id in this one, -1 if no process can start."""
     try:
         number = os.fork()
     except OSError as error:
@@ -165,8 +164,7 @@ def _send_event(asked: socket.socket, what: str, subject: object, status: int) -
 
 
 class ForkedProcess:
-    """A process that the fork server started, with the part of `subprocess.Popen` that is used
-    here.
+    """A process of the fork server, with the part of `subprocess.Popen` that is used here.
 
     Attributes:
         end_reason: why it ended, if its exit status does not tell.

@@ -135,8 +135,7 @@ class LocalWorker:
         return WorkerExit(f"killed by signal {-status}", self._recorder.failed_op())
 
     def _is_out_of_memory(self, status: int) -> bool:
-        """Return True if the kernel killed it for lack of memory, or it ended with a
-        MemoryError."""
+        """Return True if the kernel killed it for lack of memory, or a MemoryError ended it."""
         if status == -signal.SIGKILL:
             return self._kills.has_happened()
         return status > 0 and "MemoryError" in self.error_tail()

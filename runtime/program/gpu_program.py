@@ -18,7 +18,6 @@ from graphflow.ir.graph import bind_attrs, bodies
 from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
-from graphflow.ops.control_flow.control import call, scan
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.runtime.collectives.program_collectives import DeviceCollective
@@ -31,6 +30,7 @@ from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.body_loops import make_body_runner
+from graphflow.runtime.program.capture_rules import is_repeatable
 from graphflow.runtime.program.generated_call_support import (
     LOOP_OPS,
     EdgeChannel,
@@ -44,16 +44,7 @@ from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.vendor_libraries import array_module, library_kernel
 
-_HOST_OPS = ("placeholder", "recv", "send", "collective_start", "collective_finish", "cond",
-               "while_loop")  # fmt: skip
-_FFT_OPS = (
-    "fft",
-    "rfft",
-    "irfft",
-)  # CuPy evicts the oldest plans, with their workspace, which a captured graph would still use
 _EDGE_OPS = ("send", "recv", "collective_start")
-_MAX_CAPTURED_NODES = 20_000
-"""Nodes of all iterations of a loop, above which it is not captured."""
 
 
 class GpuCode:
@@ -494,31 +485,6 @@ class _GpuBody:
             return self._code.run_body(self._parameters, arrays, step, draws)
         except Exception as error:
             raise self._code.annotate_error(error) from error
-
-
-def is_repeatable(node: Node, bindings: Mapping[str, int]) -> bool:
-    """Return True if a node starts the same work in each run, so that it can be captured.
-
-    Such a node does not exchange data with the host and draws no random numbers.
-    """
-    op = node.op
-    if op.name in (*_HOST_OPS, *_FFT_OPS):
-        return False
-    if not bodies(node):
-        return op.pure and not op.random
-    if op is scan:
-        attrs = bind_attrs(node.attrs, bindings)
-        size = int(attrs["length"]) * sum(1 for _ in attrs["body"].graph.walk())
-        if attrs["counted"] or size > _MAX_CAPTURED_NODES:
-            return False
-    elif op is not call:
-        return False
-    return all(
-        is_repeatable(each, bindings)
-        for body in bodies(node)
-        for each in body.graph.nodes
-        if each.op.name not in ("placeholder", "constant")
-    )
 
 
 def _cuda_kernels(layout: MemoryLayout) -> Iterator[CudaKernel]:

@@ -168,8 +168,7 @@ def _estimate_drift(trips: Sequence[_RoundTrip]) -> tuple[float, float]:
 
 
 def clock_identity() -> str:
-    """Return an identifier of the monotonic clock that this process reads; "" if the system has
-    none.
+    """Return an identifier of this process's monotonic clock; "" if the system has none.
 
     Processes of the same boot and time namespace share a clock, and get the same identifier.
     """

@@ -56,7 +56,7 @@ from graphflow.runtime.protocol.reliable_stream import (
     stale_error,
 )
 from graphflow.runtime.protocol.remote_errors import error_from_message, printable_text
-from graphflow.runtime.wire.frame_codec import Buffer, return_borrowed
+from graphflow.runtime.wire.array_codec import Buffer, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,
@@ -430,12 +430,10 @@ class CoordinatorMachine:
         if peer.opened:
             peer.asked_at = min(peer.asked_at, self._now)
             return [peer.stream.send_unnumbered(Ping(sent=self._now))]
-        outgoing = list(
-            peer.stream.outbound.all_from(0)
-        )  # it cannot ask for messages of a session that it does not know
-        if (
-            peer.welcomed and not outgoing
-        ):  # the rendezvous waits for others: keep this worker talking
+        # The worker cannot ask for messages of a session that it does not know yet.
+        outgoing = list(peer.stream.outbound.all_from(0))
+        # The rendezvous still waits for others: make this worker show that it is alive.
+        if peer.welcomed and not outgoing:
             own = self._version
             outgoing = [peer.stream.send_unnumbered(Hello(0, own.version, own.wire, own.python))]
         return outgoing

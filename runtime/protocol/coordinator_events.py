@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError
-from graphflow.runtime.wire.frame_codec import Buffer
+from graphflow.runtime.wire.array_codec import Buffer
 from graphflow.runtime.wire.messages import Array, Chunk, Envelope, Key, Message, Span
 
 

@@ -32,7 +32,7 @@ from graphflow.runtime.protocol.worker_events import (
     WorkerAction,
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
-from graphflow.runtime.wire.frame_codec import SMALL_TOTAL_BYTES, decode_small, encode_small
+from graphflow.runtime.wire.array_codec import SMALL_TOTAL_BYTES, decode_small, encode_small
 from graphflow.runtime.wire.messages import (
     Array,
     Compute,
@@ -70,7 +70,7 @@ class FastPathCoordinator(CoordinatorMachine):
         ]
 
     def begin_step(self, steady: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
-        """Begin a step; return the frame for each of its workers, or None if the fast path does not
+        """Begin a step; return the frame for each worker, or None if the fast path does not
         apply."""
         request, step, order, workers, fed = steady
         same = SharedOrder.from_compute(order)
@@ -145,8 +145,7 @@ class FastPathWorker(WorkerMachine):
         self._codecs: dict[Route, tuple[WorkerSession, StepCodec]] = {}  # by fast route
 
     def accept_order(self, route: Route, frame: bytes, now: float) -> RunJob | None:
-        """Return the job for an order that arrived over a fast route; None if the fast path does
-        not apply."""
+        """Return the job for an order over a fast route; None if the fast path does not apply."""
         known = self._codecs.get(route)
         if known is None:
             return None

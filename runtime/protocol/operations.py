@@ -1,5 +1,4 @@
-"""The coordinator's record of an operation: one order to each of some workers, and their
-replies."""
+"""The coordinator's record of an operation: orders to workers, and their replies."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from collections.abc import Sequence
 
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout
 from graphflow.runtime.protocol.coordinator_events import BeginOperation, Replies
+from graphflow.runtime.wire.array_codec import decode_small, message_parts
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.frame_codec import decode_small, message_parts
 from graphflow.runtime.wire.messages import (
     Array,
     Chunk,
@@ -58,8 +57,7 @@ _ARRAY_REPLIES = (Done, Saved)
 
 
 class Operation:
-    """An operation that has not ended: which workers still have to reply, and what came of the
-    others.
+    """An operation that has not ended: its orders, its replies, and who has yet to reply.
 
     The caller's handle on it is `client.pending_operation.PendingOperation`.
 
@@ -208,8 +206,7 @@ class OperationTable(dict[int, Operation]):
         return [operation for operation in self.values() if worker in operation.begin.orders]
 
     def using_link(self, source: int, target: int, step: int) -> Operation | None:
-        """Return the operation that uses the link between two workers: a step, or a probe of the
-        link."""
+        """Return the step, or the probe, that uses the link between two workers."""
         if step:
             return self.step(step)
         for operation in self.values():

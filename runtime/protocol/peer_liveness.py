@@ -212,8 +212,10 @@ class FailureDetector:
         self.watch(peer)
 
     def watch(self, peer: Peer) -> None:
-        """Watch a worker for silence, once it has sent Welcome. The rendezvous has a deadline of
-        its own."""
+        """Watch a worker for silence, once it has sent Welcome.
+
+        Before that, the rendezvous has a deadline of its own.
+        """
         if peer.welcomed and not peer.is_linked and not peer.gone:
             self._unsure.add(peer.index)
             self.due = min(self.due, peer.heard_at + self._dead_after)

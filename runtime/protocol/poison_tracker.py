@@ -19,8 +19,7 @@ class PoisonTaskTracker:
         self._deaths: dict[str, list[WorkerLost]] = defaultdict(list)
 
     def record_worker_loss(self, error: WorkerLost, committed: int) -> PoisonedTask | None:
-        """Record a lost worker; return the error to end with once its task has killed `DEADLY`
-        workers.
+        """Record a lost worker; return an error once its task has killed `DEADLY` workers.
 
         The task is the op in which a signal ended the worker, at whatever step. If the op is
         unknown, it is the program that the worker computed, at the same point of the run. A worker

@@ -23,7 +23,8 @@ from typing import NamedTuple
 from graphflow import _version
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, StaleEpoch, StaleSession
-from graphflow.runtime.wire.frame_codec import WIRE_VERSION, Buffer, checksum, is_intact
+from graphflow.runtime.wire.array_codec import Buffer, checksum, is_intact
+from graphflow.runtime.wire.frame_codec import WIRE_VERSION
 from graphflow.runtime.wire.messages import (
     UNNUMBERED,
     Ack,
@@ -167,8 +168,7 @@ class Outbound:
         return self.acknowledged > before
 
     def resend(self, request: Resend) -> list[OutgoingMessage]:
-        """Return the messages that a receiver asks for; none for an attempt that was answered
-        already."""
+        """Return the messages that a receiver asks for; none for an attempt answered already."""
         if request.attempt <= self.answered_attempt:
             return []
         self.answered_attempt = request.attempt
@@ -317,8 +317,7 @@ class ReliableStream:
     def send(
         self, message: Message, step: int = 0, data: memoryview | None = None
     ) -> list[OutgoingMessage]:
-        """Return the messages to send now, for a message to send. It may have to wait for the
-        window."""
+        """Return what to send now for a message, which may have to wait for the window."""
         if not self._waiting and self.outbound.has_room(data.nbytes if data is not None else 0):
             self.inbound.mark_acknowledged()  # it rides along
             return [self.outbound.post(message, step, data)]
@@ -333,8 +332,7 @@ class ReliableStream:
     def receive(
         self, envelope: Envelope, message: Message, data: Buffer | None
     ) -> tuple[ReceiveStatus, list[OutgoingMessage]]:
-        """Classify a message of this session and epoch, and return the messages to send in
-        response."""
+        """Classify a message of this session and epoch; return what to send in response."""
         inbound, outbound = self.inbound, self.outbound
         arrival, response = inbound.receive(envelope, message, data)
         outbound.received = inbound.received

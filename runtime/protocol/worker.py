@@ -52,8 +52,8 @@ from graphflow.runtime.protocol.worker_events import (
     WorkerTick,
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
+from graphflow.runtime.wire.array_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import Buffer, decode_small, return_borrowed
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -111,8 +111,7 @@ class _ClosedSession:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How the worker process that was here before ended: the reason, the op, and the op's
-    session."""
+    """How the earlier worker process ended: the reason, the op, and the op's session."""
 
     reason: str
     op: str = ""
@@ -215,9 +214,8 @@ class WorkerMachine:
                 stopped_too = "was that process stopped, its machine asleep, or the network cut?"
                 actions += self._close_sessions([name], WorkerLost(f"{why}; {stopped_too}"))
         for name, session in self._sessions.items():
-            quiet = (
-                now > session.heard_at + _QUIET_SECONDS
-            )  # shows the coordinator a cut in one direction
+            # A message of ours shows the coordinator that the link is cut in one direction only.
+            quiet = now > session.heard_at + _QUIET_SECONDS
             if (
                 quiet
                 or session.stream.outbound.pending
@@ -323,17 +321,15 @@ class WorkerMachine:
     def _handle_stale(
         self, session: WorkerSession, event: MessageReceived, stale: GraphflowError, now: float
     ) -> list[WorkerAction]:
-        """Handle a message of another epoch, or of a sender that does not know the session's
-        token."""
+        """Handle a message of another epoch, or of a sender without the session's token."""
         envelope, message = event.envelope, event.message
         if isinstance(stale, StaleEpoch) and envelope.epoch > session.epoch:
             if envelope.origin != COORDINATOR:
                 return []
             follows = isinstance(message, Open | Fenced)
             closing = self._close_sessions([session.name], stale) if follows else []
-            return closing + self._handle_unknown(
-                event, now
-            )  # an earlier process here may have had that epoch
+            # The message may be of an epoch that an earlier process at this address had.
+            return closing + self._handle_unknown(event, now)
         if envelope.origin != COORDINATOR or isinstance(message, Fenced):
             return []
         refusal = Fenced(type(stale).__name__, str(stale))

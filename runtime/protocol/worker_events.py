@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError
-from graphflow.runtime.wire.frame_codec import Buffer
+from graphflow.runtime.wire.array_codec import Buffer
 from graphflow.runtime.wire.messages import (
     Abort,
     Ack,
@@ -235,8 +235,10 @@ class CancelStep:
 
 @dataclass(frozen=True)
 class AttachPeerMemory:
-    """Action: attach shared memory in which the coordinator or another worker, `origin`, lends
-    arrays."""
+    """Action: attach shared memory in which `origin` lends arrays.
+
+    The origin is the coordinator or another worker.
+    """
 
     session: str
     origin: int

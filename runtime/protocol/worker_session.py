@@ -27,14 +27,14 @@ from graphflow.runtime.protocol.worker_events import (
     SendMessage,
     WorkerAction,
 )
-from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.frame_codec import (
+from graphflow.runtime.wire.array_codec import (
     SMALL_TOTAL_BYTES,
-    SPANS_A_MESSAGE,
     decode_small,
     encode_small,
     message_parts,
 )
+from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
+from graphflow.runtime.wire.frame_codec import SPANS_A_MESSAGE
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
@@ -91,9 +91,8 @@ class WorkerSession:
     # Steps begun and not settled; several only if all but the first are free.
     open_steps: deque[int] = field(default_factory=deque)
     last_committed: int = -1
-    waiting_steps: deque[RunJob] = field(
-        default_factory=deque
-    )  # steps that wait for another to commit
+    # Steps that wait for another to commit.
+    waiting_steps: deque[RunJob] = field(default_factory=deque)
     # Messages from other workers; the links number the messages to them.
     peers: dict[int, Inbound] = field(default_factory=dict)
 

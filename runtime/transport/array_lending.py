@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from graphflow.runtime.transport.shared_memory_arrays import LEND_MIN_BYTES, SharedArrayPool
-from graphflow.runtime.wire.frame_codec import Announce, Lend, lend_array
+from graphflow.runtime.wire.array_codec import Announce, Lend, lend_array
 from graphflow.runtime.wire.messages import Array, Chunk, Key
 
 _MAX_DEFERRED = 8  # copies after the receivers were told: they wait for these

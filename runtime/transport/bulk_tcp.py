@@ -31,7 +31,8 @@ from graphflow.base.addresses import parse_tcp
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.transport.unix_socket import OrderedSideChannel
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
+from graphflow.runtime.wire.frame_codec import CONTROL_CAP
 
 TOKEN_WORD = "pipe"
 """The first word of an offer's token."""
@@ -243,26 +244,26 @@ class BulkSender:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._pipe: BulkChannel | None = None
+        self._channel: BulkChannel | None = None
         self._offer: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def channel(self) -> BulkChannel | None:
         """The connection, if there is one that has not ended."""
-        pipe = self._pipe
-        if pipe is not None and pipe.ended:
-            self._pipe = None
-            pipe.close()
+        channel = self._channel
+        if channel is not None and channel.ended:
+            self._channel = None
+            channel.close()
             return None
-        return pipe
+        return channel
 
     def offer(self) -> str:
         """Return the token of a new offer, which stands for some seconds.
 
         Return "" while an offer stands, or if no connection is possible.
         """
-        if self._pipe is not None or (self._thread is not None and self._thread.is_alive()):
+        if self._channel is not None or (self._thread is not None and self._thread.is_alive()):
             return ""
         parts = parse_tcp(self._address)
         if parts is None or (host := parts.host) == "*":
@@ -298,7 +299,7 @@ class BulkSender:
                     return  # nobody connected in time, or the offer was withdrawn
                 try:
                     if compare_digest(_read_secret(sock), secret.encode()):
-                        self._pipe = BulkChannel(sock)
+                        self._channel = BulkChannel(sock)
                         return
                 except OSError:
                     pass  # the peer closed the connection, or sent nothing
@@ -311,8 +312,8 @@ class BulkSender:
                 self._offer.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
         if self._thread is not None:
             self._thread.join(_GREETING_SECONDS + _JOIN_SECONDS)
-        if self._pipe is not None:
-            self._pipe.close()
+        if self._channel is not None:
+            self._channel.close()
 
 
 def _read_secret(sock: socket.socket) -> bytes:
@@ -363,23 +364,23 @@ class BulkReceivers:
     """The receiving ends of a process, each of one session. For one thread only."""
 
     def __init__(self) -> None:
-        self._pipes: dict[bytes, tuple[str, BulkChannel]] = {}
+        self._channels: dict[bytes, tuple[str, BulkChannel]] = {}
         self._count = 0
 
-    def add(self, session: str, pipe: BulkChannel) -> bytes | None:
+    def add(self, session: str, channel: BulkChannel) -> bytes | None:
         """Return the route of a new receiving end, or close it and return None above the cap."""
-        if len(self._pipes) >= MAX_CHANNELS:
-            pipe.close()
+        if len(self._channels) >= MAX_CHANNELS:
+            channel.close()
             return None
         self._count += 1
         route = b"pipe %d" % self._count
-        self._pipes[route] = session, pipe
+        self._channels[route] = session, channel
         return route
 
     def routes_of(self, session: str) -> list[bytes]:
         """Return the routes of a session's receiving ends."""
-        return [route for route, (owner, _) in self._pipes.items() if owner == session]
+        return [route for route, (owner, _) in self._channels.items() if owner == session]
 
     def drop(self, route: bytes) -> BulkChannel | None:
         """Forget the receiving end of `route` and return it for closing; None if it is none."""
-        return self._pipes.pop(route, ("", None))[1]
+        return self._channels.pop(route, ("", None))[1]

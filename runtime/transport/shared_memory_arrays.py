@@ -29,7 +29,7 @@ from graphflow.runtime.transport.shared_memory import (
     available_memory,
     has_shared_memory,
 )
-from graphflow.runtime.wire.frame_codec import SMALL_BYTES, Announce, BorrowedBuffer
+from graphflow.runtime.wire.array_codec import SMALL_BYTES, Announce, BorrowedBuffer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -158,7 +158,7 @@ class UnixSocketListener:
     def __init__(self, address: str, most: int = 512) -> None:
         self._most = most
         self._socket: socket.socket | None = None
-        self._lanes: dict[bytes, UnixSocketChannel] = {}
+        self._channels: dict[bytes, UnixSocketChannel] = {}
         self._count = 0
         name = _abstract_name(address)
         if not name:
@@ -186,27 +186,27 @@ class UnixSocketListener:
             sock, _ = self._socket.accept()
         except OSError:
             return None
-        if not _is_same_user(sock) or len(self._lanes) >= self._most:
+        if not _is_same_user(sock) or len(self._channels) >= self._most:
             sock.close()
             return None
         self._count += 1
         route = b"lane %d" % self._count
-        self._lanes[route] = lane = UnixSocketChannel(sock)
-        return route, lane
+        self._channels[route] = channel = UnixSocketChannel(sock)
+        return route, channel
 
     def get(self, route: bytes) -> UnixSocketChannel | None:
         """Return the connection of `route`, or None."""
-        return self._lanes.get(route)
+        return self._channels.get(route)
 
     def drop(self, route: bytes) -> None:
         """Close the connection of `route`, if it is one."""
-        lane = self._lanes.pop(route, None)
-        if lane is not None:
-            lane.close()
+        channel = self._channels.pop(route, None)
+        if channel is not None:
+            channel.close()
 
     def close(self) -> None:
         """Close all connections and the listening socket."""
-        for route in list(self._lanes):
+        for route in list(self._channels):
             self.drop(route)
         if self._socket is not None:
             self._socket.close()

@@ -37,7 +37,8 @@ from graphflow.runtime.security.receive_accounting import (
     UnframedByteCounter,
 )
 from graphflow.runtime.transport.interface import Frames
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, ZERO_COPY_BYTES
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
+from graphflow.runtime.wire.frame_codec import ZERO_COPY_BYTES
 
 _FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
 _ENCRYPTION_BYTES = 64  # more than encryption adds to a frame: ZeroMQ counts it as it travels

@@ -14,8 +14,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
-from graphflow.runtime.wire.frame_codec import (
-    BUDGET,
+from graphflow.runtime.wire.array_codec import (
     CHUNK_BYTES,
     FAR_CHUNK_BYTES,
     BorrowedBuffer,
@@ -23,6 +22,7 @@ from graphflow.runtime.wire.frame_codec import (
     dtype_of,
     nbytes_of,
 )
+from graphflow.runtime.wire.frame_codec import BUDGET
 from graphflow.runtime.wire.messages import Array, Chunk, Key
 
 _HEADERS = 1024  # of arrays, cached

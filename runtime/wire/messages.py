@@ -45,7 +45,7 @@ EXCHANGE_PREFIX = "collective/"
 The program, "/", and the number of the group follow.
 """
 Small = bytes
-"""A small array in a message, with its name and a checksum: see `frame_codec.encode_small`."""
+"""A small array in a message, with its name and a checksum: see `array_codec.encode_small`."""
 WAIT_PREFIX, SEND_PREFIX = "recv/", "send/"
 """Prefixes of the names of edges' spans.
 

@@ -43,7 +43,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     is_whole,
 )
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
-from graphflow.runtime.wire.frame_codec import BorrowedBuffer
+from graphflow.runtime.wire.array_codec import BorrowedBuffer
 from graphflow.runtime.wire.messages import (
     Abort,
     Array,
@@ -140,7 +140,7 @@ class HostedSession:
         session = opening.session  # not self: a reference cycle would free the memory late
         self._coordinator_memory = PeerSharedMemory(
             lambda token: report(OfferMemoryToCoordinator(session, token))
-        )  # to the coordinator
+        )
         self._borrowed_memory: dict[int, SharedArrayReader] = {}
         self._idle = False  # the session's thread has no job, and drives the sockets
         # While these two are equal, the session's thread has no job, and sends nothing.
@@ -390,9 +390,8 @@ class HostedSession:
         computed = host.compute(
             self._session, job.program, run.step, job.bindings, feeds, job.trace, job.deadline
         )
-        if (
-            feeds
-        ):  # return lent feeds before the client learns of the end, and may need their memory
+        # Return lent feeds before the client learns of the end, and may need their memory.
+        if feeds:
             feeds.clear()
         for array in computed.fetches.values():
             if array.nbytes >= LEND_MIN_BYTES:

@@ -79,8 +79,7 @@ class LinkProber:
         self._requests.put(run)
 
     def try_send_back(self, run: RunJob) -> bool:
-        """Send an array back at once, unless that would have to wait for room; return True if it
-        was sent.
+        """Send an array back, unless that would have to wait for room; return True if it was sent.
 
         Called by the thread that drives the sockets, while no thread of the session has a job.
         Waking another thread would be measured as time of the link.

@@ -27,12 +27,8 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     require_whole,
 )
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
-from graphflow.runtime.wire.frame_codec import (
-    encode,
-    encode_small,
-    lend_array,
-    split_array,
-)
+from graphflow.runtime.wire.array_codec import encode_small, lend_array, split_array
+from graphflow.runtime.wire.frame_codec import encode
 from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not accepted
@@ -88,14 +84,14 @@ class PeerLink:
         owned: bool,
         should_continue: Callable[[], bool],
     ) -> None:
-        """Send an array in chunks; wait while the peer has acknowledged too little and
-        `should_continue`.
+        """Send an array in chunks; wait while the peer has acknowledged too little.
 
         Args:
             owned: the array stays unchanged until the peer acknowledges it. Otherwise it is copied.
+            should_continue: called during waits; False ends the send.
 
         Raises:
-            TransportError: `should_continue` said to stop.
+            TransportError: `should_continue` returned False.
         """
         step = number if purpose == "edge" else 0
         if step != self._last_sent[0]:
@@ -113,9 +109,8 @@ class PeerLink:
         ):
             return
         require_whole(array)
-        checked = not isinstance(
-            self._side_channel, BulkChannel
-        )  # which seals what it carries itself
+        # A bulk channel has checksums of its own.
+        checked = not isinstance(self._side_channel, BulkChannel)
         for chunk, data in split_array(
             purpose, number, name, array, checked=checked, far=self._far
         ):
@@ -204,8 +199,10 @@ class PeerLink:
                 self._channel.reset()
 
     def find_unacknowledged(self) -> tuple[int, tuple[int, Key]] | None:
-        """Return how often the peer was asked in vain, and the last (step, edge); None if it may
-        be slow."""
+        """Return how often the peer was asked in vain, and the last (step, edge) sent.
+
+        None if the peer may just be slow.
+        """
         if self._unanswered_asks <= _MAX_UNANSWERED_ASKS or not self._outbound.pending:
             return None
         return self._unanswered_asks, self._last_sent

@@ -75,9 +75,8 @@ from graphflow.runtime.worker.worker_gauges import register_worker_gauges
 from graphflow.runtime.worker.worker_status import make_report
 
 _TICK = 0.5  # seconds
-_WAKEUP, _LISTENER, _PARENT, _FAST_LISTENER, _FIRST_CHANNEL = range(
-    5
-)  # tags of the waiter's descriptors
+# Tags of the waiter's descriptors.
+_WAKEUP, _LISTENER, _PARENT, _FAST_LISTENER, _FIRST_CHANNEL = range(5)
 _RETRY = 0.005  # seconds, while a connection's queue is full
 _BATCH = 64  # messages received in a row, before anything else has its turn
 _MAX_UNSENT = 4096  # answers that wait for one connection; no session has as many in flight
@@ -217,8 +216,7 @@ class WorkerProcess:
             raise self._failure
 
     def _has_drained(self) -> bool:
-        """Return True if the process was asked to end, and no session is left that could still
-        leave."""
+        """Return True if the process was asked to end, and no session is left to wait for."""
         if self._drain_deadline == math.inf:
             return False
         now = time.monotonic()

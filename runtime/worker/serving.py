@@ -207,8 +207,7 @@ def _set_signal_handlers(worker: WorkerProcess, *, has_parent: bool) -> Callable
 
 
 def _load_host_factory(place: str) -> HostFactory:
-    """Return an attribute of a Python file, given as `path.py:Name`; for tests with another
-    host."""
+    """Return an attribute of a Python file, `path.py:Name`; for tests with another host."""
     path, _, name = place.rpartition(":")
     spec = importlib.util.spec_from_file_location("graphflow_host", path)
     if spec is None or spec.loader is None:
@@ -242,9 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.recorder:
         start_recording(*map(int, given.recorder.split(",")))
     configure_by_environment()
-    sys.path += (
-        given.ops_path
-    )  # at the end, so that nothing there shadows this process's own modules
+    # Appended, so that nothing there shadows this process's own modules.
+    sys.path += given.ops_path
     try:
         serve(
             given.listen,

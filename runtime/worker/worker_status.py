@@ -216,8 +216,9 @@ def request_reports(
     pair: KeyPair | None = None,
     ring: Keyring | None = None,
 ) -> list[Report | GraphflowError]:
-    """Ask all workers at once; return their reports in order, or the error of each that did not
-    answer.
+    """Ask all workers at once; return their reports in order.
+
+    The error stands in for the report of a worker that did not answer.
 
     Args:
         seconds: for all of them together.

@@ -58,6 +58,7 @@ from graphflow.runtime.telemetry import metrics_endpoint as endpoint
 from graphflow.runtime.transport import bulk_tcp as pipe
 from graphflow.runtime.transport import unix_socket as lane
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
+from graphflow.runtime.wire import array_codec
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire import graph_codec as codec
 from graphflow.runtime.wire import step_frame_codec as packed
@@ -128,7 +129,7 @@ EDGE = Chunk("edge", 1, 7, "float32", [2, 3], [1, 0], 24, 0)
 
 def inside(name: int | str, *shape: int) -> Any:
     """An array that is small enough to go inside a message."""
-    return wire.encode_small(name, np.zeros(shape, "float32"))
+    return array_codec.encode_small(name, np.zeros(shape, "float32"))
 
 
 SAMPLES: list[Message] = [
@@ -206,7 +207,7 @@ def chunk_seeds() -> tuple[bytes, ...]:
     runs = [
         [
             [fields_of(chunk), bytes(piece)]
-            for chunk, piece in wire.split_array("edge", 1, "e", array)
+            for chunk, piece in array_codec.split_array("edge", 1, "e", array)
         ]
         for array in arrays
     ]
@@ -277,7 +278,7 @@ def pipe_seeds() -> tuple[bytes, ...]:
     from tests.runtime.transport.test_bulk_tcp import framed
 
     array = np.arange(200_000, dtype="float32")
-    (chunk, data), *_ = wire.split_array("edge", 3, 5, array, checked=False)
+    (chunk, data), *_ = array_codec.split_array("edge", 3, 5, array, checked=False)
     ping = framed(wire.encode(envelope(), Ping()))
     return ping, framed(wire.encode(envelope(), chunk), bytes(data)), ping * 2
 
@@ -300,7 +301,7 @@ def letter(route: int, number: int, message: Message, data: bytes = b"", step: i
 def conversations() -> tuple[bytes, ...]:
     """What a worker hears: messages, ticks, and jobs that end."""
     opened = [letter(0, 1, HELLO), letter(0, 2, Open(2, 0, PEERS, 30.0)), ["end", 0]]
-    checked = wire.checksum(bytes(4)) if hasattr(wire, "checksum") else 0
+    checked = array_codec.checksum(bytes(4)) if hasattr(array_codec, "checksum") else 0
     part = PART if not checked else Chunk(*fields_of(PART)[:-3], checked)
     loaded = [letter(0, 3, part, bytes(4)), letter(0, 4, Load(3, "p", 1)), ["end", 0]]
     step = [
@@ -717,7 +718,7 @@ def _frames() -> tuple[bytes, ...]:
 
 
 def _packed_frames() -> tuple[bytes, ...]:
-    array = wire.encode_small("x", np.zeros(2, "float32"))
+    array = array_codec.encode_small("x", np.zeros(2, "float32"))
     assert array is not None
     step = (
         Compute(4, "p", {"n": 3, "m": 4}, ["y"], False, 2.5, 3, [array, array]),
@@ -746,7 +747,7 @@ def dialogue(data: bytes) -> None:
         small = message.small if isinstance(message, Compute | Done) else []
         assert answer is None or answer == (*numbers, message.request, small), "another answer"
         for each in small:
-            wire.decode_small(each, aligned=False)
+            array_codec.decode_small(each, aligned=False)
 
 
 def targets() -> list[Target]:

@@ -24,7 +24,7 @@ from graphflow.runtime.collectives import nccl
 from graphflow.runtime.collectives.nccl import Communicator, NcclCollective
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
-from tests.runtime.collectives.test_exchanges import collective
+from tests.runtime.collectives.test_transports import collective
 
 EXAMPLES = 120
 _SECONDS = 60.0

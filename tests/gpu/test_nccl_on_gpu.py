@@ -22,8 +22,8 @@ from graphflow.errors import WorkerLost
 from tests.faults.running import Worker, stop
 from tests.gpu.nccl_rank import EXAMPLES, examples
 from tests.house.sources import ROOT
-from tests.runtime.collectives.test_exchanges import plain
 from tests.runtime.collectives.test_sessions import agrees
+from tests.runtime.collectives.test_transports import plain
 
 pytestmark = pytest.mark.gpu
 LOOPBACK = {

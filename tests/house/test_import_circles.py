@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import networkx as nx
 
 from tests.house.sources import ROOT, Source, imports, sources
-
-NOT_YET: tuple[tuple[str, str], ...] = ()
-"""Circles that are still there: files of a folder that need each other. The table only shrinks."""
 
 
 def import_graph(files: Iterable[Source]) -> nx.DiGraph:
@@ -35,23 +32,14 @@ def circles(graph: nx.DiGraph) -> list[set[str]]:
     return [found for found in nx.strongly_connected_components(graph) if len(found) > 1]
 
 
-def check_circles(graph: nx.DiGraph, known: Sequence[tuple[str, str]]) -> None:
-    allowed = [{f"{folder}.{name}" for name in names.split()} for folder, names in known]
-    found = circles(graph)
-    for circle in found:
+def test_no_import_circles() -> None:
+    graph = import_graph(sources())
+    for circle in circles(graph):
         edges = sorted(f"{a} imports {b}" for a, b in graph.subgraph(circle).edges)
-        assert any(circle <= each for each in allowed), (
+        raise AssertionError(
             "these files need each other; move what they share to a file of its own: "
             + "; ".join(edges)
         )
-    for each in allowed:
-        assert any(circle <= each for circle in found), (
-            f"{sorted(each)} need each other no more: take them out of NOT_YET"
-        )
-
-
-def test_no_import_circles() -> None:
-    check_circles(import_graph(sources()), NOT_YET)
 
 
 def test_this_rule_sees_imports_wherever_they_stand() -> None:

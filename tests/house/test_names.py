@@ -7,14 +7,12 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 
 from tests.house.sources import LINKED_PACKAGES, ROOT, Source, sources
-
-NOT_YET: tuple[str, ...] = ()
-"""Folders that still have names of the old kind; the list only gets shorter."""
 
 EXEMPT = {
     "graphflow/parallel/pipelining/schedules.py:interleaved": "the schedule's name, public",
@@ -111,16 +109,23 @@ class Function(NamedTuple):
 
 def functions(files: Iterable[Source]) -> Iterator[Function]:
     for source in files:
-        for qualname, node in _definitions(source.tree):
+        for qualname, node in definitions(source):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 found = Function(_place(source, node), qualname, node)
                 if found.is_named_by_us and f"{_path(source)}:{qualname}" not in EXEMPT:
                     yield found
 
 
+@cache
+def definitions(source: Source) -> tuple[tuple[str, Definition], ...]:
+    """Return every function and class of a file with its qualified name."""
+    return tuple(_definitions(source.tree))
+
+
 def _definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
-    """Every function and class below a node with its qualified name."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # holds no definitions, but most of a file's nodes
         if isinstance(child, Definition):
             yield prefix + child.name, child
             yield from _definitions(child, f"{prefix}{child.name}.")
@@ -136,11 +141,6 @@ def _path(source: Source) -> str:
 
 def _place(source: Source, node: Definition) -> str:
     return f"{_path(source)}:{node.lineno}"
-
-
-def named_sources() -> list[Source]:
-    """The files whose names keep to the rules by now."""
-    return [source for source in sources() if not _path(source).startswith(NOT_YET)]
 
 
 def participles(files: Iterable[Source]) -> list[str]:
@@ -184,7 +184,7 @@ def _reads_as_predicate(word: str) -> bool:
 def shared_class_names(files: Iterable[Source]) -> list[str]:
     places: dict[str, list[str]] = defaultdict(list)
     for source in files:
-        for _, node in _definitions(source.tree):
+        for _, node in definitions(source):
             exempt = f"{_path(source)}:{getattr(node, 'name', '')}" in EXEMPT_CLASSES
             if isinstance(node, ast.ClassDef) and not exempt:
                 places[node.name].append(_place(source, node))
@@ -196,26 +196,26 @@ def shared_class_names(files: Iterable[Source]) -> list[str]:
 
 
 def test_no_function_is_one_bare_participle() -> None:
-    assert participles(named_sources()) == []
+    assert participles(sources()) == []
 
 
 def test_no_function_is_one_preposition() -> None:
-    assert prepositions(named_sources()) == []
+    assert prepositions(sources()) == []
 
 
 def test_a_function_that_returns_a_bool_reads_as_a_predicate_or_an_action() -> None:
-    assert unasked_predicates(named_sources()) == []
+    assert unasked_predicates(sources()) == []
 
 
 def test_every_class_name_is_unique() -> None:
-    assert shared_class_names(named_sources()) == []
+    assert shared_class_names(sources()) == []
 
 
 def test_every_exemption_is_still_needed() -> None:
     files = {_path(source): source for source in sources()}
     for exempt in (*EXEMPT, *EXEMPT_CLASSES):
         path, _, qualname = exempt.partition(":")
-        assert qualname in dict(_definitions(files[path].tree)), exempt
+        assert qualname in dict(definitions(files[path])), exempt
 
 
 @pytest.mark.parametrize(

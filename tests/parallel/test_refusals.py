@@ -86,7 +86,8 @@ def test_a_strategy_that_is_none_for_a_network_is_refused_with_its_line(
     (lambda: schedule("F00 B00", "B10 F10"), r"'mine' at .*deadlock after 1 tasks: device 0"
      r" has B of .*device 1 has B .* which needs F of micro-batch 0 at stage 1; reorder the tasks"),
     (lambda: Pipeline(1, schedule("F00 F01 B00 B01", "F02 B02", stages=1, microbatches=3)),
-     r"schedule 'mine' at .* in 2 ways, 1 in one \(such as 2\) and 2 in another .*; send as many"),
+     r"schedule 'mine' at .* take 2 paths through the devices, 1 in one \(such as 2\) "
+     r"and 2 in another .*; send as many"),
     (lambda: schedule("F00", "F10 B10"), r"misses B of micro-batch 0 at stage 0; add it"),
     (lambda: schedule("F00 B00", stages=10**12), r"it misses B.* and 1,999,999,999,997 other"),
     (lambda: schedule("F00 F00 B00", "F10 B10"), r"repeats F of micro-batch 0 at stage 0; leave"),

@@ -121,7 +121,7 @@ def test_a_mistake_is_told_and_the_session_goes_on(how: str) -> None:
         "size": ({x: (4, 6), y: (4,)}, "axis 1 must be 5, not 6"),
         "shared": ({x: (4, 5), y: (3,)}, "size 'batch' is 3 here, but 4"),
         "unknown": ({x: (4, 5), y: (4,), other: (1,)}, "'other' .*nothing fetched depends on it"),
-        "string": ({"x": (4, 5)}, "'x' is no placeholder"),
+        "string": ({"x": (4, 5)}, "'x' is not a placeholder"),
         "tensor": ({x: x, y: (4,)}, "symbolic tensor 'x'"),
         "lists": ({x: [(4, 5), (5, 5)], y: [(4,), (5,), (6,)]}, "'x' .* has 2, 'y' .* has 3"),
         "text": ({x: "4,5", y: (4,)}, "takes float32.*not '4,5'"),

@@ -36,7 +36,7 @@ RESERVED_MEMORY = 0.08
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How a GPT is parallelised over devices, and how its batch goes through them.
+    """A configuration of a GPT: the devices along each axis, and the size of micro-batches.
 
     Attributes:
         data, model, stages: devices along each mesh axis.
@@ -140,7 +140,7 @@ class HardwareSite:
 
 @dataclass(frozen=True)
 class _DeviceShare:
-    """What a device has of a model.
+    """The part of a model on one device, and its costs.
 
     Attributes:
         weights: its weights.

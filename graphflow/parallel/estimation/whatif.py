@@ -1,4 +1,4 @@
-"""What if: training steps of large GPTs on clusters that one does not have.
+"""Estimates of training steps: large GPTs on clusters that are not at hand.
 
     found = gf.parallel.what_if(gf.parallel.GPT(layers=96, width=12288, heads=96), "a100+half",
                                 devices=1024, batch=1536)
@@ -131,13 +131,7 @@ def what_if(
         )
     found = _fastest(model, site, batch, asked)
     if not found:
-        needed = model.weights * BYTES_PER_WEIGHT / devices
-        remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
-        raise MemoryLimitError(
-            f"{where}: {model.weights / 1e9:.1f} billion weights take {needed / 1e9:.1f} GB on "
-            f"each of {devices} devices before any activation, of {site.memory / 1e9:.0f} GB that "
-            f"{hardware} has; give it {remedy}"
-        )
+        raise _too_large_error(where, model, devices, site)
     return WhatIf(model, tuple(sorted(found, key=lambda e: e.seconds)))
 
 
@@ -161,6 +155,17 @@ def _check(
     devices = counts["devices"]
     if devices is not None and devices > MAX_DEVICES:
         raise ScheduleError(f"{where}: {devices:,} devices are more than {MAX_DEVICES:,}")
+
+
+def _too_large_error(where: str, model: GPT, devices: int, site: HardwareSite) -> MemoryLimitError:
+    """Return the error of a model that fits on the devices in no way."""
+    needed = model.weights * BYTES_PER_WEIGHT / devices
+    remedy = "more of them" if needed > site.memory else "more of them, or a smaller batch"
+    return MemoryLimitError(
+        f"{where}: {model.weights / 1e9:.1f} billion weights take {needed / 1e9:.1f} GB on "
+        f"each of {devices} devices before any activation, of {site.memory / 1e9:.0f} GB that "
+        f"{site.hardware} has; give it {remedy}"
+    )
 
 
 def _fastest(

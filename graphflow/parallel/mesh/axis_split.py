@@ -1,4 +1,4 @@
-"""How one axis of a tensor is split over axes of a mesh, and the extent that a shard has."""
+"""Splits of one axis of a tensor over axes of a mesh, and the extents that shards have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ShardExtent(NamedTuple):
 
 @dataclass(frozen=True)
 class AxisSplit:
-    """How a size is split over mesh axes.
+    """The split of a size over mesh axes.
 
     A reshape may merge several axes into one and leave an inner one split. The merged axis then
     consists of rows, and a shard has a piece of each row.
@@ -38,8 +38,8 @@ class AxisSplit:
         unit: extents are multiples of this number of elements.
         outer: the number of rows; or the relative lengths of rows that differ, as in a packed
             projection with more queries than keys and values.
-        over: how the rows themselves are distributed, if they are. A shard then has some of the
-            rows, and its piece of each.
+        over: the split of the rows themselves, if they are distributed. A shard then has some of
+            the rows, and its piece of each.
     """
 
     axes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Layouts: how a tensor lies on a mesh, and the record of what travels between places.
+"""Layouts of tensors on a mesh, and records of the communication between places.
 
 Along the axes that split it, each place has a shard; along the others, each has everything. A
 layout may also be partial: then the tensor is the sum (maximum, …) of what all places have.
@@ -22,7 +22,13 @@ Partial = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies on a mesh: a split for each axis, and what is left to be combined."""
+    """The layout of a tensor on a mesh: a split for each axis, and the partial results still to be
+    combined.
+
+    Attributes:
+        dims: the split of each axis.
+        partial: the mesh axes along which the value is partial.
+    """
 
     dims: tuple[AxisSplit, ...]
     partial: Partial = ()
@@ -61,11 +67,11 @@ def whole(rank: int) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class ShardedTensor:
-    """The tensors that stand for one tensor of the whole graph: a shard at each place.
+    """The shards of one tensor of the whole graph, one at each place.
 
     Attributes:
         spec: the spec of the whole tensor.
-        layout: how it lies on the mesh.
+        layout: its layout on the mesh.
         shards: the shards, in the order of `Mesh.places`.
     """
 

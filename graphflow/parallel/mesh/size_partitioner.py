@@ -120,6 +120,11 @@ class SizePartitioner:
         return found
 
     def _piece(self, size: Size, split: AxisSplit, place: Place) -> ShardExtent:
+        """Compute the extent of a place.
+
+        Raises:
+            ShardingError: a symbolic size cannot be split, or is split in another way already.
+        """
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
         if split.outer != 1:  # the start is relative to each row
             row = self.piece(size // self._canonical(split.rows), split.inner, place)

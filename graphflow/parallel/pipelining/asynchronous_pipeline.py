@@ -363,10 +363,12 @@ class _SymbolSubstitution:
         self._sizes = sizes
 
     def node(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
+        """Rebuild a node with other sizes."""
         attrs = {name: self._value(value) for name, value in node.attrs.items()}
         return make_node(node.op, inputs, attrs, node.name)
 
     def _value(self, value: Any) -> Any:
+        """Substitute symbols in an attribute."""
         if isinstance(value, Dim):
             return substitute(value, self._sizes)
         if isinstance(value, tuple):
@@ -376,6 +378,7 @@ class _SymbolSubstitution:
         return value
 
     def _body(self, body: Body) -> Body:
+        """Rebuild a body with other sizes."""
         mapped: dict[Tensor, Tensor] = {}
         for node in (*body.inputs, *body.graph.nodes):
             if node.outputs[0] not in mapped:

@@ -31,7 +31,7 @@ from graphflow.parallel.pipelining.schedule import (
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.pipelining.stages import UNSTAGED_OPS, origin_of, weight_gradients
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.replica_terms import NOT_REPLICATED, ReplicationConfig
+from graphflow.parallel.sharding.replication import NOT_REPLICATED, ReplicationConfig
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.passes import MergeBodies
 
@@ -65,14 +65,14 @@ def partition_pipeline(
     """
     outer = dict(outer or {})
     where = assign_stages(graph, stages)
-    ways = paths_of(schedule)
-    sizes = {**outer, **({PATH: len(ways)} if len(ways) > 1 else {}), MICRO: len(ways[0])}
+    paths = paths_of(schedule)
+    sizes = {**outer, **({PATH: len(paths)} if len(paths) > 1 else {}), MICRO: len(paths[0])}
     beside, first = prod(outer.values()), len(outer)
     homes = schedule.homes
 
     def microbatch(place: Place) -> int:
         """Return the micro-batch of a place."""
-        return ways[place[first] if len(ways) > 1 else 0][place[-1]]
+        return paths[place[first] if len(paths) > 1 else 0][place[-1]]
 
     def home_of(node: Node, place: Place) -> int:
         """Return the device index of a node at a place."""
@@ -120,16 +120,16 @@ def paths_of(schedule: Schedule) -> list[list[int]]:
     found: dict[tuple[int, ...], list[int]] = {}
     for i in range(schedule.microbatches):
         found.setdefault(tuple(homes[s, i] for s in range(schedule.stages)), []).append(i)
-    ways = list(found.values())
-    if len(set(map(len, ways))) > 1:
-        few, many = min(ways, key=len), max(ways, key=len)
+    paths = list(found.values())
+    if len(set(map(len, paths))) > 1:
+        few, many = min(paths, key=len), max(paths, key=len)
         raise schedule_error(
             f"schedule {schedule.name!r}",
-            f"micro-batches go over its devices in {len(ways)} ways, {len(few)} in one (such as "
-            f"{few[0]}) and {len(many)} in another (such as {many[0]}); send as many in each, as "
-            "gf.parallel.chimera(2, 4) does, or all in one",
+            f"micro-batches take {len(paths)} paths through the devices, {len(few)} in one "
+            f"(such as {few[0]}) and {len(many)} in another (such as {many[0]}); send as many in "
+            "each, as gf.parallel.chimera(2, 4) does, or all in one",
         )
-    return ways
+    return paths
 
 
 def assign_stages(graph: Graph, stages: Mapping[Node, int]) -> dict[Node, int]:

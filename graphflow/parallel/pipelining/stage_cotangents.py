@@ -38,6 +38,7 @@ def sum_within_stages(graph: Graph, stages: Mapping[Node, int]) -> Graph:
             last.discard(left)
 
     def regroup(node: Node, inputs: tuple[Tensor, ...]) -> tuple[Tensor] | None:
+        """Replace the last node of a chain of sums by a sum for each stage."""
         if node not in last:
             return None
         left, right = inputs

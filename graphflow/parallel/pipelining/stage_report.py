@@ -1,4 +1,4 @@
-"""What a pipeline makes of a network: what each stage has, what it sends, and how long it waits.
+"""Reports of a pipeline: the contents of each stage, the bytes that it sends, and its idle time.
 
 ShardedGraph + StagedPipeline ─stage_rows→ [StageRow, …]
                               ─predict_timeline→ ScheduleTimeline
@@ -93,13 +93,13 @@ class StagedPipeline:
 
 @dataclass(frozen=True)
 class StageRow:
-    """What a stage has.
+    """The contents of a stage.
 
     Attributes:
         number: the stage, from 0.
         devices: its devices.
         names: the scopes of its nodes, or their names if they are in no scope.
-        nodes: how many nodes of the forward pass it has, as the user built it.
+        nodes: the number of its nodes of the forward pass, as the user built it.
         parameters: the elements of its variables.
         bytes: their bytes.
         forward, backward: the bytes that it sends to other devices in a forward and in a backward

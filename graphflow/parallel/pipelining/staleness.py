@@ -1,4 +1,5 @@
-"""How stale gradients are without a flush, and how many versions of its weights each stage holds.
+"""The staleness of gradients without a flush, and the versions of its weights that each stage
+holds.
 
 Source: Harlap et al., PipeDream, SOSP 2019; Narayanan et al., PipeDream-2BW, ICML 2021.
 """
@@ -16,7 +17,7 @@ from graphflow.parallel.pipelining.schedule import Schedule, require_schedule, s
 
 @dataclass(frozen=True)
 class Staleness:
-    """What a schedule does to the weights of one stage.
+    """The staleness of one stage's gradients.
 
     Attributes:
         used: for each micro-batch, how many updates the weights had that its passes used.

@@ -114,6 +114,11 @@ def _durations(
     """Return the seconds of each phase and stage."""
 
     def of_stages(given: float | Sequence[float], what: str) -> list[float]:
+        """Return seconds for each stage.
+
+        Raises:
+            ScheduleError: a number is missing, negative or infinite.
+        """
         found: list[Any]
         found = list(given) if isinstance(given, Iterable) else [given] * schedule.stages
         if len(found) != schedule.stages or not all(map(_is_time, found)):

@@ -116,6 +116,7 @@ def fused_all_gather(
         return [unpack_pieces(place, group, row) for place, row in zip(group, wholes, strict=True)]
 
     def unpack_pieces(place: Place, group: Sequence[Place], row: Tensor) -> list[Tensor]:
+        """Return each value's pieces from a gathered row, concatenated."""
         pieces: list[list[Tensor]] = [[] for _ in values]
         begin = 0
         with resharder.on_device(place, cause):

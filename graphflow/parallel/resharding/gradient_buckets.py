@@ -32,14 +32,15 @@ MAX_FETCHED = 1 << 10
 
 
 class _PartialReduction(NamedTuple):
-    """The mesh axes along which a value is partial, and how its parts are combined."""
+    """The mesh axes along which a value is partial, and the kind by which its parts are
+    combined."""
 
     axes: tuple[str, ...]
     kind: str
 
 
 class _Key(NamedTuple):
-    """What sums have in common that may travel together.
+    """The key of a bucket: the properties that sums share if they travel together.
 
     Attributes:
         axes: the mesh axes along which they are partial.

@@ -18,7 +18,7 @@ def exchange_halo(
     value: ShardedTensor,
     d: int,
     ranges: Sequence[tuple[Any, Any]],
-    note: CommunicationLog,
+    log: CommunicationLog,
     kind: str,
 ) -> tuple[Tensor, ...]:
     """Return the elements start to stop along axis `d` for each place. They are sliced where they
@@ -29,7 +29,7 @@ def exchange_halo(
         value: the tensor.
         d: the axis.
         ranges: (start, stop) for each place.
-        note: records what is sent.
+        log: records what is sent.
         kind: the kind of the record, "halo" or "all-to-all".
     """
     split, size = value.layout.dims[d], value.spec.shape[d]
@@ -44,6 +44,7 @@ def exchange_halo(
         return group
 
     def pieces(place: Place, start: Any, stop: Any) -> list[Tensor]:
+        """Return the parts of a range that a place receives, in order."""
         found = []
         for other in neighbours(place):
             own = builder.partitioner.piece(size, split, other)
@@ -53,22 +54,22 @@ def exchange_halo(
             part = builder.shard_at(value, other)
             key = (part, first, last)
             if key not in sent:
-                with builder.on_device(other, note.cause):
+                with builder.on_device(other, log.cause):
                     sent[key] = slice_axis(part, d, first - own.start, last - first)
-            received.update(builder.sent_bytes([(other, sent[key])], place, note.cause))
+            received.update(builder.sent_bytes([(other, sent[key])], place, log.cause))
             found.append(sent[key])
         return found
 
     parts = []
     for place, (start, stop) in zip(builder.mesh.places, ranges, strict=True):
         own = pieces(place, start, stop)
-        with builder.on_device(place, note.cause):
+        with builder.on_device(place, log.cause):
             if not own:
                 own = [slice_axis(builder.shard_at(value, place), d, 0, 0)]
             parts.append(own[0] if len(own) == 1 else FUNCTIONS["concat"](own, axis=d))
     across = [axis for axis in split.axes if axis not in builder.mesh.sequential]
     if received and across:
-        note(kind, across, received)
+        log(kind, across, received)
     return tuple(parts)
 
 

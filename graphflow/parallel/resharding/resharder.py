@@ -65,8 +65,6 @@ class Resharder(ShardBuilder):
         for window in list(self._windows)[seen_so_far:]:
             del self._windows[window]
 
-    # Layouts ------------------------------------------------------------------------------------
-
     def is_same_split(self, size: Any, a: AxisSplit, b: AxisSplit) -> bool:
         """Return True if two splits give every place the same extent of a size."""
         if a == b:
@@ -98,7 +96,7 @@ class Resharder(ShardBuilder):
     ) -> ShardedTensor:
         """Convert a value: first its partial results, then axes that are gathered or exchanged,
         then slices."""
-        note = CommunicationLog(self, cause, name)
+        log = CommunicationLog(self, cause, name)
         together: dict[str, list[str]] = {}
         for axis, kind in sorted(
             value.layout.partial, key=lambda p: p[0] not in self.mesh.sequential
@@ -107,29 +105,29 @@ class Resharder(ShardBuilder):
                 continue
             d = self.scatter_dim(value, target, axis) if kind == "sum" else None
             if d is not None:
-                value = self._reduce_scatter(value, axis, d, target.dims[d], note)
+                value = self._reduce_scatter(value, axis, d, target.dims[d], log)
             elif axis in self.mesh.sequential or kind not in ("sum", "mean"):
-                value = self._reduce(value, (axis,), kind, note)
+                value = self._reduce(value, (axis,), kind, log)
             else:
                 together.setdefault(kind, []).append(axis)
         for kind, axes in together.items():
-            value = self._reduce(value, axes, kind, note)
+            value = self._reduce(value, axes, kind, log)
         shape = value.spec.shape
         for d, want in enumerate(target.dims):
             have = value.layout.dims[d]
             elsewhere = have.axes == want.axes and not self.is_same_split(shape[d], have, want)
             plain = have.outer == 1 and want.outer == 1
             if elsewhere and plain and len(have.axes) == 1:
-                value = self._shift_boundaries(value, d, want, note)
+                value = self._shift_boundaries(value, d, want, log)
                 continue
             keep = self._common_prefix(shape[d], have, want)
             while len(value.layout.dims[d].axes) > keep:
                 axis = value.layout.dims[d].axes[-1]
                 e = self._all_to_all_target(value, target, axis, d)
                 if e is None:
-                    value = self._all_gather(value, d, note)
+                    value = self._all_gather(value, d, log)
                 else:
-                    value = self._all_to_all(value, d, e, target.dims[e], note)
+                    value = self._all_to_all(value, d, e, target.dims[e], log)
         for d, want in enumerate(target.dims):
             while not self.is_same_split(shape[d], value.layout.dims[d], want):
                 done = len(value.layout.dims[d].axes)
@@ -178,7 +176,7 @@ class Resharder(ShardBuilder):
     # Single steps -------------------------------------------------------------------------------
 
     def _reduce(
-        self, value: ShardedTensor, axes: Sequence[str], kind: str, note: CommunicationLog
+        self, value: ShardedTensor, axes: Sequence[str], kind: str, log: CommunicationLog
     ) -> ShardedTensor:
         """Combine the partial results of each group; every place of the group gets the result."""
         layout = replace(
@@ -188,23 +186,23 @@ class Resharder(ShardBuilder):
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if self.mesh.sequential.issuperset(axes):
-                with self.on_device(group[0], note.cause):
+                with self.on_device(group[0], log.cause):
                     return [combine_all(kind, own)] * len(own)
             if kind in ("sum", "mean"):
-                with self.cross_device(note.cause):
+                with self.cross_device(log.cause):
                     return all_reduce(own, op=kind)
             found = []
             for place in group:
-                with self.on_device(place, note.cause):
+                with self.on_device(place, log.cause):
                     found.append(combine_all(kind, own))
-                sent.update(self.sent_bytes(zip(group, own, strict=True), place, note.cause))
+                sent.update(self.sent_bytes(zip(group, own, strict=True), place, log.cause))
             return found
 
         made = self._map_groups(value, layout, axes, build)
         if kind in ("sum", "mean"):
-            note.exchange("all-reduce", axes, made)
+            log.exchange("all-reduce", axes, made)
         else:
-            note("all-reduce", axes, sent)
+            log("all-reduce", axes, sent)
         return made
 
     def _alias(self, part: Tensor, place: Place, cause: Node) -> Tensor:
@@ -215,7 +213,7 @@ class Resharder(ShardBuilder):
         return named
 
     def _reduce_scatter(
-        self, value: ShardedTensor, axis: str, d: int, want: AxisSplit, note: CommunicationLog
+        self, value: ShardedTensor, axis: str, d: int, want: AxisSplit, log: CommunicationLog
     ) -> ShardedTensor:
         """Sum the partial results of each group; each place gets its extent along axis `d`."""
         layout = replace(
@@ -227,33 +225,33 @@ class Resharder(ShardBuilder):
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             pieces = [self.partitioner.piece(size, want, place) for place in group]
             if axis not in self.mesh.sequential:
-                with self.cross_device(note.cause):
+                with self.cross_device(log.cause):
                     return reduce_scatter(own, axis=d, sizes=[p.size for p in pieces])
-            with self.on_device(group[0], note.cause):
+            with self.on_device(group[0], log.cause):
                 total = combine_all("sum", own)
                 origin = self._origin(size, value.layout.dims[d], group[0])
                 return [slice_axis(total, d, p.start - origin, p.size) for p in pieces]
 
         made = self._map_groups(value, layout, (axis,), build)
-        note.exchange("reduce-scatter", (axis,), made)
+        log.exchange("reduce-scatter", (axis,), made)
         return made
 
-    def _all_gather(self, value: ShardedTensor, d: int, note: CommunicationLog) -> ShardedTensor:
+    def _all_gather(self, value: ShardedTensor, d: int, log: CommunicationLog) -> ShardedTensor:
         """Gather axis `d` along the innermost mesh axis that splits it."""
         axis = value.layout.dims[d].axes[-1]
         layout = value.layout.with_dim(d, value.layout.dims[d].drop_last())
         size, split = value.spec.shape[d], value.layout.dims[d]
-        late = axis == self._regather_axis and self._gathers_again(note.cause)
+        late = axis == self._regather_axis and self._gathers_again(log.cause)
 
         def build(group: list[Place], own: list[Tensor]) -> list[Tensor]:
             if late:  # a name of its own keeps passes from merging it with the first gather
                 pairs = zip(own, group, strict=True)
-                own = [self._alias(part, place, note.cause) for part, place in pairs]
+                own = [self._alias(part, place, log.cause) for part, place in pairs]
             rows = self.partitioner.rows(size, split, group[0])
             if axis in self.mesh.sequential:
-                with self.on_device(group[0], note.cause):
+                with self.on_device(group[0], log.cause):
                     return [self._join_pieces(value, d, split, own, group[0])] * len(own)
-            with self.cross_device(note.cause):
+            with self.cross_device(log.cause):
                 wholes = all_gather(own, axis=d)
             if rows == 1:
                 return wholes
@@ -264,18 +262,18 @@ class Resharder(ShardBuilder):
             group = self.mesh.group(place, axis)
             begin: Any = 0
             found = []
-            with self.on_device(place, note.cause):
+            with self.on_device(place, log.cause):
                 for piece in [self.partitioner.piece(size, split, p) for p in group]:
                     found.append(slice_axis(whole, d, begin, piece.size))
                     begin = begin + piece.size
                 return concat_rows(found, d, rows)
 
         made = self._map_groups(value, layout, (axis,), build)
-        note.exchange("all-gather", (axis,), made)
+        log.exchange("all-gather", (axis,), made)
         return made
 
     def _all_to_all(
-        self, value: ShardedTensor, d: int, e: int, want: AxisSplit, note: CommunicationLog
+        self, value: ShardedTensor, d: int, e: int, want: AxisSplit, log: CommunicationLog
     ) -> ShardedTensor:
         """Split axis `e` along the innermost mesh axis that splits `d`, and make `d` whole along
         it."""
@@ -292,16 +290,16 @@ class Resharder(ShardBuilder):
             found = []
             group = self.mesh.group(place, axis)
             for other in group:
-                with self.on_device(other, note.cause):
+                with self.on_device(other, log.cause):
                     found.append(
                         slice_axis(self.shard_at(value, other), e, piece.start - origin, piece.size)
                     )
-            sent.update(self.sent_bytes(zip(group, found, strict=True), place, note.cause))
+            sent.update(self.sent_bytes(zip(group, found, strict=True), place, log.cause))
             joined: Tensor = FUNCTIONS["concat"](found, axis=d)
             return joined
 
-        made = self._map_places(value, layout, note.cause, build)
-        note("all-to-all", (axis,), sent)
+        made = self._map_places(value, layout, log.cause, build)
+        log("all-to-all", (axis,), sent)
         return made
 
     def _slice(self, value: ShardedTensor, d: int, split: AxisSplit) -> ShardedTensor:
@@ -325,14 +323,14 @@ class Resharder(ShardBuilder):
         return self.partitioner.piece(size, split, place).start
 
     def _shift_boundaries(
-        self, value: ShardedTensor, d: int, want: AxisSplit, note: CommunicationLog
+        self, value: ShardedTensor, d: int, want: AxisSplit, log: CommunicationLog
     ) -> ShardedTensor:
         """Move elements between neighbours, so that extents along the same mesh axis get other
         boundaries."""
         size = value.spec.shape[d]
         ranges = [self.partitioner.piece(size, want, place) for place in self.mesh.places]
         parts = self.fetch_windows(
-            value, d, [(p.start, p.stop) for p in ranges], note.cause, note.name, "all-to-all"
+            value, d, [(p.start, p.stop) for p in ranges], log.cause, log.name, "all-to-all"
         )
         return ShardedTensor(value.spec, value.layout.with_dim(d, want), parts)
 
@@ -368,6 +366,7 @@ class Resharder(ShardBuilder):
         places = [p for p in self.mesh.places if not any(self.mesh.coordinate(p, a) for a in spare)]
 
         def reduce_axis(axis: str, build: Callable[[list[Tensor], Place], Tensor]) -> None:
+            """Combine what places have along a mesh axis, at those with coordinate 0."""
             nonlocal places
             places = [p for p in places if self.mesh.coordinate(p, axis) == 0]
             sent: dict[SentTensor, float] = {}

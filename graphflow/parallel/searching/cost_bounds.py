@@ -31,7 +31,7 @@ equal."""
 
 @dataclass(frozen=True)
 class StepBounds:
-    """What a step takes.
+    """Bounds of a candidate's time and memory.
 
     Attributes:
         min_seconds: a lower bound of its time.

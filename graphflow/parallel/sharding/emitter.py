@@ -107,7 +107,7 @@ class Emitter:
     def emit_compute(self, node: Node) -> None:
         """Write a node that computes: the steps that the module's docstring shows."""
         self.reduce_inputs(node)
-        if self._emit_unsplit(node) or self._emit_split_reshape(node):
+        if self._copies_unsplit(node) or self._reshapes_split_axes(node):
             return
         rule = self._selector.select_rule(node)
         choice = self._selector.choose_splits(node, rule)
@@ -129,14 +129,14 @@ class Emitter:
 
     # Nodes that need no rule ----------------------------------------------------------------------
 
-    def _emit_unsplit(self, node: Node) -> bool:
+    def _copies_unsplit(self, node: Node) -> bool:
         """Copy a node to each place if nothing of it is split. Return whether it was."""
         values = copy_unsplit(self.resharder, node, self.values, self.preferred)
         if values is not None:
             self.values.update(zip(node.outputs, values, strict=True))
         return values is not None
 
-    def _emit_split_reshape(self, node: Node) -> bool:
+    def _reshapes_split_axes(self, node: Node) -> bool:
         """Write a reshape that merges or divides several split axes. Return whether it was one."""
         if node.op.name != "reshape":
             return False

@@ -63,12 +63,12 @@ def segment_of_slice(node: Node, readers: Readers) -> PackedSegment | None:
     windows = {own} | {w for r in others if (w := _window(r)) is not None and w[0] == own[0]}
     total = int(x.shape[own[0]])
     ends = sorted({0, total, *(end for _, *both in windows for end in both)})
-    stretches = [*pairwise(ends)]
-    if any((start, stop) not in stretches for _, start, stop in windows):
+    segments = [*pairwise(ends)]
+    if any((start, stop) not in segments for _, start, stop in windows):
         return None
-    sizes = [stop - start for start, stop in stretches]
+    sizes = [stop - start for start, stop in segments]
     each = gcd(*sizes)
-    return PackedSegment(own[0], stretches.index(own[1:]), tuple(size // each for size in sizes))
+    return PackedSegment(own[0], segments.index(own[1:]), tuple(size // each for size in sizes))
 
 
 def _window(node: Node) -> tuple[int, int, int] | None:
@@ -87,15 +87,15 @@ def _window(node: Node) -> tuple[int, int, int] | None:
     return cut[0] if known and attrs["step"][axis] == 1 and stop > start else None
 
 
-def segment_rule(node: Node, stretch: PackedSegment, windows: Sharding) -> Sharding:
+def segment_rule(node: Node, segment: PackedSegment, windows: Sharding) -> Sharding:
     """Return the rule by which a slice or pad keeps a shard of every segment.
 
     Args:
         node: a slice or a pad.
-        stretch: the segment.
+        segment: the segment.
         windows: the op's own rule.
     """
-    axis, number, lengths = stretch
+    axis, number, lengths = segment
     whole = 0 if node.op.name == "slice" else 1  # which of input and output is the packed tensor
     before = sum(lengths[:number])
     names = letters(node.inputs[0].ndim)
@@ -112,7 +112,7 @@ def segment_rule(node: Node, stretch: PackedSegment, windows: Sharding) -> Shard
         windows,
         equation=equation(["".join(own)], ["".join(own)]),
         scale={(1 - whole, axis): lengths[number]},
-        outer={(whole, axis): stretch.outer},
+        outer={(whole, axis): segment.outer},
         build=build, windows="", needs=None,
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ from graphflow.parallel.sharding.batch_axis import equal_sizes
 from graphflow.parallel.sharding.control_flow import emit_control
 from graphflow.parallel.sharding.emitter import Emitter
 from graphflow.parallel.sharding.propagation import propagate, split_by_heads
-from graphflow.parallel.sharding.replica_terms import (
+from graphflow.parallel.sharding.replication import (
     NOT_REPLICATED,
     ReplicationConfig,
     split_sequence,
@@ -51,7 +51,7 @@ Layouts = Mapping[Tensor, Layout]
 
 
 class MeshStrategy(Protocol):
-    """What the partitioner asks of a strategy that lays a mesh over a graph (`Shard`, `Data`)."""
+    """The interface of strategies that lay a mesh over a graph, such as `Shard` and `Data`."""
 
     @property
     def mesh(self) -> Mapping[str, int]:
@@ -72,7 +72,8 @@ class MeshStrategy(Protocol):
 
     @property
     def replication(self) -> ReplicationConfig:
-        """How places with the same model share batch, gradients and state."""
+        """The replication configuration: batch norm, gradients and state of places with the same
+        model."""
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
         """Return the layouts that the strategy fixes. If `strict`, refuse rules without a match."""

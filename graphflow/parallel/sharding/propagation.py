@@ -177,14 +177,14 @@ class _Propagation:
         for node in self._nodes:
             cut = any(any(self.layouts[t].dims) for t in node.inputs if t in self.layouts)
             own = self._rules(node) if cut else ()
-            if own and self._switch_axis(node, own[0]):
+            if own and self._switches_axis(node, own[0]):
                 turned = True
             if turned:
                 self.visit(node)
         if turned:
             self.run()
 
-    def _switch_axis(self, node: Node, rule: ShardingRule) -> bool:
+    def _switches_axis(self, node: Node, rule: ShardingRule) -> bool:
         """Split an output along a mesh axis that splits what the node needs whole. Return True if
         it did."""
         used = {a for t in node.outputs if t in self.layouts for a in self.layouts[t].axes()}

@@ -23,7 +23,7 @@ FLOPS_PER_BYTE = 40.0
 
 @dataclass(eq=False)
 class SplitChoice:
-    """How like nodes are split.
+    """The choice of splits for like nodes.
 
     Attributes:
         rule: their rule. It is kept so that its id stays unique, which is part of the cache key.

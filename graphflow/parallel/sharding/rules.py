@@ -98,9 +98,9 @@ def rules_of(node: Node, readers: Readers) -> list[ShardingRule]:
         readers: the nodes that read each tensor.
     """
     first, *others = _rules(node)
-    stretch = segment_of_slice(node, readers)
-    if stretch is not None:
-        return [_parse_rule(node, segment_rule(node, stretch, first.sharding)), first]
+    segment = segment_of_slice(node, readers)
+    if segment is not None:
+        return [_parse_rule(node, segment_rule(node, segment, first.sharding)), first]
     return [first, *others]
 
 

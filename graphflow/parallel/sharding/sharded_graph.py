@@ -62,7 +62,7 @@ class ShardedVariable:
     mesh: Mapping[str, int]
 
     def check(self, node: Node, mesh: Mesh) -> ShardedVariable:
-        """Return the variable if it lies on a mesh, or would lie there as it does.
+        """Return the variable if its shards fit a mesh.
 
         Raises:
             ShardingError: it was split for another mesh.

@@ -1,4 +1,4 @@
-"""Nodes of which nothing is split: each place gets a copy.
+"""Unsplit nodes: each place gets a copy.
 
 In data parallelism most nodes of a step are updates of variables that every place has whole.
 Copying them needs no choice of a rule and no inference of shapes.

@@ -128,7 +128,7 @@ def transform(name: str) -> NativeFunction:
     tiles, vectors, *strides = nest.sizes
 
     def places(pointer: str, tile: str, count: int, side: int, by_table: bool) -> Rows:
-        """Where the elements of a tile are."""
+        """Return the places of a tile's elements."""
         if not by_table:
             return [nest.gep(pointer, nest.mul(strides[4 + side], i)) for i in range(count)]
         entries = nest.gep(table, nest.mul(tile, 4 * count))

@@ -248,11 +248,12 @@ class KernelLaunch:
 
     def __call__(self, *arrays: Any) -> None:
         for (i, size, dtype), array in zip(self._moving, arrays, strict=True):
-            if (
-                array.size != size or array.dtype != dtype
-            ):  # a native function does not check its pointers
-                raise ShapeError(f"{size} elements of {dtype} are wanted, not {array.size} of "
-                                 f"{array.dtype}")  # fmt: skip
+            # A native function does not check its pointers.
+            if array.size != size or array.dtype != dtype:
+                raise ShapeError(
+                    f"an array of {array.size} elements of {array.dtype} was given to a kernel "
+                    f"compiled for {size} of {dtype}"
+                )
             place = address(array)
             for table in self._tables:
                 table[i] = place

@@ -9,7 +9,6 @@ Source: Dao et al., NeurIPS 2022.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -17,12 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.control_flow import element_of, lanes_of
 from graphflow.ops.kernels.fusion.parallel_call import native_function
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, is_supported, plan_product
 from graphflow.ops.kernels.sequence import flash_attention_loops
+from graphflow.ops.kernels.sequence.attention_layouts import (
+    KEYS,
+    BandPattern,
+    HeadsLayout,
+    MaskLayout,
+    heads_layout,
+    optional_mask_layout,
+)
 from graphflow.ops.kernels.sequence.call_list import (
     LINE_BYTES,
     THREAD_MEMORY,
@@ -33,70 +39,13 @@ from graphflow.ops.kernels.sequence.call_list import (
 )
 from graphflow.ops.kernels.sequence.flash_attention_loops import ScoreSize
 
-QUERIES, KEYS = 64, 512
-"""Rows and columns of a block of scores."""
-_FEW_KEYS = 256
-"""Keys up to which a block has half the rows if some pairs are hidden.
-
-The pairs that are computed for nothing at the band's edge then cost more than smaller products.
-"""
-_UNLIMITED = 1 << 30
-
-
-@dataclass(frozen=True)
-class HeadsLayout:
-    """Shape (lead, heads, T, d) and strides in bytes of an array of heads.
-
-    `lead` joins all axes before the heads, which must be evenly spaced.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def head_offsets(self, group: int = 1) -> Any:
-        """Return the bytes at which each head begins, each repeated `group` times."""
-        lead, heads = (np.arange(n) * s for n, s in zip(self.shape[:2], self.strides, strict=False))
-        return np.repeat((lead[:, None] + heads).reshape(-1), group)
-
-
-@dataclass(frozen=True)
-class BandPattern:
-    """Which keys a query may see, and the scale of scores.
-
-    A query sees keys from `left` before its own place (its index + offset) to `right` after it;
-    None for any number.
-    """
-
-    scale: float
-    left: int | None
-    right: int | None
-    offset: int
-
-    def visible_keys(self, first: int, last: int, number: int) -> tuple[int, int]:
-        """Return the range of keys that some query in [first, last) sees."""
-        start = 0 if self.left is None else first + self.offset - self.left
-        stop = number if self.right is None else last + self.offset + self.right
-        return max(0, start), max(0, min(number, stop))
-
-    def query_block(self, number: int) -> int:
-        """Return the rows of a block of scores with this many keys."""
-        return QUERIES // 2 if self.right is not None and number <= _FEW_KEYS else QUERIES
-
-    def row_limits(self, query: int, key: int) -> tuple[int, int]:
-        """Return the range of keys that row 0 of a block sees, counted from its first key."""
-        shift = query + self.offset - key
-        first = -_UNLIMITED if self.left is None else shift - self.left
-        end = _UNLIMITED if self.right is None else shift + self.right + 1
-        return first, end
-
-
 # Lists of calls -------------------------------------------------------------------------------
 
 
 class _CallListWriter:
     """Writes products and loops over blocks into a call list."""
 
-    def __init__(self, dtype: str, mask: _MaskLayout, ahead: Sequence[Any]) -> None:
+    def __init__(self, dtype: str, mask: MaskLayout, ahead: Sequence[Any]) -> None:
         own = np.zeros_like(ahead[0])
         self.calls, self.memory = CallList(np.stack([own, *ahead], axis=1)), ThreadMemory()
         self.dtype, self.item = dtype, np.dtype(dtype).itemsize
@@ -174,44 +123,6 @@ def _bits(x: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", x))[0])
 
 
-@dataclass(frozen=True)
-class _MaskLayout:
-    """A mask over (lead, heads, T, S).
-
-    Attributes:
-        kind: as `flash_attention_loops` names it.
-        heads: bytes at which each head's part begins.
-        row, column: strides in bytes, 0 along axes that it is broadcast along.
-    """
-
-    kind: str = "none"
-    heads: tuple[int, ...] = ()
-    row: int = 0
-    column: int = 0
-
-    def place(self, number: int, row: int, key: int) -> Place:
-        return (
-            (THREAD_MEMORY, 0)
-            if self.kind == "none"
-            else (number, row * self.row + key * self.column)
-        )
-
-
-def mask_layout(mask: Any, lead: Sequence[int], scores: Sequence[int]) -> _MaskLayout:
-    """Describe a contiguous mask that broadcasts to (*lead, *scores), for scores (heads, T, S)."""
-    rank = len(lead) + 3
-    strides = [0] * (rank - mask.ndim) + [
-        0 if size == 1 else step for size, step in zip(mask.shape, mask.strides, strict=True)
-    ]
-    *outer, row, column = strides
-    ahead = np.zeros((), np.int64)
-    for size, step in zip((*lead, scores[0]), outer, strict=True):
-        ahead = ahead[..., None] + np.arange(size) * step
-    kind = "bool" if mask.dtype == bool else "float"
-    shared = "" if column or scores[-1] == 1 else "1"
-    return _MaskLayout(kind + shared, tuple(ahead.reshape(-1).tolist()), row, column)
-
-
 def blocks(first: int, last: int, step: int) -> Iterator[range]:
     """Yield ranges of at most `step` that begin at its multiples, or at `first`."""
     for start in range(first - first % step, last, step):
@@ -228,7 +139,7 @@ def _row_offsets(shape: Sequence[int], item: int) -> Any:
     return np.arange(shape[0] * shape[1]) * (shape[2] * item)
 
 
-def _mask_offsets(mask: _MaskLayout, shape: Sequence[int]) -> Any:
+def _mask_offsets(mask: MaskLayout, shape: Sequence[int]) -> Any:
     return np.array(mask.heads or [0] * (shape[0] * shape[1]), np.int64)
 
 
@@ -239,7 +150,7 @@ def plan_forward(
     v: HeadsLayout,
     y: HeadsLayout,
     dtype: str,
-    mask: _MaskLayout,
+    mask: MaskLayout,
     pattern: BandPattern,
 ) -> CallList:
     """List the calls that compute y and the log-sum-exps, a contiguous (lead, heads, T)."""
@@ -301,7 +212,7 @@ def plan_backward(
     dk: HeadsLayout,
     dv: HeadsLayout,
     dtype: str,
-    mask: _MaskLayout,
+    mask: MaskLayout,
     pattern: BandPattern,
     y: HeadsLayout | None = None,
 ) -> CallList:
@@ -414,29 +325,12 @@ def is_native(xp: Any, q: Any, k: Any, v: Any, softcap: Any) -> bool:
     return xp is np and is_jit_enabled() and is_supported(q.dtype.name) and softcap is None and some
 
 
-def heads_layout(x: Any) -> HeadsLayout:
-    """Describe an array (…, heads, T, d) with a contiguous last axis and evenly spaced leading
-    axes."""
-    lead = math.prod(x.shape[:-3])
-    joined = [
-        (size, step) for size, step in zip(x.shape[:-3], x.strides[:-3], strict=True) if size > 1
-    ]
-    step = joined[-1][1] if joined else 0
-    return HeadsLayout((lead, *x.shape[-3:]), (step, *x.strides[-3:]))
-
-
-def _optional_mask_layout(mask: Sequence[Any], q: Any, k: Any) -> _MaskLayout:
-    if not mask:
-        return _MaskLayout()
-    return mask_layout(mask[0], q.shape[:-3], (*q.shape[-3:-1], k.shape[-2]))
-
-
 def forward(
     y: Any, logs: Any, q: Any, k: Any, v: Any, mask: Sequence[Any], pattern: BandPattern
 ) -> None:
     """Write y (…, heads, T, e) and the contiguous log-sum-exps (…, heads, T) of q, k and v."""
     forms = (heads_layout(x) for x in (q, k, v, y))
-    calls = plan_forward(*forms, q.dtype.name, _optional_mask_layout(mask, q, k), pattern)
+    calls = plan_forward(*forms, q.dtype.name, optional_mask_layout(mask, q, k), pattern)
     calls.run([q, k, v, y, logs, mask[0] if mask else q])
 
 
@@ -453,7 +347,7 @@ def backward(
     dq, dk, dv = out
     forms = (heads_layout(x) for x in (q, k, v, g, dq, dk, dv))
     of_y = None if y is None else heads_layout(y)
-    calls = plan_backward(*forms, q.dtype.name, _optional_mask_layout(mask, q, k), pattern, of_y)
+    calls = plan_backward(*forms, q.dtype.name, optional_mask_layout(mask, q, k), pattern, of_y)
     if calls.needs_zeroed_sums:
         dk[...] = 0
         dv[...] = 0

@@ -19,7 +19,8 @@ import zmq
 import graphflow as gf
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security.keys import KeyPair
-from graphflow.runtime.wire.frame_codec import checksum, decode, encode
+from graphflow.runtime.wire.array_codec import checksum
+from graphflow.runtime.wire.frame_codec import decode, encode
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Chunk,

@@ -23,7 +23,8 @@ from graphflow.errors import MessageTooLarge, ProtocolError, WorkerLost
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security.connection_guard import HANDSHAKE_SECONDS
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP, decode, encode
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
+from graphflow.runtime.wire.frame_codec import CONTROL_CAP, decode, encode
 from graphflow.runtime.wire.messages import Chunk, Compute, Envelope, Hello, Load, Ping, Read
 from tests.faults.hostile.strangers import (
     Bystander,

@@ -22,7 +22,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import GraphLimitError
 from graphflow.runtime.protocol.reliable_stream import Version
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, split_array
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES, split_array
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Hello, Load, Open, Read, Save
 from tests.faults.hostile.strangers import Bystander, Stranger

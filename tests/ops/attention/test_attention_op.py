@@ -19,6 +19,7 @@ from graphflow.ops.attention import block_patterns as attention_blocks
 from graphflow.ops.attention import blockwise
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.sequence import flash_attention
+from graphflow.ops.kernels.sequence.attention_layouts import BandPattern
 
 
 def value(tensor: Any) -> Any:
@@ -280,7 +281,7 @@ def test_keys_that_few_or_no_queries_see_have_their_gradients_and_no_others(
     rng = np.random.default_rng(1)
     q, g = (rng.normal(size=(2, 75, 9)).astype("float32") for _ in range(2))
     k, v = (rng.normal(size=(1, 133, 9)).astype("float32") for _ in range(2))
-    form = flash_attention.BandPattern(0.4, *pattern)
+    form = BandPattern(0.4, *pattern)
     y, logs = np.full_like(q, np.nan), np.full((2, 75), np.nan, "float32")
     found = [np.full_like(x, np.nan) for x in (q, k, v)]
     flash_attention.forward(y, logs, q, k, v, (), form)

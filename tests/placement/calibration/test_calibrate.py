@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import DeviceError
-from graphflow.ir import op
+from graphflow.ir import op, registry
 from graphflow.ir.op import REGISTRY
 from graphflow.placement.calibration import calibrate, measure
 from graphflow.placement.calibration.calibrate import (
@@ -106,7 +106,7 @@ def test_ops_of_users_are_not_tried_and_more_may_be_registered_meanwhile(
 ) -> None:
     """Another session's ops may come while a worker measures itself for this one."""
     deadly = replace(REGISTRY["tanh"], name="users.deadly")
-    monkeypatch.setattr(op, "_OWNERS", {"users.deadly": ("users", "users.py:1")})
+    monkeypatch.setattr(registry, "_OWNERS", {"users.deadly": ("users", "users.py:1")})
     monkeypatch.setitem(REGISTRY, "users.deadly", deadly)
     tried: list[str] = []
 

@@ -28,7 +28,7 @@ from graphflow.errors import (
     WorkerLost,
 )
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
-from graphflow.runtime.wire.frame_codec import decode_small
+from graphflow.runtime.wire.array_codec import decode_small
 from tests import loaded
 from tests.faults import hazards
 from tests.runtime.workers import serving

@@ -37,7 +37,8 @@ from graphflow.runtime.protocol.coordinator_events import BeginOperation, Order,
 from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.security import receive_accounting as inflow
 from graphflow.runtime.transport import tcp
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, WIRE_VERSION, checksum, encode
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES, checksum
+from graphflow.runtime.wire.frame_codec import WIRE_VERSION, encode
 from graphflow.runtime.wire.messages import Chunk, Close, Envelope, Hello, Welcome
 from graphflow.runtime.worker import worker_status as status
 from tests.faults.running import resident

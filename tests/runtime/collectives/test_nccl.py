@@ -30,7 +30,7 @@ from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
-from tests.runtime.collectives.test_exchanges import collective, plain, same_bits, together
+from tests.runtime.collectives.test_transports import collective, plain, same_bits, together
 
 
 class Device(np.ndarray[Any, Any]):

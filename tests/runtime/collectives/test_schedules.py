@@ -22,7 +22,7 @@ from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedC
 from graphflow.runtime.collectives.shared_memory_transport import private_memory
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
-from tests.runtime.collectives.test_exchanges import together
+from tests.runtime.collectives.test_transports import together
 
 
 def draw(rounds: list[Round]) -> str:

@@ -29,7 +29,7 @@ from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_s
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import TensorParcel
 from tests.faults import hazards
-from tests.runtime.collectives.test_exchanges import together
+from tests.runtime.collectives.test_transports import together
 from tests.runtime.workers import segments_of
 
 Array = np.ndarray[Any, Any]

@@ -33,7 +33,8 @@ from graphflow.runtime.protocol.fast_path import (
 )
 from graphflow.runtime.protocol.reliable_stream import Outbound, OutgoingMessage, Version
 from graphflow.runtime.protocol.worker_session import AHEAD
-from graphflow.runtime.wire.frame_codec import decode, decode_frames, encode, split_array
+from graphflow.runtime.wire.array_codec import split_array
+from graphflow.runtime.wire.frame_codec import decode, decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Abort,
     Close,

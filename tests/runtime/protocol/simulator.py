@@ -35,6 +35,7 @@ from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import reliable_stream as stream
 from graphflow.runtime.protocol import worker_events as w
 from graphflow.runtime.protocol.coordinator import DEAD_AFTER
+from graphflow.runtime.wire import array_codec
 from graphflow.runtime.wire import chunk_assembler as assembler
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.frame_codec import encode
@@ -516,7 +517,7 @@ def small_windows() -> Iterator[None]:
         mock.patch.object(stream, "WINDOW_BYTES", 160),
         mock.patch.object(stream, "ACK_EVERY", 3),
         mock.patch.object(stream, "ACK_BYTES", 80),
-        mock.patch.object(wire, "CHUNK_BYTES", 64),
+        mock.patch.object(array_codec, "CHUNK_BYTES", 64),
         mock.patch.object(assembler, "CHUNK_BYTES", 64),
     ):
         yield

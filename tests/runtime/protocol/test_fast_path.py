@@ -21,6 +21,7 @@ from graphflow.runtime.protocol.fast_path import (
     SteadyStateStep,
 )
 from graphflow.runtime.protocol.reliable_stream import ACK_EVERY, WINDOW, Outbound, Version
+from graphflow.runtime.wire import array_codec
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
@@ -39,7 +40,7 @@ from graphflow.runtime.wire.step_frame_codec import StepCodec
 
 SESSION, TOKEN = "5" * 32, "7" * 32
 LANE = b"lane 1"
-X = wire.encode_small("x", np.arange(4, dtype="float32"))
+X = array_codec.encode_small("x", np.arange(4, dtype="float32"))
 assert X is not None
 ORDER = Compute(0, "p", {"@draws": 3, "n": -4}, [], False, 5.0)
 

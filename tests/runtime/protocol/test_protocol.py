@@ -27,7 +27,7 @@ from graphflow.runtime.protocol.reliable_stream import Version
 from graphflow.runtime.protocol.remote_errors import error_from_message
 from graphflow.runtime.protocol.worker import MAX_SESSIONS, WorkerMachine
 from graphflow.runtime.protocol.worker_session import WorkerSession
-from graphflow.runtime.wire.frame_codec import encode_small, split_array
+from graphflow.runtime.wire.array_codec import encode_small, split_array
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
     UNNUMBERED,

@@ -20,7 +20,7 @@ from graphflow.runtime.protocol.reliable_stream import (
     ReliableStream,
     stale_error,
 )
-from graphflow.runtime.wire.frame_codec import BorrowedBuffer, split_array
+from graphflow.runtime.wire.array_codec import BorrowedBuffer, split_array
 from graphflow.runtime.wire.messages import Ack, Chunk, Envelope, Forget, Load, Ping, Resend
 
 WINDOW = 5

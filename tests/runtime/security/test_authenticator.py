@@ -29,7 +29,7 @@ from graphflow.runtime.security import authenticator as guard
 from graphflow.runtime.security.authenticator import ZapAuthenticator
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.transport.tcp import TcpChannel, TcpListener, check_address
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, checksum
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES, checksum
 from graphflow.runtime.wire.messages import COORDINATOR as ORIGIN
 from graphflow.runtime.wire.messages import (
     KINDS,

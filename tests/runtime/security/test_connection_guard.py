@@ -16,7 +16,7 @@ import zmq
 from graphflow.errors import AddressInUse
 from graphflow.runtime.security import connection_guard as door
 from graphflow.runtime.transport.tcp import TcpChannel, TcpListener
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
 from tests.faults.hostile.strangers import closed
 
 SECONDS = 10.0

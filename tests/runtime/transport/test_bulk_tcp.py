@@ -27,7 +27,8 @@ from graphflow.runtime.transport.bulk_tcp import (
     BulkSender,
     accept_offer,
 )
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, CONTROL_CAP
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
+from graphflow.runtime.wire.frame_codec import CONTROL_CAP
 from tests.runtime.security.test_connection_guard import wait_for
 
 ADDRESS = "tcp://127.0.0.1:7001"

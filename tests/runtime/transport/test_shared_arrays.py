@@ -22,6 +22,7 @@ from graphflow.runtime.transport.shared_memory_arrays import (
     SharedArrayPool,
     SharedArrayReader,
 )
+from graphflow.runtime.wire import array_codec
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.messages import Chunk
@@ -208,7 +209,9 @@ def test_a_link_offers_memory_and_lends_once_it_is_taken(link: tuple[PeerLink, W
     _, lent, data = channel.sent[-1]
     assert isinstance(lent, Chunk) and lent.slot and data is None
     inbox = ChunkAssembler()
-    borrowed = wire.BorrowedBuffer(lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes))
+    borrowed = array_codec.BorrowedBuffer(
+        lambda: borrower.borrow(lent.slot, lent.turn, lent.nbytes)
+    )
     assert inbox.add(0, lent, borrowed)
     back = inbox.take(0, "edge", 1, 7)
     assert (back == array).all() and back.dtype == array.dtype
@@ -231,7 +234,7 @@ def test_a_small_tensor_is_one_frame(link: tuple[PeerLink, Wire]) -> None:
     send(made, np.float32([1, 2]))
     ((_, message, data),) = channel.sent
     assert type(message).__name__ == "Tensor" and data is None
-    assert wire.decode_small(message.array)[1].tolist() == [1, 2]
+    assert array_codec.decode_small(message.array)[1].tolist() == [1, 2]
 
 
 @needs_memory
@@ -243,13 +246,15 @@ def test_a_small_tensor_is_one_frame(link: tuple[PeerLink, Wire]) -> None:
 def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any) -> None:
     lender = SharedArrayPool()
     borrower = SharedArrayReader(lender.offer())
-    chunk = wire.lend_array("edge", 1, 7, np.zeros(LEND_MIN_BYTES, np.uint8), lender.lend)
+    chunk = array_codec.lend_array("edge", 1, 7, np.zeros(LEND_MIN_BYTES, np.uint8), lender.lend)
     assert chunk is not None
     fields = {**chunk.__dict__, field: value}
     if field == "nbytes":
         fields["shape"] = [value]
     wrong = Chunk(**fields)
-    borrowed = wire.BorrowedBuffer(lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes))
+    borrowed = array_codec.BorrowedBuffer(
+        lambda: borrower.borrow(wrong.slot, wrong.turn, wrong.nbytes)
+    )
     with pytest.raises((ProtocolError, GraphflowError)):
         ChunkAssembler(1 << 50).add(0, wrong, borrowed)
 

@@ -16,7 +16,7 @@ from graphflow.errors import AddressInUse, InsecureAddress, TransportError
 from graphflow.runtime.polling.wakeup import WakeupFd
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.tcp import TcpChannel, TcpListener, check_address
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES
 
 SECONDS = 5.0
 

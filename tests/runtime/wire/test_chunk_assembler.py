@@ -11,8 +11,8 @@ import pytest
 
 from graphflow.errors import GraphLimitError, MessageTooLarge, ProtocolError
 from graphflow.runtime.wire import chunk_assembler as assembler
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES, split_array
 from graphflow.runtime.wire.chunk_assembler import ByteBudget, ChunkAssembler
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, split_array
 from graphflow.runtime.wire.messages import Chunk
 
 CHUNK = Chunk("edge", 5, "e", "float32", [2, 3], [0, 1], 24, 0)

@@ -17,17 +17,11 @@ from hypothesis.extra import numpy as arrays_of
 
 from graphflow.base.addresses import is_loopback
 from graphflow.errors import MessageTooLarge, ProtocolError
+from graphflow.runtime.wire import array_codec
 from graphflow.runtime.wire import frame_codec as wire
+from graphflow.runtime.wire.array_codec import SMALL_BYTES, decode_small, encode_small, split_array
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.frame_codec import (
-    SMALL_BYTES,
-    decode,
-    decode_frames,
-    decode_small,
-    encode,
-    encode_small,
-    split_array,
-)
+from graphflow.runtime.wire.frame_codec import decode, decode_frames, encode
 from graphflow.runtime.wire.messages import (
     KINDS,
     Chunk,
@@ -237,7 +231,7 @@ def travel(array: Any) -> Any:
     return inbox.take(0, "edge", 1, "e")
 
 
-dtypes = st.sampled_from(sorted(wire._NUMPY_DTYPES)).map(np.dtype)
+dtypes = st.sampled_from(sorted(array_codec._NUMPY_DTYPES)).map(np.dtype)
 shapes = arrays_of.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 
@@ -270,9 +264,9 @@ def test_special_arrays_arrive_with_their_values(array: Any) -> None:
 
 
 def test_a_large_array_travels_in_several_chunks_without_a_copy() -> None:
-    array = np.arange(3 * wire.CHUNK_BYTES // 8 + 5, dtype=np.int64)
+    array = np.arange(3 * array_codec.CHUNK_BYTES // 8 + 5, dtype=np.int64)
     pieces = list(split_array("part", 1, 0, array))
-    assert [len(data) for _, data in pieces] == [wire.CHUNK_BYTES] * 3 + [40]
+    assert [len(data) for _, data in pieces] == [array_codec.CHUNK_BYTES] * 3 + [40]
     assert np.shares_memory(np.frombuffer(pieces[1][1], np.uint8), array)
     assert (travel(array) == array).all()
 
@@ -307,7 +301,7 @@ def test_a_small_array_inside_a_message_arrives_bit_for_bit(dtype: str, shape: A
     _, came = decode(encode(ENVELOPE, message))
     assert isinstance(came, Compute)
     name, back = decode_small(came.small[0])
-    assert name == "x" and wire.is_intact(came.small[0])
+    assert name == "x" and array_codec.is_intact(came.small[0])
     assert back.dtype == array.dtype and back.shape == shape and (back == array).all()
     assert back.flags.c_contiguous and back.flags.writeable
     assert not back.size or back.ctypes.data % 64 == 0
@@ -353,24 +347,24 @@ def test_a_small_array_that_contradicts_itself_is_refused(header: Any, data: byt
     packed = msgpack.packb(header)
     body = len(packed).to_bytes(2, "little") + packed + data
     with pytest.raises(ProtocolError) as caught:
-        decode_small(wire.checksum(body).to_bytes(8, "little") + body)
+        decode_small(array_codec.checksum(body).to_bytes(8, "little") + body)
     assert "wrong checksum" not in str(caught.value)
 
 
 @pytest.mark.parametrize("sent", [b"", bytes(9), bytes(8) + b"\xff\xff", bytes(30)])
 def test_a_small_array_without_a_header_is_refused(sent: bytes) -> None:
-    assert not wire.is_intact(sent)
+    assert not array_codec.is_intact(sent)
     with pytest.raises(ProtocolError):
         decode_small(sent)
 
 
 def test_a_small_array_of_which_any_bit_is_flipped_is_not_intact() -> None:
     sent = encode_small("x", np.arange(3.0))
-    assert sent is not None and wire.is_intact(sent)
+    assert sent is not None and array_codec.is_intact(sent)
     for bit in range(8 * len(sent)):
         damaged = bytearray(sent)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert not wire.is_intact(bytes(damaged))
+        assert not array_codec.is_intact(bytes(damaged))
         for aligned in (True, False):
             with pytest.raises(ProtocolError):
                 decode_small(bytes(damaged), aligned=aligned)
@@ -404,9 +398,9 @@ def test_an_address_beyond_loopback_counts_as_far(address: str, far: bool) -> No
 
 
 def test_an_array_for_another_host_goes_in_small_pieces_and_arrives_whole() -> None:
-    array = np.arange(5 * wire.FAR_CHUNK_BYTES // 8 + 3, dtype=np.int64)
+    array = np.arange(5 * array_codec.FAR_CHUNK_BYTES // 8 + 3, dtype=np.int64)
     inbox = ChunkAssembler()
     pieces = list(split_array("edge", 1, 2, array, far=True))
-    assert max(len(data) for _, data in pieces) == wire.FAR_CHUNK_BYTES and len(pieces) == 6
+    assert max(len(data) for _, data in pieces) == array_codec.FAR_CHUNK_BYTES and len(pieces) == 6
     assert [inbox.add(0, chunk, data) for chunk, data in pieces] == [False] * 5 + [True]
     assert (inbox.take(0, "edge", 1, 2) == array).all()

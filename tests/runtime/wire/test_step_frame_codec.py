@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import ProtocolError
+from graphflow.runtime.wire import array_codec
 from graphflow.runtime.wire import frame_codec as wire
 from graphflow.runtime.wire import step_frame_codec as packed
 from graphflow.runtime.wire.messages import (
@@ -27,7 +28,7 @@ from graphflow.runtime.wire.messages import (
 )
 
 ENVELOPE = Envelope("a" * 32, 1, -1, 5, 7, 3, "b" * 32)
-ARRAY = wire.encode_small("x", np.arange(4, dtype="float32"))
+ARRAY = array_codec.encode_small("x", np.arange(4, dtype="float32"))
 assert ARRAY is not None
 COMPUTE = Compute(4, "p", {"n": 128, "@draws": 3}, ["y"], False, 2.5, 4, [ARRAY, b"", ARRAY])
 CHUNK = Chunk("edge", 5, 3, "float32", [2, 3], [1, 0], 24, 0, 7)

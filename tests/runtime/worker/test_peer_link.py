@@ -15,7 +15,8 @@ from graphflow.errors import TransportError
 from graphflow.runtime.protocol import reliable_stream as stream
 from graphflow.runtime.protocol.reliable_stream import Outbound
 from graphflow.runtime.protocol.worker_events import UpdatePeerLink
-from graphflow.runtime.wire.frame_codec import CHUNK_BYTES, checksum, decode_frames
+from graphflow.runtime.wire.array_codec import CHUNK_BYTES, checksum
+from graphflow.runtime.wire.frame_codec import decode_frames
 from graphflow.runtime.wire.messages import Ack, Chunk, Resend
 from graphflow.runtime.worker.peer_link import PeerLink
 

@@ -1,5 +1,4 @@
-"""Places with the same model: how they share the batch, exchange gradients, and keep optimiser
-state."""
+"""Replication: the batch, the gradients and the optimiser state of places with the same model."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from graphflow.parallel.sharding.propagation import is_slot, propagate
 
 @dataclass(frozen=True)
 class ReplicationConfig:
-    """How places with the same model work together.
+    """The rules by which places with the same model work together.
 
     Attributes:
         bucket: bytes of gradients in one exchange; 0: each gradient has an exchange of its own.

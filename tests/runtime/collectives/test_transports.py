@@ -1,4 +1,4 @@
-"""Exchanges give the bits of the plain kernels, whatever carries them."""
+"""All transports of collectives give the bits of the plain kernels."""
 
 from __future__ import annotations
 
