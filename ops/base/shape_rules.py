@@ -70,7 +70,7 @@ def normalize_axis(axis: Any, rank: int) -> int:
         ShapeError: axis is outside [-rank, rank).
     """
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
-        raise ArgumentError(f"an axis is an int, not {axis!r}")
+        raise ArgumentError(f"an axis must be an int, got {axis!r}")
     if not -rank <= axis < rank:
         raise ShapeError(f"axis {axis} is outside a tensor of rank {rank}")
     return int(axis) % rank
@@ -99,7 +99,7 @@ def require_int(what: str, value: Any) -> int:
         ArgumentError: the value is no int.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ArgumentError(f"{what} is an int, not {value!r}")
+        raise ArgumentError(f"{what} must be an int, got {value!r}")
     return int(value)
 
 
@@ -110,7 +110,7 @@ def require_list(what: str, value: Any) -> list[Any]:
         ArgumentError: the value is neither a list nor a tuple.
     """
     if not isinstance(value, list | tuple):
-        raise ArgumentError(f"{what} are a list or tuple, not {value!r}")
+        raise ArgumentError(f"{what} must be a list or tuple, got {value!r}")
     return list(value)
 
 
@@ -213,7 +213,7 @@ def require_finite(op_name: str, what: str, value: Any) -> float:
             or not isinstance(value, int | float)
             or not math.isfinite(value)
         ):
-            raise ArgumentError(f"{what} is a finite number, not {value!r}")
+            raise ArgumentError(f"{what} must be a finite number, got {value!r}")
     return float(value)
 
 

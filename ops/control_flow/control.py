@@ -121,7 +121,7 @@ def _infer_cond(
 ) -> tuple[TensorSpec, ...]:
     require_kind(pred, "bool")
     if pred.shape != ():
-        raise ShapeError(f"the predicate is one bool, not {pred}")
+        raise ShapeError(f"the predicate must be one bool, got {pred}")
     for body in (then, orelse):
         _check_operands(body, operands)
     if _result_specs(then) != _result_specs(orelse):
@@ -174,7 +174,7 @@ def _infer_scan(
 ) -> tuple[TensorSpec, ...]:
     if counted:
         if operands[0] != COUNT:
-            raise ShapeError(f"the count is {COUNT}, not {operands[0]}")
+            raise ShapeError(f"the count must be {COUNT}, got {operands[0]}")
         operands = operands[1:]
     for i, item in enumerate(operands[carries : carries + items]):
         if not item.shape or item.shape[0] != length:
@@ -265,7 +265,7 @@ def _infer_while(
         _check_operands(each, operands)
     (verdict,) = _result_specs(test)
     if verdict.dtype.kind != "b" or verdict.shape != ():
-        raise ShapeError(f"the condition is one bool, not {verdict}")
+        raise ShapeError(f"the condition must be one bool, got {verdict}")
     _check_carried(body, operands[:states], "state")
     results = _result_specs(body)
     stacked = (s.with_shape((limit or 0, *s.shape)) for s in results[states:])

@@ -70,7 +70,7 @@ def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
     with error_location("debug.print"):
         x = as_tensor(x)
         if not isinstance(message, str):
-            raise ArgumentError(f"message is a str, not {message!r}")
+            raise ArgumentError(f"message must be a str, got {message!r}")
     message = message or f"{x.name} at {user_location()}"
     result: Tensor = _print(x, message=message, name=name)
     return result
@@ -78,7 +78,9 @@ def print(x: Any, message: str = "", name: str | None = None) -> Tensor:
 
 def _infer_check(x: TensorSpec, condition: TensorSpec, message: str) -> TensorSpec:
     if condition.dtype != bool:
-        raise DTypeError(f"the condition is bool, not {condition.dtype}; compare it with something")
+        raise DTypeError(
+            f"the condition must be bool, got {condition.dtype}; compare it with something"
+        )
     return x
 
 
@@ -128,7 +130,7 @@ def check(x: Any, condition: Any, message: str, name: str | None = None) -> Tens
     """
     with error_location("debug.check"):
         if not isinstance(message, str) or not message:
-            raise ArgumentError(f"message is a str that says what is wrong, not {message!r}")
+            raise ArgumentError(f"message must be a str that says what is wrong, got {message!r}")
     result: Tensor = _check(x, condition, message=f"{message} ({user_location()})", name=name)
     return result
 

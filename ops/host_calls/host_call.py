@@ -68,7 +68,7 @@ def _as_host_function(given: Callable[..., Any] | str, what: str) -> HostFunctio
         return HostFunction(load_function(given), given)
     if not callable(given):
         raise ArgumentError(
-            f"{what} is a function, or its name as 'module:function', not {given!r}"
+            f"{what} must be a function, or its name as 'module:function', got {given!r}"
         )
     module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
     named = module not in (None, "__main__") and name.isidentifier()
@@ -234,7 +234,7 @@ def host_call(
                 "x.shape[0], or the name of a size of an argument"
             )
     if not isinstance(pure, bool):
-        raise ArgumentError(f"pure is True or False, not {pure!r}")
+        raise ArgumentError(f"pure must be True or False, got {pure!r}")
     return (_pure if pure else _impure)(
         *tensors,
         call=call,

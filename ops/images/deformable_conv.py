@@ -92,7 +92,7 @@ def deform_conv(
     if b is None:
         return y
     if b.shape != (outputs,):
-        raise ShapeError(f"the bias is one number for each output, not {show_shape(b.shape)}")
+        raise ShapeError(f"the bias must be one number for each output, got {show_shape(b.shape)}")
     return y + reshape(b, (outputs, *(1,) * rank))  # type: ignore[no-any-return]
 
 

@@ -166,8 +166,8 @@ def grid_sample(
     require_kind(x.spec, "float")
     if mode not in _MODES or padding not in PADDINGS:
         raise ArgumentError(
-            f"mode is one of {', '.join(_MODES)} and padding one of {', '.join(PADDINGS)}, not "
-            f"{mode!r} and {padding!r}"
+            f"mode must be one of {', '.join(_MODES)} and padding one of {', '.join(PADDINGS)}, "
+            f"got {mode!r} and {padding!r}"
         )
     shapes = f"x {show_shape(x.shape)}, grid {show_shape(grid.shape)}"
     rank = x.ndim - 2

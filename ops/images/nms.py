@@ -143,7 +143,7 @@ def non_max_suppression(
         b, s = expand_dims(b, 0), expand_dims(s, (0, 1))
     for what, value in (("iou_threshold", iou_threshold), ("score_threshold", score_threshold)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ArgumentError(f"{what} is a number, not {value!r}")
+            raise ArgumentError(f"{what} must be a number, got {value!r}")
     indices, count = suppression_op(
         b,
         s,

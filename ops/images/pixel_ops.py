@@ -24,7 +24,7 @@ def _divide_exactly(n: Size, by: int, what: str) -> Size:
 def _is_depth_first(mode: str) -> bool:
     """Return True if the position in the block comes before the channel."""
     if mode not in ("DCR", "CRD"):
-        raise ArgumentError(f"mode is 'DCR' or 'CRD', not {mode!r}")
+        raise ArgumentError(f"mode must be 'DCR' or 'CRD', got {mode!r}")
     return mode == "DCR"
 
 

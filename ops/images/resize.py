@@ -254,7 +254,9 @@ def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, lis
     if scale is not None:
         given = list(scale) if isinstance(scale, tuple | list) else [scale] * len(axes)
         if len(given) != len(axes) or not all(_is_factor(f) for f in given):
-            raise ArgumentError(f"scale is a positive number or {len(axes)} of them, not {scale!r}")
+            raise ArgumentError(
+                f"scale must be a positive number or {len(axes)} of them, got {scale!r}"
+            )
         factors = [float(f) for f in given]
     if size is None:
         found = (
@@ -278,14 +280,16 @@ def _scale_size(n: Size, factor: float) -> Size:
     if isinstance(n, int):
         return int(n * factor)
     if factor != int(factor):
-        raise ShapeError(f"an axis of unknown size {n} takes a whole factor, not {factor}")
+        raise ShapeError(f"an axis of unknown size {n} needs a factor that is an int, got {factor}")
     return n * int(factor)
 
 
 def _crop_ranges(roi: Any, count: int) -> list[tuple[float, float]]:
     pairs = require_list("roi", roi) if not isinstance(roi, np.ndarray) else list(roi)
     if len(pairs) != count or any(len(p) != 2 for p in pairs):
-        raise ArgumentError(f"roi is a pair (begin, end) for each of {count} axes, not {roi!r}")
+        raise ArgumentError(
+            f"roi must be a pair (begin, end) for each of {count} axes, got {roi!r}"
+        )
     return [(float(begin), float(end)) for begin, end in pairs]
 
 
@@ -350,7 +354,7 @@ def interpolate(
         x = as_tensor(x)
         size, scale = _new_sizes(x, _resize_axes(x, None, channels_last), None, scale)[0], None
     if align_corners and filter_name not in ("linear", "cubic"):
-        raise ArgumentError(f"align_corners goes with linear and cubic modes, not {mode!r}")
+        raise ArgumentError(f"align_corners needs a linear or cubic mode, got {mode!r}")
     result: Tensor = resize(
         x,
         size,

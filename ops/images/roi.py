@@ -234,9 +234,9 @@ def roi_align(
     """
     x, boxes = promote_inputs("roi_align", (x, boxes))
     if mode not in ("avg", "max"):
-        raise ArgumentError(f"mode is 'avg' or 'max', not {mode!r}")
+        raise ArgumentError(f"mode must be 'avg' or 'max', got {mode!r}")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not scale > 0:
-        raise ArgumentError(f"scale is a positive number, not {scale!r}")
+        raise ArgumentError(f"scale must be a positive number, got {scale!r}")
     attrs: dict[str, Any] = {
         "size": per_axis("size", size, 2),
         "scale": float(scale),

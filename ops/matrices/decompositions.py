@@ -108,7 +108,7 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
     Source: Murray, "Differentiation of the Cholesky decomposition", arXiv:1602.07527.
     """
     if not isinstance(upper, bool):
-        raise ArgumentError(f"upper is True or False, not {upper!r}")
+        raise ArgumentError(f"upper must be True or False, got {upper!r}")
     lower: Tensor = cholesky_op(as_tensor(x))
     return adjoint(lower) if upper else lower
 
@@ -214,7 +214,7 @@ def qr(x: Any, *, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     arXiv:1001.1654; Seeger et al., "Auto-differentiating linear algebra", arXiv:1710.08717.
     """
     if mode not in ("reduced", "complete"):
-        raise ArgumentError(f"mode is 'reduced' or 'complete', not {mode!r}")
+        raise ArgumentError(f"mode must be 'reduced' or 'complete', got {mode!r}")
     q, r = qr_op(as_tensor(x), mode=mode)
     return q, r
 

@@ -36,7 +36,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ShapeError: a letter stands for two sizes.
     """
     if not isinstance(subscripts, str):
-        raise ArgumentError(f"subscripts are a str such as 'ij,jk->ik', not {subscripts!r}")
+        raise ArgumentError(f"subscripts must be a str such as 'ij,jk->ik', got {subscripts!r}")
     tensors = list(promote_inputs("einsum", operands)) if operands else []
     inputs, output = _parse(subscripts, tensors)
     contract = _einsum if _is_one_product(inputs, output) else _einsum_of_many
@@ -234,12 +234,13 @@ def tensordot(a: Tensor, b: Tensor, axes: int | tuple[Sequence[int], Sequence[in
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
             raise ArgumentError(
-                f"axes is at most the smaller rank of a and b, {min(a.ndim, b.ndim)}, not {axes}"
+                f"axes must be at most the smaller rank of a and b, {min(a.ndim, b.ndim)}, "
+                f"got {axes}"
             )
         axes = (tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes)))
     pair = require_list("axes", axes)
     if len(pair) != 2:
-        raise ArgumentError(f"axes are a count or two lists, not {axes!r}")
+        raise ArgumentError(f"axes must be a count or two lists, got {axes!r}")
     first, second = ([x] if isinstance(x, int) else require_list("axes", x) for x in pair)
     if len(first) != len(second):
         raise ArgumentError(

@@ -163,7 +163,7 @@ def vector_norm(
     """
     x, axes = normalize_arguments("vector_norm", x, axis, keepdims)
     if isinstance(ord, bool) or not isinstance(ord, int | float) or ord != ord:
-        raise ArgumentError(f"ord is a number, inf or -inf, not {ord!r}")
+        raise ArgumentError(f"ord must be a number, inf or -inf, got {ord!r}")
     result: Tensor = vector_norm_op(x, axis=axes, keepdims=keepdims, ord=float(ord), name=name)
     return result
 
@@ -211,7 +211,7 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Any = "fro") -> Tensor:
         noise = squeeze(confluent.largest_magnitude(values), -1) * confluent.rounding_error(values)
         result = reduce(stop_gradient_unless(values > noise, values), axis=-1)
         return expand_dims(result, (-2, -1)) if keepdims else result
-    raise ArgumentError(f"ord is 'fro', 'nuc', ±1, ±2 or ±inf, not {ord!r}")
+    raise ArgumentError(f"ord must be 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
 
 
 @function

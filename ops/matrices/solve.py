@@ -259,7 +259,7 @@ def triangular_solve(
     flags: dict[str, Any] = {"lower": lower, "adjoint": adjoint, "unit_diagonal": unit_diagonal}
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise ArgumentError(f"{name} is True or False, not {value!r}")
+            raise ArgumentError(f"{name} must be True or False, got {value!r}")
     square_size(a.spec)
     if b.ndim == 1:
         return squeeze(triangular_solve_op(a, expand_dims(b, 1), **flags), -1)
@@ -327,7 +327,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
     """
     tensor = as_tensor(x)
     if isinstance(n, bool) or not isinstance(n, int | np.integer):
-        raise ArgumentError(f"the power is an int, not {n!r}")
+        raise ArgumentError(f"the power must be an int, got {n!r}")
     size = square_size(tensor.spec)
     if n == 0:
         return broadcast_to(identity(size, tensor), tensor.shape)

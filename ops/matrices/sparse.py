@@ -69,7 +69,7 @@ class CSR:
             )
         if not isinstance(self.shape, tuple) or len(self.shape) != 2:
             raise ArgumentError(
-                f"CSR at {user_location()}: shape is (rows, columns), not {self.shape!r}"
+                f"CSR at {user_location()}: shape must be (rows, columns), got {self.shape!r}"
             )
 
     @property
@@ -176,7 +176,7 @@ def spmm(matrix: CSR, dense: Any, transpose: bool = False) -> Tensor:
         _require_csr(matrix)
         dense = as_tensor(dense)
         if not isinstance(transpose, bool):
-            raise ArgumentError(f"transpose is True or False, not {transpose!r}")
+            raise ArgumentError(f"transpose must be True or False, got {transpose!r}")
         result: Tensor = csr_matmul(
             matrix.values, matrix.columns, matrix.row_offsets, dense,
             shape=matrix.shape, transpose=transpose,

@@ -38,9 +38,11 @@ I64 = np.dtype("int64")
 def require_structure(columns: TensorSpec, offsets: TensorSpec, shape: Shape) -> None:
     for what, given in (("columns", columns), ("row offsets", offsets)):
         if kind(given.dtype) != "int":
-            raise DTypeError(f"{what} are ints, not {given.dtype}; convert with .astype('int64')")
+            raise DTypeError(
+                f"{what} must be ints, got {given.dtype}; convert with .astype('int64')"
+            )
         if given.rank != 1:
-            raise ShapeError(f"{what} have one axis, not {given}")
+            raise ShapeError(f"{what} must have one axis, got {given}")
     if len(shape) != 2:
         raise ShapeError(f"the matrix has shape {show_shape(shape)}: rows and columns are wanted")
     equate(

@@ -217,7 +217,7 @@ def svd(x: Any, *, full_matrices: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     "Auto-differentiating linear algebra", arXiv:1710.08717.
     """
     if not isinstance(full_matrices, bool):
-        raise ArgumentError(f"full_matrices is True or False, not {full_matrices!r}")
+        raise ArgumentError(f"full_matrices must be True or False, got {full_matrices!r}")
     u, s, vh = svd_op(as_tensor(x), full_matrices=full_matrices)
     return u, s, vh
 
@@ -241,7 +241,7 @@ def require_tolerance(rtol: Any) -> float | None:
     if rtol is None:
         return None
     if isinstance(rtol, bool) or not isinstance(rtol, int | float) or not rtol >= 0:
-        raise ArgumentError(f"rtol is a number that is not negative, not {rtol!r}")
+        raise ArgumentError(f"rtol must be a number that is not negative, got {rtol!r}")
     return float(rtol)
 
 

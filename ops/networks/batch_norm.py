@@ -295,10 +295,10 @@ def batch_norm(
         raise ArgumentError("give the running mean and variance, (C,) each")
     number = isinstance(momentum, int | float) and not isinstance(momentum, bool)
     if not number or not 0 <= momentum <= 1:
-        raise ArgumentError(f"momentum is a number from 0 to 1, not {momentum!r}")
+        raise ArgumentError(f"momentum must be a number from 0 to 1, got {momentum!r}")
     for what, flag in (("training", training), ("unbiased", unbiased)):
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{what} is True or False, not {flag!r}")
+            raise ArgumentError(f"{what} must be True or False, got {flag!r}")
     require_kind(x.spec, "float")
     scale = FUNCTIONS["ones"]((x.shape[channel],), x.dtype) if scale is None else as_tensor(scale)
     bias = FUNCTIONS["zeros"]((x.shape[channel],), x.dtype) if bias is None else as_tensor(bias)

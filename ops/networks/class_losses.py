@@ -91,7 +91,7 @@ def _class_losses(
     seen = factor = None
     if ignored is not None:
         if isinstance(ignored, bool) or not isinstance(ignored, int):
-            raise ArgumentError(f"ignore_index is an int, not {ignored!r}")
+            raise ArgumentError(f"ignore_index must be an int, got {ignored!r}")
         require_labels(x.spec, labels.spec)
         seen = not_equal(FUNCTIONS["astype"](labels, "int64"), ignored)
         labels = where(seen, labels, 0)
@@ -183,7 +183,7 @@ def cross_entropy(
     x, labels = as_tensor(logits), as_tensor(labels)
     smoothing = require_finite("cross_entropy", "label_smoothing", label_smoothing)
     if not 0 <= smoothing <= 1:
-        raise ArgumentError(f"label_smoothing is a share in [0, 1], not {smoothing}")
+        raise ArgumentError(f"label_smoothing must be a share in [0, 1], got {smoothing}")
     if kind(labels.dtype) == "float" and x.ndim == labels.ndim:
         return _soft_cross_entropy(x, labels, weights, ignore_index, smoothing, reduction, axis)
     x = _classes_last(x, axis)

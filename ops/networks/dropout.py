@@ -60,7 +60,7 @@ def dropout(x: Any, rate: float, name: str | None = None) -> Tensor:
     with error_location("dropout"):
         require_kind(tensor.spec, "float")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
-            raise ArgumentError(f"rate is a number in [0, 1), not {rate!r}")
+            raise ArgumentError(f"rate must be a number in [0, 1), got {rate!r}")
     if rate == 0:
         return tensor
     mask = keep_mask(tensor.shape, 1.0 - rate)

@@ -169,6 +169,6 @@ def require_sizes(layer: Layer, **sizes: Any) -> None:
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ArgumentError(
-                f"{type(layer).__name__} at {user_location()}: {name} is an int above 0, "
-                f"not {value!r}"
+                f"{type(layer).__name__} at {user_location()}: {name} must be an int above 0, "
+                f"got {value!r}"
             )

@@ -269,8 +269,8 @@ class BatchNorm(Layer):
         x, updates = as_tensor(x), current_updates()
         if self._ranks and x.ndim not in self._ranks:
             raise ShapeError(
-                f"{type(self).__name__} at {user_location()}: x has rank "
-                f"{' or '.join(map(str, self._ranks))}, not shape {show_shape(x.shape)}"
+                f"{type(self).__name__} at {user_location()}: x must have rank "
+                f"{' or '.join(map(str, self._ranks))}, got shape {show_shape(x.shape)}"
             )
         given = (x, self.scale, self.bias, self.mean, self.variance)
         attrs: dict[str, Any] = {"epsilon": self.epsilon, "channels_last": self.channels_last}
@@ -315,7 +315,7 @@ class Dropout(Layer):
         number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not number or not 0 <= self.rate < 1:
             raise ArgumentError(
-                f"Dropout at {user_location()}: rate is a number in [0, 1), not {self.rate!r}"
+                f"Dropout at {user_location()}: rate must be a number in [0, 1), got {self.rate!r}"
             )
 
     def __call__(self, x: Any) -> Tensor:

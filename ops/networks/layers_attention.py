@@ -96,8 +96,8 @@ class MultiHeadAttention(Layer):
         for x in (query, key, value):
             if x.ndim < 2 or x.shape[-1] != size:
                 raise ShapeError(
-                    f"MultiHeadAttention at {user_location()}: queries, keys and values are "
-                    f"(…, T, {size}), not {show_shape(x.shape)}"
+                    f"MultiHeadAttention at {user_location()}: queries, keys and values must be "
+                    f"(…, T, {size}), got {show_shape(x.shape)}"
                 )
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:

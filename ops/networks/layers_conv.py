@@ -27,7 +27,8 @@ def _kernel_sizes(layer: Layer, kernel: Any, rank: int) -> tuple[int, ...]:
         require_sizes(layer, kernel=size)
     if len(sizes) != rank:
         raise ArgumentError(
-            f"{type(layer).__name__} at {user_location()}: kernel has {rank} sizes, not {kernel!r}"
+            f"{type(layer).__name__} at {user_location()}: kernel must have {rank} sizes, "
+            f"got {kernel!r}"
         )
     return tuple(map(int, sizes))
 
@@ -36,8 +37,8 @@ def _require_rank(layer: Layer, x: Any, rank: int) -> Tensor:
     tensor: Tensor = as_tensor(x)
     if tensor.ndim != rank + 2:
         raise ShapeError(
-            f"{type(layer).__name__} at {user_location()}: x has a batch, channels and {rank} "
-            f"spatial ax{'es' if rank > 1 else 'is'}, not shape {show_shape(tensor.shape)}"
+            f"{type(layer).__name__} at {user_location()}: x must have a batch, channels and "
+            f"{rank} spatial ax{'es' if rank > 1 else 'is'}, got shape {show_shape(tensor.shape)}"
         )
     return tensor
 

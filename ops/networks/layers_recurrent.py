@@ -113,7 +113,7 @@ class _CellLayer(Layer):
         x = as_tensor(x)
         if x.ndim != 2:
             raise ShapeError(
-                f"{type(self).__name__} at {user_location()}: x is (B, inputs), not "
+                f"{type(self).__name__} at {user_location()}: x must be (B, inputs), got "
                 f"{show_shape(x.shape)}"
             )
         if state is None:
@@ -227,8 +227,8 @@ class _Recurrent(Layer):
         x = as_tensor(x)
         if x.ndim != 3:
             raise ShapeError(
-                f"{type(self).__name__} at {user_location()}: x is (T, B, inputs), or "
-                f"(B, T, inputs) with batch_first, not {show_shape(x.shape)}"
+                f"{type(self).__name__} at {user_location()}: x must be (T, B, inputs), or "
+                f"(B, T, inputs) with batch_first, got {show_shape(x.shape)}"
             )
         x = moveaxis(x, 0, 1) if self.batch_first else x
         lengths = None if lengths is None else as_tensor(lengths)

@@ -41,7 +41,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 def reduce_loss(loss: Tensor, reduction: Any) -> Tensor:
     """Reduce a loss; "mean" divides by the number of its elements."""
     if reduction not in _REDUCTIONS:
-        raise ArgumentError(f"reduction is 'none', 'mean' or 'sum', not {reduction!r}")
+        raise ArgumentError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
     if reduction == "none":
         return loss
     return mean(loss) if reduction == "mean" else sum(loss)
@@ -137,7 +137,7 @@ _huber: Op = elementwise(
 def _require_positive(op_name: str, what: str, value: Any) -> float:
     number = require_finite(op_name, what, value)
     if number <= 0:
-        raise ArgumentError(f"{what} is a positive number, not {value!r}")
+        raise ArgumentError(f"{what} must be a positive number, got {value!r}")
     return number
 
 

@@ -201,7 +201,7 @@ _affine_norm = register(
 def require_epsilon(value: Any) -> float:
     """Return epsilon as a float; refuse anything but a number >= 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise ArgumentError(f"epsilon is a number that is not negative, not {value!r}")
+        raise ArgumentError(f"epsilon must be a number that is not negative, got {value!r}")
     return float(value)
 
 
@@ -274,10 +274,11 @@ def rms_norm(
 def channel_axis(x: Tensor, channels_last: Any) -> int:
     """Return the axis of the channels; refuse tensors without one."""
     if not isinstance(channels_last, bool):
-        raise ArgumentError(f"channels_last is True or False, not {channels_last!r}")
+        raise ArgumentError(f"channels_last must be True or False, got {channels_last!r}")
     if x.ndim < 2:
         raise ShapeError(
-            f"x has a batch and channels, (N, C, …) or (N, …, C), not shape {show_shape(x.shape)}"
+            f"x must have a batch and channels, (N, C, …) or (N, …, C), "
+            f"got shape {show_shape(x.shape)}"
         )
     return x.ndim - 1 if channels_last else 1
 
@@ -303,7 +304,9 @@ def instance_norm(
     x = as_tensor(x)
     channel = channel_axis(x, channels_last)
     if x.ndim < 3:
-        raise ShapeError(f"x has places beside batch and channels, not shape {show_shape(x.shape)}")
+        raise ShapeError(
+            f"x must have axes besides batch and channels, got shape {show_shape(x.shape)}"
+        )
     places = tuple(i for i in range(1, x.ndim) if i != channel)
     return _normalize(x, scale, bias, places, (channel,), epsilon, name)
 
@@ -331,7 +334,7 @@ def group_norm(
     channel = channel_axis(x, channels_last)
     channels = x.shape[channel]
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ArgumentError(f"groups are an int above 0, not {groups!r}")
+        raise ArgumentError(f"groups must be an int above 0, got {groups!r}")
     if not isinstance(channels, int) or channels % groups:
         raise ShapeError(f"{groups} groups do not divide {channels} channels")
     parts = (groups, channels // groups)

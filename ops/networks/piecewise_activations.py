@@ -183,7 +183,7 @@ def shrink(x: Any, threshold: float = 0.5, bias: float = 0.0, name: str | None =
     """
     threshold = require_finite("shrink", "threshold", threshold)
     if threshold < 0:
-        raise ArgumentError(f"threshold is a number >= 0, not {threshold}")
+        raise ArgumentError(f"threshold must be a number >= 0, got {threshold}")
     bias = require_finite("shrink", "bias", bias)
     result: Tensor = _shrink(x, threshold=threshold, bias=bias, name=name)
     return result

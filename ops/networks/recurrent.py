@@ -168,14 +168,14 @@ def run_layer(
 ) -> tuple[Tensor, State]:  # fmt: skip
     """Check a user's arguments, run the cell, and return outputs and last states (D, B, H)."""
     if direction not in DIRECTIONS:
-        raise ArgumentError(f"direction is one of {', '.join(DIRECTIONS)}, not {direction!r}")
+        raise ArgumentError(f"direction must be one of {', '.join(DIRECTIONS)}, got {direction!r}")
     if not isinstance(batch_first, bool):
-        raise ArgumentError(f"batch_first is True or False, not {batch_first!r}")
+        raise ArgumentError(f"batch_first must be True or False, got {batch_first!r}")
     x, w, r = as_tensor(x), as_tensor(w), as_tensor(r)
     require_kind(x.spec, "float")
     if x.ndim != 3 or r.ndim != 3:
         raise ShapeError(
-            f"x is (T, B, inputs) and r (D, G·H, H), not {show_shape(x.shape)} and "
+            f"x must be (T, B, inputs) and r (D, G·H, H), got {show_shape(x.shape)} and "
             f"{show_shape(r.shape)}"
         )
     if batch_first:
@@ -193,7 +193,7 @@ def run_layer(
     if lengths is not None:
         lengths = as_tensor(lengths)
         if kind(lengths.dtype) != "int" or lengths.ndim != 1:
-            raise DTypeError(f"lengths are ints (B,), not {lengths.spec}")
+            raise DTypeError(f"lengths must be ints (B,), got {lengths.spec}")
     weights = []
     for i in range(sides):
         both = _direction_part(bias, i)
@@ -224,7 +224,7 @@ def _initial_states(cell: Cell, initial: Any, shape: Any, dtype: Any) -> list[St
     """Return the first states of each direction from h (D, B, H) or a tuple; None is zeros."""
     given = initial if isinstance(initial, tuple | list) else (initial,) * cell.states
     if len(given) != cell.states:
-        raise ArgumentError(f"initial holds {cell.states} tensors, not {len(given)}")
+        raise ArgumentError(f"initial must hold {cell.states} tensors, got {len(given)}")
     if all(part is None for part in given):
         return None
     parts = [zeros(shape, dtype) if p is None else as_tensor(p) for p in given]
@@ -237,12 +237,16 @@ def _configure_cell(cell: Cell, activations: Any, limit: Any, gates: Any) -> Cel
     """Return the cell with the user's activations, clipping and order of gates."""
     given = (activations,) if callable(activations) or isinstance(activations, str) else activations
     if not isinstance(given, tuple | list) or len(given) != len(cell.activations):
-        raise ArgumentError(f"there are {len(cell.activations)} activations, not {activations!r}")
+        raise ArgumentError(
+            f"there must be {len(cell.activations)} activations, got {activations!r}"
+        )
     number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if limit is not None and not (number and limit > 0):
-        raise ArgumentError(f"clip is a positive number or None, not {limit!r}")
+        raise ArgumentError(f"clip must be a positive number or None, got {limit!r}")
     if not isinstance(gates, str) or sorted(gates) != sorted(cell.gates):
-        raise ArgumentError(f"gates are the letters of {cell.gates!r} in some order, not {gates!r}")
+        raise ArgumentError(
+            f"gates must be the letters of {cell.gates!r} in some order, got {gates!r}"
+        )
     limit = None if limit is None else float(limit)
     return replace(cell, activations=tuple(map(find_activation, given)), limit=limit, gates=gates)
 
@@ -300,7 +304,7 @@ def lstm(
     """
     chosen = _configure_cell(make_lstm_cell(), activations, clip, gates)
     if not isinstance(input_forget, bool):
-        raise ArgumentError(f"input_forget is True or False, not {input_forget!r}")
+        raise ArgumentError(f"input_forget must be True or False, got {input_forget!r}")
     cell = replace(chosen, coupled=input_forget)  # type: ignore[call-arg]
     return run_layer(
         cell, x, w, r, bias, initial, lengths, direction, batch_first, peepholes
@@ -323,7 +327,9 @@ def gru(
     """
     chosen = _configure_cell(make_gru_cell(), activations, clip, gates)
     if not isinstance(linear_before_reset, bool):
-        raise ArgumentError(f"linear_before_reset is True or False, not {linear_before_reset!r}")
+        raise ArgumentError(
+            f"linear_before_reset must be True or False, got {linear_before_reset!r}"
+        )
     cell = replace(chosen, before_reset=linear_before_reset)  # type: ignore[call-arg]
     y, (h,) = run_layer(cell, x, w, r, bias, initial, lengths, direction, batch_first)
     return y, h

@@ -35,7 +35,7 @@ def find_activation(f: Any) -> Activation:
         return given
     if f not in _ACTIVATIONS:
         raise ArgumentError(
-            f"an activation is a function or one of {', '.join(_ACTIVATIONS)}, not {f!r}"
+            f"an activation must be a function or one of {', '.join(_ACTIVATIONS)}, got {f!r}"
         )
     named: Activation = FUNCTIONS[f]
     return named

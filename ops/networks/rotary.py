@@ -113,7 +113,7 @@ def rotate(
         ArgumentError: interleaved is no bool.
     """
     if not isinstance(interleaved, bool):
-        raise ArgumentError(f"interleaved is True or False, not {interleaved!r}")
+        raise ArgumentError(f"interleaved must be True or False, got {interleaved!r}")
     result: Tensor = rotate_op(x, cos, sin, interleaved=interleaved, name=name)
     return result
 
@@ -144,14 +144,16 @@ def rotary(
     x = as_tensor(x)
     require_kind(x.spec, "float")
     if x.ndim < 2:
-        raise ShapeError(f"x is (…, T, d), not {show_shape(x.shape)}")
+        raise ShapeError(f"x must be (…, T, d), got {show_shape(x.shape)}")
     number = isinstance(base, int | float) and not isinstance(base, bool)
     if not number or not 0 < base < math.inf:
-        raise ArgumentError(f"base is a positive finite number, not {base!r}")
+        raise ArgumentError(f"base must be a positive finite number, got {base!r}")
     turned: Any = x.shape[-1] if size is None else size
     whole = isinstance(turned, int) and not isinstance(turned, bool)
     if not whole or turned < 2 or turned % 2:
-        raise ArgumentError(f"the number of rotated elements is an even int >= 2, not {turned!r}")
+        raise ArgumentError(
+            f"the number of rotated elements must be an even int >= 2, got {turned!r}"
+        )
     require_buildable(turned)
     wide = "float64" if x.dtype == np.float64 else "float32"
     places = astype(arange(x.shape[-2]) if positions is None else as_tensor(positions), wide)

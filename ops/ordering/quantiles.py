@@ -76,7 +76,7 @@ def _require_shares(q: Any) -> Array:
     except (TypeError, ValueError):
         shares = np.asarray(math.nan)
     if not ((shares >= 0) & (shares <= 1)).all():
-        raise ArgumentError(f"q is a number from 0 to 1, or an array of them, not {q!r}")
+        raise ArgumentError(f"q must be a number from 0 to 1, or an array of them, got {q!r}")
     return shares
 
 

@@ -36,7 +36,7 @@ def _require_size(size: Any) -> Size:
         or (not isinstance(size, Dim) and size < 0)
     ):
         raise ArgumentError(
-            f"size is the largest number of results, an int or a size of a tensor, not {size!r}"
+            f"size must be the most results, an int or the size of a tensor, got {size!r}"
         )
     return size if isinstance(size, Dim) else int(size)
 
@@ -112,7 +112,7 @@ def nonzero_places(x: Any, size: Size, fill: int = 0) -> tuple[Tensor, Tensor]:
     if not x.ndim:
         raise ShapeError("x has no axis along which there are positions")
     if isinstance(fill, bool) or not isinstance(fill, int | np.integer):
-        raise ArgumentError(f"fill is an int, not {fill!r}")
+        raise ArgumentError(f"fill must be an int, got {fill!r}")
     places, count = _nonzero(x, size=_require_size(size), fill=int(fill))
     return places, count
 
@@ -149,13 +149,15 @@ def compress(
     """
     x, condition = as_tensor(x), as_tensor(condition)
     if condition.dtype != np.bool_:
-        raise DTypeError(f"the condition is bool, not {condition.dtype}; compare it with 0")
+        raise DTypeError(f"the condition must be bool, got {condition.dtype}; compare it with 0")
     if axis is None:
         x = reshape(x, (x.size,))
     axis = normalize_axis(axis or 0, x.ndim)
     have, limit = condition.shape[0] if condition.ndim else None, x.shape[axis]
     if condition.ndim != 1 or (isinstance(have, int) and isinstance(limit, int) and have > limit):
-        raise ShapeError(f"the condition has one axis of {limit} or fewer, not {condition.spec}")
+        raise ShapeError(
+            f"the condition must have one axis of {limit} or fewer, got {condition.spec}"
+        )
     places, count = nonzero_places(condition, size)
     rows = reshape(places, (places.shape[1],))
     return _take_padded(x, rows, count, axis, fill), count
@@ -272,7 +274,7 @@ def unique_all(
     """
     x = as_tensor(x)
     if not isinstance(sorted, bool):
-        raise ArgumentError(f"sorted is True or False, not {sorted!r}")
+        raise ArgumentError(f"sorted must be True or False, got {sorted!r}")
     if axis is not None:
         axis = normalize_axis(axis, x.ndim)
     first, inverse, counts, number = _unique(x, size=_require_size(size), axis=axis, sorted=sorted)
@@ -315,7 +317,7 @@ def unique_counts(
 def _infer_searchsorted(sorted: TensorSpec, values: TensorSpec, side: str) -> TensorSpec:
     require_kind(sorted, "int", "float")
     if sorted.rank != 1:
-        raise ShapeError(f"the sorted tensor has one axis, not {sorted}")
+        raise ShapeError(f"the sorted tensor must have one axis, got {sorted}")
     return values.with_dtype(I64)
 
 
@@ -353,7 +355,7 @@ def searchsorted(sorted: Any, values: Any, side: str = "left", sorter: Any = Non
         DTypeError: the kinds mix.
     """
     if side not in ("left", "right"):
-        raise ArgumentError(f"side is 'left' or 'right', not {side!r}")
+        raise ArgumentError(f"side must be 'left' or 'right', got {side!r}")
     line, values = promote_inputs("searchsorted", (sorted, values))
     if sorter is not None:
         line = take(line, sorter, 0)

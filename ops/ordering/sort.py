@@ -145,7 +145,7 @@ def _arguments(x: Any, axis: Any, **flags: Any) -> tuple[Tensor, int]:
     x = as_tensor(x)
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{name} is True or False, not {flag!r}")
+            raise ArgumentError(f"{name} must be True or False, got {flag!r}")
     return x, normalize_axis(axis, x.ndim)
 
 
@@ -249,7 +249,7 @@ def top_k(
     x, axis = _arguments(x, axis, largest=largest, sorted=sorted)
     k = int(k) if isinstance(k, np.integer) else k
     if isinstance(k, bool) or not isinstance(k, int | Dim) or (isinstance(k, int) and k < 0):
-        raise ArgumentError(f"k is an int from 0 to the size of the axis, not {k!r}")
+        raise ArgumentError(f"k must be an int from 0 to the size of the axis, got {k!r}")
     values, places = _top_k(x, k=k, axis=axis, largest=largest, sorted=sorted)
     return values, places
 

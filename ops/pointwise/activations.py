@@ -323,7 +323,7 @@ def gelu(x: Any, approximate: str | None = None, name: str | None = None) -> Ten
     """
     with error_location("gelu"):
         if not isinstance(approximate, str | None) or approximate not in (None, "none", "tanh"):
-            raise ArgumentError(f"approximate is None or 'tanh', not {approximate!r}")
+            raise ArgumentError(f"approximate must be None or 'tanh', got {approximate!r}")
     x = as_tensor(x)
     if approximate != "tanh":
         result: Tensor = _gelu(x, name=name)

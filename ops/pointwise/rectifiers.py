@@ -205,6 +205,6 @@ def celu(x: Any, alpha: float = 1.0, name: str | None = None) -> Tensor:
     """
     alpha = require_finite("celu", "alpha", alpha)
     if alpha == 0:
-        raise ArgumentError("alpha is a number other than 0, since x is divided by it")
+        raise ArgumentError("alpha must be a number other than 0, since x is divided by it")
     result: Tensor = _celu(x, alpha=alpha, name=name)
     return result

@@ -60,7 +60,7 @@ minimum = elementwise(
 def _infer_where(condition: TensorSpec, a: TensorSpec, b: TensorSpec) -> TensorSpec:
     if condition.dtype != bool:
         raise DTypeError(
-            f"the condition is bool, not {condition.dtype}; compare it, e.g. condition != 0"
+            f"the condition must be bool, got {condition.dtype}; compare it, e.g. condition != 0"
         )
     return same(condition, a, b).with_dtype(a.dtype)
 

@@ -178,7 +178,7 @@ def polygamma(n: int, x: Any, name: str | None = None) -> Tensor:
     """
     with error_location("polygamma"):
         if not 0 <= require_int("n", n) <= _MAX_ORDER:
-            raise ArgumentError(f"n is an int from 0 to {_MAX_ORDER}, not {n}")
+            raise ArgumentError(f"n must be an int from 0 to {_MAX_ORDER}, got {n}")
     result: Tensor = polygamma_op(x, n=int(n), name=name)
     return result
 

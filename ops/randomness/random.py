@@ -70,7 +70,7 @@ def seed(value: int) -> SeedScope:
     with error_location("random.seed"):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or not 0 <= value < 2**64:
-            raise ArgumentError(f"a seed is an int in [0, 2**64), not {value!r}")
+            raise ArgumentError(f"a seed must be an int in [0, 2**64), got {value!r}")
     return SeedScope(
         current_scope.set(current_scope.get()._replace(streams=RandomStreams(int(value))))
     )
@@ -148,7 +148,7 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
         else:
             p = _require_finite("p", p)
             if not 0 <= p <= 1:
-                raise ArgumentError(f"p is a probability in [0, 1], not {p}")
+                raise ArgumentError(f"p must be a probability in [0, 1], got {p}")
             sizes = () if shape is None else normalize_shape(shape)
     if isinstance(p, Tensor):
         result: Tensor = less(uniform(sizes, dtype=p.dtype), bernoulli_probabilities(p), name=name)
@@ -181,7 +181,7 @@ def randint(
             raise ArgumentError(f"low {first} is not below high {end}, which is left out")
         wanted = as_dtype(dtype)
         if kind(wanted) != "int":
-            raise DTypeError(f"random integers are int8 to uint64, not {wanted}")
+            raise DTypeError(f"random integers must be int8 to uint64, got {wanted}")
         held = np.iinfo(wanted)
         if first < held.min or end - 1 > held.max:
             raise ArgumentError(
@@ -264,14 +264,14 @@ def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tens
 def _require_finite(what: str, value: Any) -> float:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not math.isfinite(value):
-        raise ArgumentError(f"{what} is a finite number, not {value!r}")
+        raise ArgumentError(f"{what} must be a finite number, got {value!r}")
     return float(value)
 
 
 def _require_bound(what: str, value: Any) -> int:
     if isinstance(value, Tensor):
         raise ArgumentError(
-            f"{what} is an int, not {value!r}; for bounds in a tensor, scale gf.random.uniform"
+            f"{what} must be an int, got {value!r}; for bounds in a tensor, scale gf.random.uniform"
         )
     return require_int(what, value)
 
@@ -279,7 +279,9 @@ def _require_bound(what: str, value: Any) -> int:
 def _float_dtype(dtype: Any) -> str:
     result = as_dtype(dtype)
     if kind(result) != "float":
-        raise DTypeError(f"random floats are bfloat16, float16, float32 or float64, not {result}")
+        raise DTypeError(
+            f"random floats must be bfloat16, float16, float32 or float64, got {result}"
+        )
     return result.name
 
 

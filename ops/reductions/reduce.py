@@ -69,7 +69,7 @@ def normalize_arguments(op_name: str, x: Any, axis: Any, keepdims: Any) -> tuple
     x = as_tensor(x)
     with error_location(op_name):
         if not isinstance(keepdims, bool):
-            raise ArgumentError(f"keepdims is True or False, not {keepdims!r}")
+            raise ArgumentError(f"keepdims must be True or False, got {keepdims!r}")
         return x, normalize_axes(axis, x.ndim)
 
 

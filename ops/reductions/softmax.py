@@ -171,7 +171,7 @@ def require_labels(logits: TensorSpec, labels: TensorSpec) -> None:
     require_kind(logits, "float")
     if kind(labels.dtype) != "int":
         raise DTypeError(
-            f"labels are ints (class numbers), not {labels.dtype}; convert with .astype('int64')"
+            f"labels must be ints, the classes, got {labels.dtype}; convert with .astype('int64')"
         )
     shapes = f"logits {show_shape(logits.shape)}, labels {show_shape(labels.shape)}"
     if logits.rank != labels.rank + 1:

@@ -126,7 +126,7 @@ _std = register(
 
 def _require_correction(correction: Any) -> None:
     if isinstance(correction, bool) or not isinstance(correction, int | float):
-        raise ArgumentError(f"correction is a number, not {correction!r}")
+        raise ArgumentError(f"correction must be a number, got {correction!r}")
 
 
 @function

@@ -42,7 +42,7 @@ def _require_transformable(x: Any, norm: Any) -> Tensor:
     tensor = as_tensor(x)
     require_kind(tensor.spec, "float", "complex")
     if not (isinstance(norm, str) and norm in OPPOSITE):
-        raise ArgumentError(f"norm is 'backward', 'ortho' or 'forward', not {norm!r}")
+        raise ArgumentError(f"norm must be 'backward', 'ortho' or 'forward', got {norm!r}")
     return tensor
 
 
@@ -58,7 +58,7 @@ def _require_real(x: Tensor, instead: str) -> None:
 def _require_length(n: Any) -> Size:
     (size,) = normalize_shape(n, "n") if not isinstance(n, tuple | list) else (None,)
     if n is None or size is None:
-        raise ArgumentError(f"n is an int or a size, not {n!r}")
+        raise ArgumentError(f"n must be an int or a size, got {n!r}")
     if size == 0:
         raise ShapeError("n is at least 1")
     return size
@@ -79,7 +79,7 @@ def _resize_axis(x: Tensor, axis: int, size: Size) -> Tensor:
 def _axes_and_sizes(x: Tensor, s: Any, axes: Any) -> tuple[list[int], list[Size | None]]:
     """Return axes in the user's order, and the wanted sizes (None: as they are)."""
     if s is not None and not isinstance(s, tuple | list):
-        raise ArgumentError(f"s is a list of sizes, one for each axis, not {s!r}")
+        raise ArgumentError(f"s must be a list of sizes, one for each axis, got {s!r}")
     if axes is None:
         chosen = list(range(0 if s is None else max(x.ndim - len(s), 0), x.ndim))
         if s is not None and len(s) > x.ndim:
@@ -308,11 +308,11 @@ def _frequencies(n: Any, d: Any, dtype: Any, one_sided: bool) -> Tensor:
     size = _require_length(n)
     if isinstance(d, bool) or not isinstance(d, int | float) or not math.isfinite(d) or d == 0:
         raise ArgumentError(
-            f"d is the distance of samples, a finite number other than 0, not {d!r}"
+            f"d must be the distance of samples, a finite number other than 0, got {d!r}"
         )
     wanted = as_dtype(dtype)
     if kind(wanted) != "float":
-        raise DTypeError(f"frequencies are floats, not {wanted}")
+        raise DTypeError(f"frequencies must be floats, got {wanted}")
     if isinstance(size, int):
         require_buildable(size)
         values = np.fft.rfftfreq(size, d) if one_sided else np.fft.fftfreq(size, d)

@@ -40,12 +40,12 @@ from graphflow.ops.tensors.slicing import window as part
 def _cosine_window(size: Any, periodic: Any, dtype: Any, *factors: float) -> Tensor:
     """Compute Σₖ factors[k]·cos(2πk·j/n) for j < size; n is size, or size - 1 if not periodic."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
-        raise ArgumentError(f"the size is an int that is not negative, not {size!r}")
+        raise ArgumentError(f"the size must be an int that is not negative, got {size!r}")
     if not isinstance(periodic, bool):
-        raise ArgumentError(f"periodic is True or False, not {periodic!r}")
+        raise ArgumentError(f"periodic must be True or False, got {periodic!r}")
     wanted = as_dtype(dtype)
     if kind(wanted) != "float":
-        raise DTypeError(f"windows are floats, not {wanted}")
+        raise DTypeError(f"windows must be floats, got {wanted}")
     if size < 2:
         return as_tensor(np.ones(int(size), wanted))
     require_buildable(int(size))
@@ -83,7 +83,7 @@ def hamming_window(
         DTypeError: the dtype is not float.
     """
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ArgumentError(f"alpha is a number, not {alpha!r}")
+        raise ArgumentError(f"alpha must be a number, got {alpha!r}")
     return _cosine_window(size, periodic, dtype, alpha, alpha - 1)
 
 
@@ -184,7 +184,7 @@ overlap_add_op: Op = register(
 
 def _require_positive(what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ArgumentError(f"{what} is an int of at least 1, not {value!r}")
+        raise ArgumentError(f"{what} must be an int of at least 1, got {value!r}")
     return int(value)
 
 
@@ -382,7 +382,7 @@ def mel_weight_matrix(
     )
     numbers = (sample_rate, lower_edge_hertz, upper_edge_hertz)
     if any(isinstance(v, bool) or not isinstance(v, int | float | np.number) for v in numbers):
-        raise ArgumentError(f"the rate and the edges are numbers, not {numbers}")
+        raise ArgumentError(f"the rate and the edges must be numbers, got {numbers}")
     if not 0 <= lower_edge_hertz < upper_edge_hertz <= sample_rate / 2 < math.inf:
         raise ArgumentError(
             f"edges {lower_edge_hertz} and {upper_edge_hertz} Hz are not in order between 0 and "
@@ -390,7 +390,7 @@ def mel_weight_matrix(
         )
     wanted = as_dtype(dtype)
     if kind(wanted) != "float":
-        raise DTypeError(f"weights are floats, not {wanted}")
+        raise DTypeError(f"weights must be floats, got {wanted}")
     require_buildable(points // 2 + 1, bands)
     edges = _mel_edges(bands, points, sample_rate, lower_edge_hertz, upper_edge_hertz)
     left, peak, right = edges[:-2], edges[1:-1], edges[2:]

@@ -75,7 +75,7 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Tensor:
         dtype = as_tensor(value).dtype
     wanted = as_dtype(dtype)
     if isinstance(value, list | tuple) or np.ndim(value):
-        raise ArgumentError(f"the value is a scalar, not {value!r}; use broadcast_to")
+        raise ArgumentError(f"the value must be a scalar, got {value!r}; use broadcast_to")
     promote_inputs("full", (as_tensor(0, wanted), value))  # refuses a value that does not fit
     result: Tensor = fill(shape=sizes, value=np.asarray(value).item(), dtype=wanted.name)
     return result
@@ -159,11 +159,11 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     if any(
         isinstance(b, bool) or not isinstance(b, int | float | np.number | Dim) for b in numbers
     ):
-        raise ArgumentError(f"bounds and step are numbers, not {numbers}")
+        raise ArgumentError(f"bounds and step must be numbers, got {numbers}")
     if not all(isinstance(b, Dim) or math.isfinite(b) for b in numbers):
-        raise ArgumentError(f"bounds and step are finite numbers, not {numbers}")
+        raise ArgumentError(f"bounds and step must be finite numbers, got {numbers}")
     if isinstance(step, Dim) or step == 0:
-        raise ArgumentError(f"the step is a number other than 0, not {step!r}")
+        raise ArgumentError(f"the step must be a number other than 0, got {step!r}")
     symbolic = any(isinstance(b, Dim) for b in numbers)
     floats = any(isinstance(b, float | np.floating) for b in numbers)
     if symbolic and floats:
@@ -195,9 +195,9 @@ def linspace(
     """
     for bound in (start, stop):
         if isinstance(bound, bool) or not isinstance(bound, int | float | np.number):
-            raise ArgumentError(f"start and stop are numbers, not {bound!r}")
+            raise ArgumentError(f"start and stop must be numbers, got {bound!r}")
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
-        raise ArgumentError(f"the number of points is an int >= 0, not {num!r}")
+        raise ArgumentError(f"the number of points must be an int >= 0, got {num!r}")
     require_buildable(int(num))
     points = np.linspace(float(start), float(stop), int(num), endpoint=endpoint)
     return as_tensor(points.astype(as_dtype(dtype)))

@@ -51,7 +51,7 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
         return rows
     n = table.shape[0]
     if isinstance(padding_id, bool) or not isinstance(padding_id, int) or padding_id < 0:
-        raise ArgumentError(f"padding_id is an id, an int from 0, not {padding_id!r}")
+        raise ArgumentError(f"padding_id must be an id, an int from 0, got {padding_id!r}")
     if isinstance(n, int) and padding_id >= n:
         raise ShapeError(f"padding_id {padding_id} is no row of a table of {n}")
     signed = astype(ids, "int64")  # padding_id - n may not fit a dtype of few bits

@@ -110,7 +110,7 @@ def _are_separated(items: Sequence[Any]) -> bool:
 def _index_tensor(item: Any) -> Tensor:
     if not isinstance(item, Tensor | np.ndarray | list | bool | np.bool_):
         raise ArgumentError(
-            "an index is an int, a slice, None, Ellipsis or an int tensor, not "
+            "an index must be an int, a slice, None, Ellipsis or an int tensor, got "
             f"{type(item).__name__} {item!r}"
         )
     tensor = as_indices(item)
@@ -120,7 +120,9 @@ def _index_tensor(item: Any) -> Tensor:
             "use gf.where(mask, x, 0), or gf.compress(mask, x, size) with the most there may be"
         )
     if tensor.dtype.kind not in "iu":
-        raise ArgumentError(f"an index is an int tensor, not {tensor.dtype}; convert with .astype")
+        raise ArgumentError(
+            f"an index must be an int tensor, got {tensor.dtype}; convert with .astype"
+        )
     return tensor
 
 
@@ -137,10 +139,10 @@ def _window_of(item: slice, n: Size, axis: int) -> _Window:
     bounds = (item.start, item.stop)
     if not isinstance(stride, int | np.integer) or stride == 0:
         raise ArgumentError(
-            f"axis {axis}: the step of a slice is an int other than 0, not {stride!r}"
+            f"axis {axis}: the step of a slice must be an int other than 0, got {stride!r}"
         )
     if not all(b is None or isinstance(b, int | np.integer | Dim) for b in bounds):
-        raise ArgumentError(f"axis {axis}: the bounds of a slice are ints, not {item}")
+        raise ArgumentError(f"axis {axis}: the bounds of a slice must be ints, got {item}")
     stride = int(stride)
     first, last = (int(b) if isinstance(b, np.integer) else b for b in bounds)
     if isinstance(n, int) and not any(isinstance(b, Dim) for b in bounds):

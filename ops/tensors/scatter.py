@@ -260,7 +260,7 @@ def _scatter_updates(x: Tensor, rows: Tensor, updates: Tensor, reduction: str, a
 def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, int]:
     """Return row numbers, and how many axes of x they index."""
     if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
-        raise ArgumentError(f"batch_dims is an int from 0, not {batch_dims!r}")
+        raise ArgumentError(f"batch_dims must be an int from 0, got {batch_dims!r}")
     if indices.ndim <= batch_dims or not isinstance(indices.shape[-1], int):
         raise ShapeError(
             f"indices are {show_shape(indices.shape)}: after {batch_dims} batch axes, the last "
@@ -278,7 +278,7 @@ def _rows_of(x: Tensor, indices: Tensor, batch_dims: int) -> tuple[Tensor, int]:
 
 def _require_reduction(reduction: Any) -> None:
     if reduction not in REDUCTIONS:
-        raise ArgumentError(f"reduction is one of {', '.join(REDUCTIONS)}, not {reduction!r}")
+        raise ArgumentError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
 
 
 @function

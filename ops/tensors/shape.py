@@ -278,7 +278,8 @@ def moveaxis(x: Tensor, source: int | Sequence[int], destination: int | Sequence
     )
     if len(sources) != len(targets) or len({*sources}) + len({*targets}) != 2 * len(sources):
         raise ArgumentError(
-            f"source and destination name as many distinct axes, not {source} and {destination}"
+            f"source and destination must name equally many distinct axes, "
+            f"got {source} and {destination}"
         )
     order = [i for i in range(x.ndim) if i not in sources]
     for target, origin in sorted(zip(targets, sources, strict=True)):
@@ -420,8 +421,8 @@ def repeat(x: Tensor, repeats: Size | Sequence[int], axis: int | None = None) ->
             counts = np.empty(0)
         if counts.dtype.kind not in "iu" or counts.shape != (x.shape[at],) or (counts < 0).any():
             raise ArgumentError(
-                f"repeats is one count >= 0, or one for each of the {x.shape[at]} elements of axis "
-                f"{at}, not {repeats!r}"
+                f"repeats must be one count >= 0, or one for each of the {x.shape[at]} elements of "
+                f"axis {at}, got {repeats!r}"
             )
         taken: Tensor = REGISTRY["take"](x, np.repeat(np.arange(len(counts)), counts), axis=at)
         return taken

@@ -188,7 +188,7 @@ def roll(x: Tensor, shift: int | Sequence[int], axis: int | Sequence[int] | None
     axes = list(axis) if isinstance(axis, tuple | list) else [axis]
     shifts: list[Any] = list(shift) if isinstance(shift, tuple | list) else [shift] * len(axes)
     if not all(isinstance(s, int | np.integer) for s in shifts):
-        raise ArgumentError(f"shifts are ints, not {shift!r}")
+        raise ArgumentError(f"shifts must be ints, got {shift!r}")
     if len(shifts) != len(axes):
         raise ArgumentError(
             f"shift has {len(shifts)} entries for {len(axes)} axes; give one for each"
@@ -214,7 +214,7 @@ def diff(x: Tensor, n: int = 1, axis: int = -1) -> Tensor:
     x = as_tensor(x)
     at = normalize_axis(axis, x.ndim)
     if not 0 <= n <= _MAX_DIFFERENCES:
-        raise ArgumentError(f"n is from 0 to {_MAX_DIFFERENCES}, not {n}")
+        raise ArgumentError(f"n must be from 0 to {_MAX_DIFFERENCES}, got {n}")
     before = (slice(None),) * at
     for _ in range(n):
         x = x[(*before, slice(1, None))] - x[(*before, slice(None, -1))]

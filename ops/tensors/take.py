@@ -324,7 +324,7 @@ def one_hot(indices: Tensor, depth: int | Dim, dtype: Any = "float32") -> Tensor
         ArgumentError: depth is no int.
     """
     if not isinstance(depth, int | np.integer | Dim):
-        raise ArgumentError(f"the depth is an int or a size, not {depth!r}")
+        raise ArgumentError(f"the depth must be an int or a size, got {depth!r}")
     (size,) = normalize_shape(depth, "one_hot")
     result: Tensor = one_hot_op(as_tensor(indices), depth=size, dtype=as_dtype(dtype).name)
     return result

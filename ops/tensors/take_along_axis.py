@@ -113,7 +113,7 @@ def gather(x: Tensor, indices: Any, axis: int = -1) -> Tensor:
     axis = normalize_axis(axis, x.ndim)
     if indices.ndim != x.ndim:
         raise ShapeError(
-            f"indices have as many axes as x, not {show_shape(indices.shape)} for "
+            f"indices must have as many axes as x, got {show_shape(indices.shape)} for "
             f"{show_shape(x.shape)}; gf.take picks whole rows"
         )
     places = flat_elements(indices, shape=x.shape, axis=axis)

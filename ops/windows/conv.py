@@ -166,7 +166,7 @@ def _operands(
         )
     b = tensors[2] if bias is not None else None
     if b is not None and b.ndim != 1:
-        raise ShapeError(f"the bias is one number for each output, not {show_shape(b.shape)}")
+        raise ShapeError(f"the bias must be one number for each output, got {show_shape(b.shape)}")
     return (moveaxis(x, -1, 1) if channels_last else x), w, b
 
 
@@ -189,7 +189,7 @@ def _exact_attribute(exact: bool | None) -> dict[str, bool]:
     It is part of the graph, so that all devices compute the same.
     """
     if exact is not None and not isinstance(exact, bool):
-        raise ArgumentError(f"exact is True, False or None, not {exact!r}")
+        raise ArgumentError(f"exact must be True, False or None, got {exact!r}")
     if exact is None:
         exact = not is_on("GRAPHFLOW_WINOGRAD")
     return {"exact": True} if exact else {}

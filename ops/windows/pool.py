@@ -34,7 +34,7 @@ def pool_arguments(
     x = require_image(x)
     require_kind(x.spec, "int", "float")
     if not isinstance(ceil_mode, bool):
-        raise ArgumentError(f"ceil_mode is True or False, not {ceil_mode!r}")
+        raise ArgumentError(f"ceil_mode must be True or False, got {ceil_mode!r}")
     x = move_channels_first(x, channels_last)
     rank = x.ndim - 2
     kernels = per_axis("kernel", kernel, rank)
@@ -120,7 +120,7 @@ def avg_pool(
     wanted: Any = "padded" if count_include_pad else "inside"
     if divisor is not None:
         if isinstance(divisor, bool) or not isinstance(divisor, int | float) or divisor == 0:
-            raise ArgumentError(f"the divisor is a number other than 0, not {divisor!r}")
+            raise ArgumentError(f"the divisor must be a number other than 0, got {divisor!r}")
         wanted = divisor
     y: Tensor = avg_pool_op(x, **attrs, divisor=wanted, name=name)
     return restore_channels(y, channels_last)
@@ -156,7 +156,7 @@ def lp_pool(
 def lp_power(x: Tensor, p: float) -> Tensor:
     """Return |x|^p; refuse a p that is not positive."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < math.inf:
-        raise ArgumentError(f"p is a positive number, not {p!r}")
+        raise ArgumentError(f"p must be a positive number, got {p!r}")
     require_kind(x.spec, "float")
     if p == 2:
         return x * x  # type: ignore[no-any-return]

@@ -92,7 +92,9 @@ def per_axis(what: str, value: Any, rank: int, least: int = 1) -> Ints:
     entries = list(value) if isinstance(value, tuple | list) else [value] * rank
     for entry in entries:
         if isinstance(entry, bool) or not isinstance(entry, int | np.integer) or entry < least:
-            raise ArgumentError(f"{what} is an int >= {least} or {rank} of them, not {value!r}")
+            raise ArgumentError(
+                f"{what} must be an int >= {least} or {rank} of them, got {value!r}"
+            )
     if len(entries) != rank:
         raise ArgumentError(f"{what} {value!r} has {len(entries)} entries for {rank} spatial axes")
     return tuple(int(entry) for entry in entries)
@@ -128,7 +130,7 @@ def padding_pairs(
             return ((0, 0),) * len(sizes)
         if padding not in ("same", "same_lower"):
             raise ArgumentError(
-                f"padding is 'same', 'same_lower', 'valid' or numbers, not {padding!r}"
+                f"padding must be 'same', 'same_lower', 'valid' or numbers, got {padding!r}"
             )
         return tuple(
             _same_padding(*axis, lower=padding == "same_lower")
@@ -144,8 +146,8 @@ def padding_pairs(
         both = tuple(entry) if isinstance(entry, tuple | list) else (entry, entry)
         if len(both) != 2 or not all(_is_count(p) for p in both):
             raise ArgumentError(
-                "padding is an int >= 0, or for each spatial axis one or a pair (before, after), "
-                f"not {padding!r}"
+                "padding must be an int >= 0, or for each spatial axis one or a pair (before, "
+                f"after), got {padding!r}"
             )
         result.append((both[0], both[1]))
     return tuple(result)
@@ -189,9 +191,11 @@ def position_count(
     """
     span = (kernel - 1) * dilation + 1
     what = f"windows of size {span} on an axis of size {n} padded by {show_shape(padding)}"
-    require_nonnegative(kernel - 1, f"{what}: a window has one element at least, not {kernel}")
+    require_nonnegative(kernel - 1, f"{what}: a window must have one element or more, got {kernel}")
     if min(stride, dilation) < 1:
-        raise ShapeError(f"{what}: stride and dilation are from 1 on, not {stride} and {dilation}")
+        raise ShapeError(
+            f"{what}: stride and dilation must be at least 1, got {stride} and {dilation}"
+        )
     # Negative padding crops: a shard of a convolution may begin inside its input. The padding after
     # an axis may be negative for transposes, too: see `conv._transpose_padding`.
     if isinstance(padding[0], Dim):

@@ -128,7 +128,9 @@ def test_a_misspelt_argument_is_told_what_was_meant() -> None:
         gf.sum(x, axs=1)
     with pytest.raises(ArgumentError, match=r"Linear at .*test_arguments.py.*'outputs'; it takes"):
         gf.nn.Linear(3)
-    with pytest.raises(ArgumentError, match=r"LayerNorm at .*test_arguments.py.*bias is True or F"):
+    with pytest.raises(
+        ArgumentError, match=r"LayerNorm at .*test_arguments.py.*bias must be True or F"
+    ):
         gf.nn.LayerNorm(3, bias=1)
 
 

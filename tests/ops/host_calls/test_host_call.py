@@ -201,9 +201,9 @@ HERE = r"host_call at .*test_host_call\.py:\d+: .*"
 
 def test_wrong_arguments_are_told_with_the_users_line() -> None:
     one = gf.spec("float32")
-    with pytest.raises(ArgumentError, match=HERE + "fn is a function"):
+    with pytest.raises(ArgumentError, match=HERE + "fn must be a function"):
         gf.host_call(3, spec=one)
-    with pytest.raises(ArgumentError, match=HERE + "vjp is a function"):
+    with pytest.raises(ArgumentError, match=HERE + "vjp must be a function"):
         gf.host_call(median, spec=one, vjp=3)
     with pytest.raises(ArgumentError, match=HERE + "spec is gf.spec"):
         gf.host_call(median, spec="float32")

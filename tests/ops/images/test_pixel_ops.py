@@ -380,7 +380,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "boxes": (lambda: nn.roi_align(X, BOX[:, :3], ONE, 2), ShapeError, "numbers of a box: 3 != 4"),
     "images": (lambda: nn.roi_align(X, BOX, BOX[0], 2), DTypeError, "int"),
     "region's mode": (lambda: nn.roi_align(X, BOX, ONE, 2, mode="sum"), ArgumentError, "'sum'"),
-    "region's scale": (lambda: nn.roi_align(X, BOX, ONE, 2, 0), ArgumentError, "scale is a"),
+    "region's scale": (lambda: nn.roi_align(X, BOX, ONE, 2, 0), ArgumentError, "scale must be a"),
     "scores": (
         lambda: nn.non_max_suppression(BOX, X, 2),
         ShapeError,
@@ -389,7 +389,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "how many": (
         lambda: nn.non_max_suppression(BOX, BOX[:, 0], -1),
         ArgumentError,
-        "max_output is an int >= 0",
+        "max_output must be an int >= 0",
     ),
     "threshold": (
         lambda: nn.non_max_suppression(BOX, BOX[:, 0], 1, "0.5"),
@@ -401,7 +401,7 @@ WRONG: dict[str, tuple[Any, type[GraphError], str]] = {
     "order": (lambda: nn.depth_to_space(X, 2, "RCD"), ArgumentError, "'DCR' or 'CRD'"),
     "windows": (lambda: nn.unfold(X, 7), ShapeError, "not one fits"),
     "columns": (lambda: nn.fold(X[0], (6, 6), 2), ShapeError, "25|!= "),
-    "neighbours": (lambda: nn.local_response_norm(X, 0), ArgumentError, "size is an int >= 1"),
+    "neighbours": (lambda: nn.local_response_norm(X, 0), ArgumentError, "size must be an int >= 1"),
     "before": (lambda: nn.local_response_norm(X, 2, before=2), ArgumentError, "not below"),
 }
 

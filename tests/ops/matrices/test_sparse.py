@@ -141,7 +141,7 @@ C = gf.constant
         (lambda: gf.sparse.csr([1.0, 2.0], [0, 1], [0, 2, 1, 2], (3, 3)), ArgumentError, "row 1"),
         (lambda: gf.sparse.csr([1.0], [0], [0, 1], (2, 3)), ShapeError, "one more than the 2 rows"),
         (lambda: gf.sparse.csr([1.0], [0, 1], [0, 2], (1, 3)), ShapeError, "every entry"),
-        (lambda: gf.sparse.csr([1.0], [0.0], [0, 1], (1, 3)), DTypeError, "columns are ints"),
+        (lambda: gf.sparse.csr([1.0], [0.0], [0, 1], (1, 3)), DTypeError, "columns must be ints"),
         (lambda: gf.sparse.csr([True], [0], [0, 1], (1, 3)), DTypeError, "bool"),
         (lambda: gf.sparse.csr([1.0], [0], [0, 1], (1, 3, 1)), ShapeError, "rows and columns"),
         (lambda: gf.sparse.from_dense(C(np.eye(2))), ArgumentError, "give an array"),

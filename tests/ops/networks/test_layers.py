@@ -216,12 +216,12 @@ def test_a_model_of_layers_trains() -> None:
 def test_layers_refuse_what_does_not_fit() -> None:
     x = gf.placeholder("float32", (2, 4))
     for wrong, told in (
-        (lambda: nn.Linear(0, 3), "Linear at .*test_layers.*inputs is an int above 0, not 0"),
+        (lambda: nn.Linear(0, 3), "Linear at .*test_layers.*inputs must be an int above 0, got 0"),
         (lambda: nn.Embedding(3, 2.5), "size must be an int, not 2.5"),  # type: ignore[arg-type]
-        (lambda: nn.LayerNorm(()), "shape is an int above 0"),
-        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "Conv2d at .*kernel has 2 sizes"),
+        (lambda: nn.LayerNorm(()), "shape must be an int above 0"),
+        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "Conv2d at .*kernel must have 2 sizes"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), "2 groups do not divide 3 inputs and 4 outputs"),
-        (lambda: nn.Dropout(1.0), r"Dropout at .*rate is a number in \[0, 1\)"),
+        (lambda: nn.Dropout(1.0), r"Dropout at .*rate must be a number in \[0, 1\)"),
         (lambda: nn.Sequential(3), "Sequential at .*callable, 3 is not"),  # type: ignore[arg-type]
         (lambda: nn.MultiHeadAttention(7, 2), "2 heads do not divide size 7"),
         (lambda: nn.MultiHeadAttention(8, 4, shared=3), "3 shared heads do not divide 4 heads"),
@@ -235,10 +235,10 @@ def test_layers_refuse_what_does_not_fit() -> None:
     for call, told in (
         (lambda: nn.Linear(3, 2)(x), r"Linear at .*test_layers.*its 3 inputs, x is \(2, 4\)"),
         (lambda: nn.LayerNorm(3)(x), r"LayerNorm at .*test_layers.*last axes of x are \(3,\)"),
-        (lambda: nn.BatchNorm2d(4)(x), r"BatchNorm2d at .*rank 4, not shape \(2, 4\)"),
+        (lambda: nn.BatchNorm2d(4)(x), r"BatchNorm2d at .*rank 4, got shape \(2, 4\)"),
         (lambda: nn.BatchNorm(3)(x), r"scale \(3,\) is not of the normalised shape \(4,\)"),
         (lambda: nn.Conv1d(4, 2, 3)(x), "Conv1d at .*a batch, channels and 1 spatial axis"),
-        (lambda: nn.MultiHeadAttention(8, 2)(x), r"are \(…, T, 8\), not \(2, 4\)"),
+        (lambda: nn.MultiHeadAttention(8, 2)(x), r"must be \(…, T, 8\), got \(2, 4\)"),
         (lambda: nn.LSTM(3, 4)(x), r"LSTM at .*\(T, B, inputs\)"),
         (lambda: nn.GRUCell(3, 4)(x[0]), r"GRUCell at .*\(B, inputs\)"),
     ):

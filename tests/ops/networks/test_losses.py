@@ -254,16 +254,16 @@ def test_losses_refuse_what_does_not_fit() -> None:
         nn.mse_loss(x, y)
     with pytest.raises(ShapeError, match="differ in shape"):
         nn.l1_loss(x, np.zeros((3, 1), "f"))
-    with pytest.raises(ArgumentError, match="reduction is 'none', 'mean' or 'sum', not 'avg'"):
+    with pytest.raises(ArgumentError, match="reduction must be 'none', 'mean' or 'sum', got 'avg'"):
         nn.mse_loss(x, x, reduction="avg")
-    with pytest.raises(ArgumentError, match="delta is a positive number"):
+    with pytest.raises(ArgumentError, match="delta must be a positive number"):
         nn.huber_loss(x, x, 0)
     with pytest.raises(DTypeError):
         nn.mse_loss(np.zeros(3, "int32"), np.zeros(3, "int32"))
     labels = gf.placeholder("int64", (3,))
     with pytest.raises(ShapeError, match=r"weights \(3,\) are one for each of 4 classes"):
         nn.cross_entropy(x, labels, weights=np.ones(3, "f"))
-    with pytest.raises(ArgumentError, match="label_smoothing is a share"):
+    with pytest.raises(ArgumentError, match="label_smoothing must be a share"):
         nn.cross_entropy(x, labels, label_smoothing=2)
     with pytest.raises(ArgumentError, match="ignore_index must be an int"):
         nn.cross_entropy(x, labels, ignore_index=0.5)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_cross_entropy_refuses_labels_of_another_shape_or_kind() -> None:
         nn.cross_entropy(x, placeholder("int64", (2,)))
     with pytest.raises(ShapeError, match="without the last axis"):
         nn.cross_entropy(x, placeholder("int64", (3, 4)))
-    with pytest.raises(DTypeError, match=r"labels are ints.*astype\('int64'\)"):
+    with pytest.raises(DTypeError, match=r"labels must be ints.*astype\('int64'\)"):
         nn.cross_entropy(x, placeholder("float32", (3,)))
 
 

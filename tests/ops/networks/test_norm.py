@@ -125,7 +125,7 @@ def test_norms_refuse_what_does_not_fit() -> None:
         nn.batch_norm(x, v, v)
     with pytest.raises(ShapeError, match=r"mean \(3,\) is not of the normalised shape \(4,\)"):
         nn.batch_norm(x, v, v, np.zeros(3, "f"), v)
-    with pytest.raises(ArgumentError, match="momentum is a number from 0 to 1"):
+    with pytest.raises(ArgumentError, match="momentum must be a number from 0 to 1"):
         nn.batch_norm(x, v, v, v, v, momentum=2)
     with pytest.raises(ShapeError, match="one value for each channel"):
         nn.batch_norm(gf.placeholder("float32", (1, 4)), v, v, v, v, training=True)
@@ -133,11 +133,11 @@ def test_norms_refuse_what_does_not_fit() -> None:
         nn.batch_norm(gf.placeholder("int32", (2, 4)), v, v, v, v)
     with pytest.raises(ShapeError, match=r"group_norm at .*test_norm.*3 groups do not divide 4"):
         nn.group_norm(x, 3, v, v)
-    with pytest.raises(ArgumentError, match="groups are an int above 0"):
+    with pytest.raises(ArgumentError, match="groups must be an int above 0"):
         nn.group_norm(x, 0)
     with pytest.raises(ShapeError, match=r"scale \(3,\) is not \(4,\)"):
         nn.group_norm(x, 2, np.zeros(3, "f"))
-    with pytest.raises(ShapeError, match=r"instance_norm at .*places beside"):
+    with pytest.raises(ShapeError, match=r"instance_norm at .*axes besides"):
         nn.instance_norm(gf.placeholder("float32", (2, 4)))
     with pytest.raises(ShapeError, match="a batch and channels"):
         nn.instance_norm(v)

@@ -196,7 +196,7 @@ def test_recurrent_functions_are_differentiable_twice() -> None:
 
 def test_recurrent_functions_refuse_what_does_not_fit() -> None:
     x, w, r, bias = (a.astype("f") for a in drawn(4, 1, 0))
-    with pytest.raises(ArgumentError, match=r"lstm at .*test_recurrent.*direction is one of"):
+    with pytest.raises(ArgumentError, match=r"lstm at .*test_recurrent.*direction must be one of"):
         nn.lstm(x, w, r, direction="both")
     with pytest.raises(ShapeError, match=r"w \(1, 8, 2\) is not \(2, 8, 2\)"):
         nn.lstm(x, w, r, direction="bidirectional")
@@ -204,19 +204,19 @@ def test_recurrent_functions_refuse_what_does_not_fit() -> None:
         nn.lstm(x, w, r, bias[:, :15])
     with pytest.raises(DTypeError, match="r is float64, x is float32"):
         nn.lstm(x, w, r.astype("float64"))
-    with pytest.raises(ArgumentError, match="activation is a function or one of"):
+    with pytest.raises(ArgumentError, match="activation must be a function or one of"):
         nn.lstm(x, w, r, activations=("sigmoid", "tanh", "tan"))
     with pytest.raises(ArgumentError, match="3 activations"):
         nn.lstm(x, w, r, activations="tanh")
-    with pytest.raises(ArgumentError, match="gates are the letters"):
+    with pytest.raises(ArgumentError, match="gates must be the letters"):
         nn.gru(x, w[:, :6], r[:, :6], gates="zrh")
-    with pytest.raises(ArgumentError, match="clip is a positive number"):
+    with pytest.raises(ArgumentError, match="clip must be a positive number"):
         nn.lstm(x, w, r, clip=0)
-    with pytest.raises(ArgumentError, match="initial holds 2 tensors"):
+    with pytest.raises(ArgumentError, match="initial must hold 2 tensors"):
         nn.lstm(x, w, r, initial=(x,))
-    with pytest.raises(DTypeError, match="lengths are ints"):
+    with pytest.raises(DTypeError, match="lengths must be ints"):
         nn.lstm(x, w, r, lengths=np.ones(B, "f"))
-    with pytest.raises(ShapeError, match=r"x is \(T, B, inputs\)"):
+    with pytest.raises(ShapeError, match=r"x must be \(T, B, inputs\)"):
         nn.rnn(x[0], w, r)
 
 

@@ -162,7 +162,7 @@ A = np.arange(6.0).reshape(2, 3)
 @pytest.mark.parametrize(
     "call, error, words",
     [
-        (lambda: gf.nonzero(A, -1), ArgumentError, "size is the largest number"),
+        (lambda: gf.nonzero(A, -1), ArgumentError, "size must be the most results"),
         (lambda: gf.nonzero(A, 2.5), ArgumentError, "size"),
         (lambda: gf.nonzero(A, 6, fill=0.5), ArgumentError, "fill"),
         (lambda: gf.nonzero(3, 1), ShapeError, "no axis"),

@@ -79,9 +79,9 @@ def test_slopes_of_prelu_broadcast_and_are_learnt() -> None:
 def test_parameters_out_of_range_are_refused() -> None:
     x = gf.placeholder("float32", (2, 3))
     for wrong, told in (
-        (lambda: nn.celu(x, 0), "celu at .*test_activations.*alpha is a number other than 0"),
+        (lambda: nn.celu(x, 0), "celu at .*test_activations.*alpha must be a number other than 0"),
         (lambda: nn.selu(x, scale=float("nan")), "scale must be a number, not nan"),
-        (lambda: nn.shrink(x, -1), "shrink at .*a number >= 0, not -1"),
+        (lambda: nn.shrink(x, -1), "shrink at .*a number >= 0, got -1"),
         (lambda: nn.hard_tanh(x, 1, 0), "low 1.0 is above high 0.0"),
         (lambda: nn.swish(x, "1"), "beta must be a number, not "),  # type: ignore[arg-type]
     ):

@@ -151,7 +151,7 @@ def test_slices_of_a_tensor_are_permuted_as_whole_rows_and_gradients_go_back() -
     ("make", "message"),
     [
         (lambda: random.randint(3, 3), "low 3 is not below high 3"),
-        (lambda: random.randint(1.5), "high is an int, not 1.5"),
+        (lambda: random.randint(1.5), "high must be an int, got 1.5"),
         (lambda: random.randint(0, 257, dtype="uint8"), "uint8 holds 0 to 255, not 0 to 256"),
         (lambda: random.randint(as_tensor(3)), "scale gf.random.uniform"),
         (lambda: random.permutation(as_tensor(3)), "a scalar has no slices"),

@@ -105,7 +105,7 @@ def test_wrong_axes_are_refused_with_the_line(name: str) -> None:
     x = placeholder("float32", (2, 3))
     with pytest.raises(ShapeError, match=rf"{name} at .*test_reduce\.py:\d+: axis 2.*rank 2"):
         G[name](x, axis=2)
-    with pytest.raises(ArgumentError, match=rf"{name} at .*int.*, not 1\.5"):
+    with pytest.raises(ArgumentError, match=rf"{name} at .*int.*, (got|not) 1\.5"):
         G[name](x, axis=1.5)
     with pytest.raises(ArgumentError, match="keepdims must be True or False"):
         G[name](x, 0, 1)
