@@ -1,4 +1,4 @@
-"""How attention's heads, mask and band lie: what the lists of native calls are planned from."""
+"""Layouts of attention: heads, mask and band, from which lists of native calls are planned."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HeadsLayout:
 
 @dataclass(frozen=True)
 class BandPattern:
-    """Which keys a query may see, and the scale of scores.
+    """The keys that a query may see, and the scale of scores.
 
     A query sees keys from `left` before its own place (its index + offset) to `right` after it;
     None for any number.
