@@ -110,7 +110,7 @@ def test_an_op_that_finds_no_memory_is_named_with_its_bytes_and_the_worker_goes_
         told = str(failure.value)
         assert "hazards.spread 'much'" in told and f"{__file__}:" in told
         assert "8,589,934,592 bytes" in told and "/worker:0/cpu:0" in told
-        with pytest.raises(DeviceOutOfMemory, match=r"begin.*'broadcast_to' of 6,442,450,944 byte"):
+        with pytest.raises(DeviceOutOfMemory, match=r"are 'broadcast_to' of 6,442,450,944 byte"):
             s.run(gf.cumsum(wide, axis=0)[:2], {x: ONES})
         assert float(s.run(gf.sum(x) * 2.0, {x: ONES})) == 6.0, "and it goes on"
 
@@ -175,7 +175,7 @@ GOOD = np.ones((2, 3), "float32")
 BAD = (
     ([[1.0, 0.0, 2.0]], r"log 'logarithm' \(made at .*test_resources.py:\d+\).*1 infinity"),
     ([[1.0, -1.0, 2.0]], r"log 'logarithm' .*1 NaN among 3 values"),
-    ([[np.nan, 1.0, 1.0]], r"placeholder 'x' .*holds 1 NaN"),
+    ([[np.nan, 1.0, 1.0]], r"placeholder 'x' .*contains 1 NaN"),
 )
 
 
