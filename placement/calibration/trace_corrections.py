@@ -102,10 +102,14 @@ class TraceCorrections:
         return len(self._nodes) + len(self._links) + len(self._steps)
 
     def observe(self, bucket: Bucket, measured: float, predicted: float) -> None:
-        """Note the measured seconds of a node, and those that calibration alone predicted."""
+        """Note the measured seconds of a node, and those that calibration alone predicted.
+
+        A node that takes less than a reading of the clock counts with the least ratio. If it
+        taught nothing, it would be profiled again and again.
+        """
         ratio = measured / predicted if 0 < predicted < math.inf else 0.0
-        if LIMITS[0] <= ratio <= LIMITS[1]:
-            _append_sample(self._nodes, bucket, ratio)
+        if 0 < ratio <= LIMITS[1]:
+            _append_sample(self._nodes, bucket, max(ratio, LIMITS[0]))
             self._families = None
             self.version += 1
 

@@ -96,6 +96,14 @@ def test_a_product_that_reads_an_operand_across_is_another_one_of_the_same_op() 
     assert known.factor(MATMUL) == pytest.approx(3.0)
 
 
+def test_a_node_shorter_than_a_reading_of_the_clock_is_known_all_the_same() -> None:
+    known = TraceCorrections()
+    for _ in range(5):
+        known.observe(MATMUL, 1e-9, 1e-5)
+    assert known.knows(MATMUL)
+    assert known.factor(MATMUL) == pytest.approx(1e-3)
+
+
 @pytest.mark.parametrize("measured", [0.0, -1.0, 1e9, float("nan"), float("inf")])
 def test_what_cannot_be_a_speed_teaches_nothing(measured: float) -> None:
     known = TraceCorrections()
