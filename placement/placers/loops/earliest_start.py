@@ -10,24 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.placement.placers.loops.heaps import heap_pop, heap_push
+from graphflow.placement.placers.loops.input_arrivals import input_arrivals
 
-LOOPS = ("arrivals", "is_usable", "earliest_start")
+LOOPS = ("is_usable", "earliest_start")
 INF = float("inf")
-
-
-def arrivals(
-    v: int, d: int, latency: Any, bandwidth: Any, start: Any, node: Any, size: Any, device: Any,
-    finish: Any, ready: Any,
-) -> None:  # fmt: skip
-    """ready[p]: when the inputs of v would all be on device p."""
-    for p in range(d):
-        ready[p] = 0.0
-    for e in range(start[v], start[v + 1]):
-        done, bytes_, row = finish[node[e]], size[e], device[node[e]] * d
-        wait, speed = latency[row : row + d], bandwidth[row : row + d]
-        for p in range(d):
-            arrival = done + wait[p] + bytes_ / speed[p]
-            ready[p] = arrival if arrival > ready[p] else ready[p]
 
 
 def is_usable(
@@ -114,7 +100,7 @@ def earliest_start(
                 chosen = at_place[least]
         v = chosen
         mate = team[v]
-        arrivals(v, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready)
+        input_arrivals(v, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready)
         if by_finish:
             soonest = INF
             for p in range(d):
@@ -136,7 +122,7 @@ def earliest_start(
             for i in range(team_start[mate], team_start[mate + 1]):
                 u = team_node[i]  # it may have left this device's heaps for want of room
                 if device[u] < 0 and missing[u] == 0:
-                    arrivals(
+                    input_arrivals(
                         u, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready
                     )
                     heap_push(late_key, late_item, to * most, lates[to], ready[to], place[u])
@@ -145,7 +131,7 @@ def earliest_start(
             u = out_node[e]
             missing[u] -= 1
             if missing[u] == 0:
-                arrivals(
+                input_arrivals(
                     u, d, latency, bandwidth, in_start, in_node, in_size, device, finish, ready
                 )
                 for p in range(d):

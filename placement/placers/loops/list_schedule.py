@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphflow.placement.placers.loops.input_arrivals import input_arrivals
+
 LOOPS = (
     "means",
     "upward",
@@ -19,7 +21,6 @@ LOOPS = (
     "fits_from",
     "fill",
     "append_gap",
-    "weigh",
     "insertion",
 )
 BLOCK = 32
@@ -194,21 +195,6 @@ def append_gap(
     longest[block] = max(longest[block], end - begin)
 
 
-def weigh(
-    v: int, d: int, latency: Any, bandwidth: Any, start: Any, node: Any, size: Any, device: Any,
-    finish: Any, ready: Any,
-) -> None:  # fmt: skip
-    """ready[p]: when the inputs of v would all be on device p."""
-    for p in range(d):
-        ready[p] = 0.0
-    for e in range(start[v], start[v + 1]):
-        done, bytes_, row = finish[node[e]], size[e], device[node[e]] * d
-        wait, speed = latency[row : row + d], bandwidth[row : row + d]
-        for p in range(d):  # without branches, for the vector unit
-            arrival = done + wait[p] + bytes_ / speed[p]
-            ready[p] = arrival if arrival > ready[p] else ready[p]
-
-
 def insertion(
     n: int, d: int, order: Any, cost: Any, latency: Any, bandwidth: Any, start: Any, node: Any,
     size: Any, biased: bool, bias: Any, fixed: Any, team: Any, team_cost: Any, home: Any, need: Any,
@@ -224,7 +210,7 @@ def insertion(
     """
     for k in range(n):
         v = order[k]
-        weigh(v, d, latency, bandwidth, start, node, size, device, finish, ready)
+        input_arrivals(v, d, latency, bandwidth, start, node, size, device, finish, ready)
         mate = team[v]
         only = fixed[v]
         if mate >= 0 and home[mate] >= 0:
