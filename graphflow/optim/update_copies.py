@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from graphflow.ir.op import Node, Tensor, next_serial, next_stream
+from graphflow.transforms.reverse_mode import nodes_built_since
 
 BuildUpdate = Callable[[Tensor, Tensor], "VariableUpdate"]
 
@@ -67,7 +68,7 @@ class UpdateCopies:
         start = next_serial()
         built = self._build(variable, gradient)
         slots = {tensor.node: name for name, tensor in built.slots.items()}
-        nodes = _nodes_since(start, built.updates)
+        nodes = nodes_built_since(built.updates, start)
         self._patterns[key] = _UpdatePattern(variable, gradient, nodes, slots, built.updates)
         return built.updates
 
@@ -85,18 +86,6 @@ class UpdateCopies:
             copy = node.copy_for(inputs, name, owner.device, owner, attrs)
             now.update(zip(node.outputs, copy.outputs, strict=True))
         return [now[update] for update in pattern.updates]
-
-
-def _nodes_since(start: int, outputs: Sequence[Tensor]) -> list[Node]:
-    """Return the nodes that outputs depend on and that are newer than a serial number, in order."""
-    found: set[Node] = set()
-    stack = [tensor.node for tensor in outputs]
-    while stack:
-        node = stack.pop()
-        if node.serial > start and node not in found:
-            found.add(node)
-            stack += [tensor.node for tensor in node.inputs]
-    return sorted(found, key=lambda node: node.serial)
 
 
 __all__ = ["VariableUpdate", "UpdateCopies"]
