@@ -112,6 +112,17 @@ def _channels(groups: int, inner: Size, outer: Size) -> tuple[str, str, str, str
     return "g", "g", ".", "g", {"x": inner // groups, "w": outer // groups, "y": outer // groups}
 
 
+def _input_builder(windows: _WindowGeometry) -> Callable[..., Any]:
+    """Return what builds a shard's op on x and a second input, with the padding of x's shard."""
+
+    def build(op: Op, cut: ShardView, x: Tensor, other: Tensor, **attrs: Any) -> Any:
+        if "g" in cut.size:
+            attrs["groups"] = int(cut.size["g"])
+        return make(op, x, other, **{**attrs, "padding": windows.input_padding(cut)})
+
+    return build
+
+
 def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
     """Shard conv: (n, c, *space), (o, c / groups, *kernel) -> (n, o, *positions)."""
     kernel = tuple(w.shape[2:])
@@ -129,15 +140,11 @@ def conv(x: TensorSpec, w: TensorSpec, groups: int, **attrs: Any) -> Sharding:
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], w.shape[0])
     space = windows.names
 
-    def build(op: Op, cut: ShardView, x: Tensor, w: Tensor, **attrs: Any) -> Any:
-        if "g" in cut.size:
-            attrs["groups"] = int(cut.size["g"])
-        return make(op, x, w, **{**attrs, "padding": windows.input_padding(cut)})
-
     return Sharding(
         equation(["n" + cx + space, wo + wc + "." * len(space)], ["n" + cy + space]),
         {(0, 1): scale["x"], (1, 0): scale["w"], (2, 1): scale["y"]} if scale else {},
-        ((0,), (1,)), build=build, windows=space, needs=windows.elements_read,
+        ((0,), (1,)), build=_input_builder(windows), windows=space,
+        needs=windows.elements_read,
     )  # fmt: skip
 
 
@@ -175,15 +182,11 @@ def conv_weight_grad(
     cx, wo, wc, cy, scale = _channels(groups, x.shape[1], g.shape[1])
     space = windows.names
 
-    def build(op: Op, cut: ShardView, x: Tensor, g: Tensor, **attrs: Any) -> Any:
-        if "g" in cut.size:
-            attrs["groups"] = int(cut.size["g"])
-        return make(op, x, g, **{**attrs, "padding": windows.input_padding(cut)})
-
     return Sharding(
         equation(["n" + cx + space, "n" + cy + space], [wo + wc + "." * len(space)]),
         {(0, 1): scale["x"], (1, 1): scale["y"], (2, 0): scale["w"]} if scale else {},
-        ((0,), (1,)), build=build, windows=space, needs=windows.elements_read,
+        ((0,), (1,)), build=_input_builder(windows), windows=space,
+        needs=windows.elements_read,
     )  # fmt: skip
 
 
