@@ -32,7 +32,6 @@ class FunctionWriter:
         self.declared: dict[str, None] = {}
         scope = "internal " if inner else ""
         self._opening = f"define {scope}void @{name}({', '.join(parameters)}) {{"
-        self._entry: list[str] = []
         self._lines: list[str] = []
         self._count = 0
         self._block = "entry"
@@ -40,7 +39,7 @@ class FunctionWriter:
 
     def text(self) -> str:
         """Return the text of the function."""
-        lines = [self._opening, "entry:", *self._entry, *self._lines, "  ret void", "}"]
+        lines = [self._opening, "entry:", *self._lines, "  ret void", "}"]
         return "\n".join(lines)
 
     # Values -----------------------------------------------------------------------------------
@@ -58,12 +57,6 @@ class FunctionWriter:
     def write_effect(self, text: str) -> None:
         """Write an instruction without a value."""
         self._lines.append(f"  {text}")
-
-    def allocate_stack(self, count: int) -> str:
-        """Allocate aligned stack memory for `count` elements."""
-        name = self.name()
-        self._entry.append(f"  {name} = alloca {self.element}, i64 {count}, align 64")
-        return name
 
     def add(self, a: str, b: str | int) -> str:
         return self.write(f"add i64 {a}, {b}")
