@@ -162,9 +162,9 @@ class ScheduleFunction(Protocol):
         """
 
 
-Function = TypeVar("Function", bound=Callable[..., Schedule])
+Function = TypeVar("Function", bound=ScheduleFunction)
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {}
+SCHEDULES: dict[str, ScheduleFunction] = {}
 """The registered schedules, by the names that `Pipeline(schedule=)` takes."""
 STAGES_PER_DEVICE: dict[str, int] = {}
 """How many stages each registered schedule puts on a device."""
