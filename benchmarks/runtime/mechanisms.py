@@ -35,10 +35,7 @@ from graphflow.ops.kernels.jit.call_table_driver import WORDS
 from graphflow.runtime.memory import memory_layout
 from graphflow.runtime.native_calls import native_segments
 from graphflow.runtime.native_calls.gemm_epilogues import BlockCall
-from graphflow.runtime.program import body_routines, program_part
-
-Step = Callable[[], Any]
-
+from graphflow.runtime.program import body_routines, kernel_emitter, program_part
 
 # Models -------------------------------------------------------------------------------------------
 
@@ -127,10 +124,13 @@ def one_by_one(self: Any, calls: Any) -> None:
         self.flush()
 
 
-def one_call_a_variable(self: Any) -> None:
-    for table in self.tables:
-        for call in range(table.size // WORDS):
-            self._walk(ctypes.c_void_p(address(table)), None, call, call + 1)
+class OneCallAVariable(MultiTensorUpdate):
+    """The same updates, each by a native call of its own."""
+
+    def __call__(self) -> None:
+        for table in self.tables:
+            for call in range(table.size // WORDS):
+                self._walk(ctypes.c_void_p(address(table)), None, call, call + 1)
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def without(name: str) -> Iterator[None]:
                 patch.object(program_part, "schedule_branches", lambda calls, _: [[calls]])
             )
         elif name == "one call for all updates":
-            stack.enter_context(patch.object(MultiTensorUpdate, "__call__", one_call_a_variable))
+            stack.enter_context(patch.object(kernel_emitter, "MultiTensorUpdate", OneCallAVariable))
         else:
             rest = [each for each in passes.default_passes() if type(each).__name__ != name]
             stack.enter_context(patch.object(passes, "default_passes", lambda: rest))
@@ -191,9 +191,6 @@ def contest(
             if side == "without":
                 with without(name):
                     step()
-                    if name == "one call for all updates":
-                        sessions[side] = _inside(name, step)
-                        continue
             sessions[side] = step
         first, second = (sessions[side]() for side in ("with", "without"))
         assert np.isfinite(first) and np.isfinite(second)
@@ -202,14 +199,6 @@ def contest(
     low, middle, high = quantiles(pairs, n=4)
     return {"with": median(seconds["with"]), "without": median(seconds["without"]),
             "ratio": middle, "quartiles": [low, high]}  # fmt: skip
-
-
-def _inside(name: str, step: Step) -> Step:
-    def run() -> Any:
-        with without(name):
-            return step()
-
-    return run
 
 
 def main() -> None:
