@@ -85,7 +85,7 @@ ODD = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.5, float("inf"), float("-inf"), float(
        7.0)  # fmt: skip
 
 
-def drawn(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+def draw_numbers(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
     """Random numbers of a dtype, and the odd ones: zeros, limits, infinities, NaN, denormals."""
     rng = np.random.default_rng(seed)
     kind = as_dtype(dtype)

@@ -13,7 +13,7 @@ from graphflow.ir.spec import as_dtype, is_half
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, module_text
 from tests.gpu import cuda_on_cpu
 from tests.gpu.cuda_on_cpu import OnCpu
-from tests.gpu.regions import Single, along_rows, drawn, singles
+from tests.gpu.regions import Single, along_rows, draw_numbers, singles
 
 pytestmark = pytest.mark.skipif(
     cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
@@ -76,7 +76,7 @@ def check(chosen: list[tuple[Single, Shapes]]) -> None:
     wrong = []
     for number, single, shapes, sizes, kernel in prepared:
         kinds = enumerate(zip(single.dtypes, shapes, strict=True))
-        arrays = [drawn(dtype, shape, number + i) for i, (dtype, shape) in kinds]
+        arrays = [draw_numbers(dtype, shape, number + i) for i, (dtype, shape) in kinds]
         with np.errstate(all="ignore"):
             wanted = np.asarray(single.op.run(np, arrays, dict(single.attrs))[0])
         out = np.full(wanted.shape, 1, single.out)

@@ -22,7 +22,7 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
 from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.transforms.op_testing import draw
-from tests.gpu.regions import Single, drawn, singles
+from tests.gpu.regions import Single, draw_numbers, singles
 from tests.gpu.test_cuda import FORMS, same
 from tests.gpu.test_gpu import OnGpu
 from tests.gpu.test_gpu_libraries import check_products_of_views
@@ -75,7 +75,9 @@ def test_every_op_gives_numpys_numbers_eager_captured_and_replayed(
 @pytest.mark.parametrize("single", list(singles()), ids=str)
 def test_an_elementwise_kernel_gives_the_bits_of_a_cpu(on_gpu: gf.Session, single: Single) -> None:
     shapes = FORMS[len(single.dtypes)][0]
-    arrays = [drawn(d, s, i) for i, (d, s) in enumerate(zip(single.dtypes, shapes, strict=True))]
+    arrays = [
+        draw_numbers(d, s, i) for i, (d, s) in enumerate(zip(single.dtypes, shapes, strict=True))
+    ]
     inputs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
     have = on_gpu.run(
         single.op(*inputs, **dict(single.attrs)), dict(zip(inputs, arrays, strict=True))

@@ -301,7 +301,7 @@ def test_quantisation_saturates_where_halves_overflow() -> None:
 # Random numbers ---------------------------------------------------------------------------------
 
 
-def drawn(op: str, inputs: Sequence[Any] = (), **attrs: Any) -> Any:
+def draw_samples(op: str, inputs: Sequence[Any] = (), **attrs: Any) -> Any:
     names = [f"i{i}" for i in range(len(inputs))]
     node = helper.make_node(op, names, ["y"], **attrs)
     fixed = [initializer(n, x, x.dtype) for n, x in zip(names, inputs, strict=True)]
@@ -309,22 +309,24 @@ def drawn(op: str, inputs: Sequence[Any] = (), **attrs: Any) -> Any:
 
 
 def test_random_numbers_have_the_moments_that_are_asked_for() -> None:
-    uniform = drawn("RandomUniform", shape=[4000], low=2.0, high=4.0)
+    uniform = draw_samples("RandomUniform", shape=[4000], low=2.0, high=4.0)
     assert uniform.min() >= 2 and uniform.max() < 4 and abs(uniform.mean() - 3) < 0.1
-    like = drawn("RandomNormalLike", [np.zeros((50, 80), "float32")], mean=1.0, scale=3.0, dtype=11)
+    like = draw_samples(
+        "RandomNormalLike", [np.zeros((50, 80), "float32")], mean=1.0, scale=3.0, dtype=11
+    )
     assert like.dtype == np.float64 and abs(like.mean() - 1) < 0.3 and abs(like.std() - 3) < 0.3
-    heads = drawn("Bernoulli", [np.full(4000, 0.25, "float32")])
+    heads = draw_samples("Bernoulli", [np.full(4000, 0.25, "float32")])
     assert abs(heads.mean() - 0.25) < 0.05
 
 
 def test_a_seed_draws_the_same_numbers_whenever_a_model_is_loaded() -> None:
-    first, again, other = (drawn("RandomNormal", shape=[5], seed=s) for s in (1.0, 1.0, 2.0))
+    first, again, other = (draw_samples("RandomNormal", shape=[5], seed=s) for s in (1.0, 1.0, 2.0))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
 def test_classes_are_drawn_as_often_as_they_are_likely() -> None:
     logits = np.log(np.array([[0.5, 0.2, 0.3], [1e-30, 0.9, 0.1]], "float32"))
-    y = drawn("Multinomial", [logits], sample_size=4000, dtype=7)
+    y = draw_samples("Multinomial", [logits], sample_size=4000, dtype=7)
     assert y.shape == (2, 4000) and y.dtype == np.int64
     shares = [np.bincount(row, minlength=3) / 4000 for row in y]
     np.testing.assert_allclose(shares, np.exp(logits), atol=0.04)

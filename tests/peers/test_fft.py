@@ -21,7 +21,7 @@ NORMS = st.sampled_from(["backward", "ortho", "forward"])
 SEEDS = st.integers(0, 99)
 
 
-def drawn(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
+def draw_signal(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
     rng = np.random.default_rng(seed)
     x: Any = rng.normal(size=shape)
     return x + 1j * rng.normal(size=shape) if is_complex else x
@@ -40,7 +40,7 @@ def test_transforms_along_an_axis(
     agree(
         lambda x: ours(x, n, axis, norm),
         lambda x: theirs(x, n, axis, norm),
-        [drawn(seed, shape, is_complex and name not in ("rfft", "ihfft"))],
+        [draw_signal(seed, shape, is_complex and name not in ("rfft", "ihfft"))],
     )
 
 
@@ -58,7 +58,7 @@ def test_transforms_along_several_axes(
     agree(
         lambda x: ours(x, s, axes, norm),
         lambda x: theirs(x, s, axes, norm),
-        [drawn(seed, shape, is_complex and name != "rfftn")],
+        [draw_signal(seed, shape, is_complex and name != "rfftn")],
     )
 
 
@@ -68,7 +68,7 @@ def test_short_time_spectra_and_back(
     step: int, length: int, longer: int, onesided: bool, seed: int
 ) -> None:
     points = length + longer
-    x = drawn(seed, (2, points + 3 * step), False)
+    x = draw_signal(seed, (2, points + 3 * step), False)
     # torch cuts frames of fft_length, the window in their middle
     window = np.zeros(points)
     window[longer // 2 : longer // 2 + length] = np.hamming(length)

@@ -29,7 +29,7 @@ SEEDS = st.integers(0, 99)
 INF = float("inf")
 
 
-def drawn(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
+def draw_matrices(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
     rng = np.random.default_rng(seed)
     x: Any = rng.normal(size=shape)
     return x + 1j * rng.normal(size=shape) if is_complex else x
@@ -37,7 +37,7 @@ def drawn(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
 
 def regular(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
     """Matrices with a spectrum that is well separated and away from 0."""
-    x = drawn(seed, shape, is_complex)
+    x = draw_matrices(seed, shape, is_complex)
     diagonal = range(min(shape[-2:]))
     x[..., diagonal, diagonal] += [8.0 * (i + 1) for i in diagonal]
     return x
@@ -175,7 +175,7 @@ def test_matrices_of_any_shape(
 def test_systems(
     n: int, k: int, batch: tuple[int, ...], is_complex: bool, seed: int, lower: bool, unit: bool
 ) -> None:
-    a, b = regular(seed, (*batch, n, n), is_complex), drawn(seed + 1, (n, k), is_complex)
+    a, b = regular(seed, (*batch, n, n), is_complex), draw_matrices(seed + 1, (n, k), is_complex)
     # of a (2, n, n) and b (2, n) torch would solve for vectors
     agree(OURS.solve, lambda a, b: THEIRS.solve(a, b.expand(*batch, n, k)), [a, b])
     a = (np.tril if lower else np.triu)(a)
@@ -192,7 +192,7 @@ def test_systems(
 @given(SIZES, SIZES, SIZES, BATCHES, SEEDS)
 @settings(max_examples=20)
 def test_least_squares(m: int, n: int, k: int, batch: tuple[int, ...], seed: int) -> None:
-    a, b = regular(seed, (*batch, m, n), False), drawn(seed + 1, (*batch, m, k), False)
+    a, b = regular(seed, (*batch, m, n), False), draw_matrices(seed + 1, (*batch, m, k), False)
     agree(OURS.lstsq, lambda a, b: THEIRS.lstsq(a, b).solution, [a, b], rtol=1e-7, atol=1e-8)
 
 
@@ -200,9 +200,9 @@ def test_least_squares(m: int, n: int, k: int, batch: tuple[int, ...], seed: int
 @settings(max_examples=10)
 def test_products(is_complex: bool, seed: int) -> None:
     shapes = [(2, 3), (3, 4), (4, 1)]
-    arrays = [drawn(seed + i, shape, is_complex) for i, shape in enumerate(shapes)]
+    arrays = [draw_matrices(seed + i, shape, is_complex) for i, shape in enumerate(shapes)]
     agree(lambda *x: OURS.multi_dot(x), lambda *x: THEIRS.multi_dot(x), arrays)
-    vectors = [drawn(seed, (2, 3), is_complex), drawn(seed + 1, (1, 3), is_complex)]
+    vectors = [draw_matrices(seed, (2, 3), is_complex), draw_matrices(seed + 1, (1, 3), is_complex)]
     agree(OURS.cross, THEIRS.cross, vectors)
     agree(OURS.vecdot, THEIRS.vecdot, vectors)
 

@@ -82,7 +82,9 @@ def wrong(factor: float) -> dict[str, Any]:
     )
 
 
-def traced(model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster: Cluster) -> Any:
+def trace_fetches(
+    model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster: Cluster
+) -> Any:
     """A set of fetches whose traced steps took what the right profile says."""
     x, fetches = model()
     source = Graph(fetches)
@@ -124,7 +126,7 @@ def traced(model: Callable[[], tuple[Tensor, list[Tensor]]], size: int, cluster:
 def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
     cluster: Cluster, model: Any, size: int, factor: float
 ) -> None:
-    compiled, truth, planned = traced(model, size, cluster)
+    compiled, truth, planned = trace_fetches(model, size, cluster)
     profiles = {worker.index: wrong(factor) for worker in cluster.workers}
     before = planned(TraceCorrections(), profiles).makespan
     known = TraceCorrections()
@@ -135,7 +137,7 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
 
 
 def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
-    compiled, _, _ = traced(recurrent, 20, ONE)
+    compiled, _, _ = trace_fetches(recurrent, 20, ONE)
     known = TraceCorrections()
     learn(known, ONE, ClusterSurvey({0: wrong(3.0)}), compiled)
     scans = [b for b in known._nodes if b.op == "scan"]
@@ -176,7 +178,7 @@ def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
 
 
 def test_a_steps_own_cost_is_part_of_the_prediction_and_of_every_baseline() -> None:
-    compiled, bare, _ = traced(mlp, 64, TWO)
+    compiled, bare, _ = trace_fetches(mlp, 64, TWO)
     given = (compiled.graph, TWO, compiled.sizes, bind(compiled.source, compiled.sizes))
     made = plan_graph(*given, steps=(1e-3, 3e-3))
     assert made.overhead in (1e-3, 3e-3)

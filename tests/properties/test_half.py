@@ -223,7 +223,7 @@ def test_functions_and_their_gradients_round_once(name: str, case: int) -> None:
 # Values -----------------------------------------------------------------------------------------
 
 
-def drawn(name: str, made: Built, half: str, large: bool) -> list[Any]:
+def draw_half_numbers(name: str, made: Built, half: str, large: bool) -> list[Any]:
     """Numbers of 16 bits for the placeholders of a call."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     found = []
@@ -288,7 +288,7 @@ def test_values_and_gradients_are_those_in_float64_rounded(
     name: str, case: int, half: str, large: bool
 ) -> None:
     made, exact = built(name, case, half), built(name, case, "float64")
-    numbers = drawn(name, made, half, large)
+    numbers = draw_half_numbers(name, made, half, large)
     rng = np.random.default_rng(1)
     along = [rng.uniform(0.5, 1, t.shape).astype(half) for t in (*made.floats, *made.inputs)]
     found, wanted = (results(name, each, numbers, along) for each in (made, exact))

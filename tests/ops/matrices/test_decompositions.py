@@ -28,7 +28,7 @@ dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 99)
 
 
-def drawn(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
+def draw_matrices(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape)
     if dtype.startswith("complex"):
@@ -54,7 +54,7 @@ def close(have: Any, want: Any) -> None:
 def test_cholesky_factors_are_triangular_and_compose(
     n: int, batch: tuple[int, ...], dtype: str, upper: bool, seed: int
 ) -> None:
-    a = drawn(seed, (*batch, n, n), dtype)
+    a = draw_matrices(seed, (*batch, n, n), dtype)
     a = (a @ adjoint(a) + np.eye(n)).astype(dtype)
     (factor,) = evaluate([gf.linalg.cholesky(a, upper=upper)])
     assert factor.dtype == dtype
@@ -75,7 +75,7 @@ def test_cholesky_takes_the_symmetric_part() -> None:
 def test_qr_is_numpys(
     m: int, n: int, batch: tuple[int, ...], dtype: str, mode: str, seed: int
 ) -> None:
-    a = drawn(seed, (*batch, m, n), dtype)
+    a = draw_matrices(seed, (*batch, m, n), dtype)
     result = gf.linalg.qr(a, mode=mode)
     q, r = evaluate(list(result))
     for have, want in zip((q, r), np.linalg.qr(a, mode), strict=True):
@@ -89,7 +89,7 @@ def test_qr_is_numpys(
 def test_eigenvalues_of_symmetric_matrices_ascend_and_compose(
     n: int, batch: tuple[int, ...], dtype: str, seed: int
 ) -> None:
-    a = drawn(seed, (*batch, n, n), dtype)
+    a = draw_matrices(seed, (*batch, n, n), dtype)
     a = ((a + adjoint(a)) / 2).astype(dtype)
     values, vectors, alone = evaluate([*gf.linalg.eigh(a), gf.linalg.eigvalsh(a)])
     assert values.dtype == alone.dtype == a.real.dtype and vectors.dtype == a.dtype
@@ -102,7 +102,7 @@ def test_eigenvalues_of_symmetric_matrices_ascend_and_compose(
 def test_eigenvalues_of_any_matrices_are_complex(
     n: int, batch: tuple[int, ...], dtype: str, seed: int
 ) -> None:
-    a = drawn(seed, (*batch, n, n), dtype)
+    a = draw_matrices(seed, (*batch, n, n), dtype)
     values, vectors, alone = evaluate([*gf.linalg.eig(a), gf.linalg.eigvals(a)])
     wanted = {"float32": "complex64", "float64": "complex128"}.get(dtype, dtype)
     assert values.dtype == vectors.dtype == alone.dtype == wanted
@@ -124,7 +124,7 @@ def test_floats_of_16_bits_are_computed_in_32(dtype: str) -> None:
 def test_a_batch_of_unknown_size_decomposes() -> None:
     x = gf.placeholder("float64", ("n", 3, 3))
     (slope,) = gf.gradients(list(gf.linalg.qr(x)) + list(gf.linalg.eigh(x)), [x])
-    (value,) = evaluate([slope], {x: drawn(0, (2, 3, 3), "float64")})
+    (value,) = evaluate([slope], {x: draw_matrices(0, (2, 3, 3), "float64")})
     assert value.shape == (2, 3, 3) and np.isfinite(value).all()
 
 
@@ -145,7 +145,7 @@ SQUARE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", SQUARE)
 def test_matrices_of_unknown_size_have_the_gradients_of_known_ones(name: str) -> None:
-    a = drawn(0, (4, 4), "float64") + np.diag([3.0, 6.0, 9.0, 12.0])
+    a = draw_matrices(0, (4, 4), "float64") + np.diag([3.0, 6.0, 9.0, 12.0])
     slopes = []
     for size in (4, "n"):
         x = gf.placeholder("float64", (size, size))
@@ -179,7 +179,7 @@ COMPOSED: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("name", COMPOSED)
 def test_what_does_not_depend_on_phases_has_exact_gradients(name: str, dtype: str) -> None:
-    x = drawn(5, (3, 3), dtype) + np.diag([4.0, -1.0, 8.0])
+    x = draw_matrices(5, (3, 3), dtype) + np.diag([4.0, -1.0, 8.0])
     check_gradients(COMPOSED[name], [x], np.random.default_rng(0))
 
 
@@ -188,7 +188,7 @@ def test_what_does_not_depend_on_phases_has_exact_gradients(name: str, dtype: st
 def test_qr_of_dependent_columns_has_no_gradient_and_leaves_the_rest_of_a_batch_alone(
     shape: tuple[int, int], dtype: str
 ) -> None:
-    free = drawn(0, shape, dtype)
+    free = draw_matrices(0, shape, dtype)
     summed, without = free.copy(), free.copy()
     summed[:, 2], without[:, 1] = free[:, 0] + free[:, 1], 0
     batch = np.stack([free, summed, without, np.zeros_like(free)])

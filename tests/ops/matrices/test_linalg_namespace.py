@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import drawn, dtypes, seeds
+from tests.ops.matrices.test_decompositions import draw_matrices, dtypes, seeds
 
 ARRAY_API = """
     cholesky cross det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank
@@ -28,7 +28,7 @@ def test_every_name_of_the_array_api_is_there() -> None:
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(-5, 5), dtypes)
 def test_diagonals_and_traces_are_numpys(m: int, n: int, offset: int, dtype: str) -> None:
-    x = drawn(0, (2, m, n), dtype)
+    x = draw_matrices(0, (2, m, n), dtype)
     diagonal, trace = evaluate(
         [gf.linalg.diagonal(x, offset=offset), gf.linalg.trace(x, offset=offset)]
     )
@@ -40,14 +40,14 @@ def test_diagonals_of_matrices_of_unknown_size() -> None:
     x = gf.placeholder("float64", ("m", "n"))
     y = [gf.linalg.diagonal(x, offset=k) for k in (0, 1, -1)]
     for shape in ((3, 4), (4, 2)):
-        a = drawn(1, shape, "float64")
+        a = draw_matrices(1, shape, "float64")
         for value, k in zip(evaluate(y, {x: a}), (0, 1, -1), strict=True):
             np.testing.assert_array_equal(value, np.diagonal(a, k))
 
 
 @given(st.sampled_from([((3,), (3,)), ((2, 3), (3,)), ((2, 1, 3), (4, 3))]), dtypes, seeds)
 def test_cross_products_are_numpys(shapes: Any, dtype: str, seed: int) -> None:
-    a, b = drawn(seed, shapes[0], dtype), drawn(seed + 1, shapes[1], dtype)
+    a, b = draw_matrices(seed, shapes[0], dtype), draw_matrices(seed + 1, shapes[1], dtype)
     (value,) = evaluate([gf.linalg.cross(a, b)])
     np.testing.assert_allclose(value, np.cross(a, b), rtol=1e-4, atol=1e-5)
 
@@ -61,7 +61,7 @@ def test_cross_products_along_another_axis_and_of_ints() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=3, max_size=6), st.booleans(), st.booleans())
 def test_multi_dot_is_numpys(sizes: list[int], row: bool, column: bool) -> None:
-    arrays = [drawn(i, pair, "float64") for i, pair in enumerate(pairwise(sizes))]
+    arrays = [draw_matrices(i, pair, "float64") for i, pair in enumerate(pairwise(sizes))]
     if row:
         arrays[0] = arrays[0][0]
     if column:

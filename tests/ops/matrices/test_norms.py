@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import close, drawn, dtypes, seeds
+from tests.ops.matrices.test_decompositions import close, draw_matrices, dtypes, seeds
 
 INF = float("inf")
 orders = st.sampled_from([2, 1, 0, INF, -INF, 3, 0.5, -1, -2.5, 2.0])
@@ -23,7 +23,7 @@ shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 def test_vector_norms_are_numpys(
     shape: tuple[int, ...], data: Any, ord: float, keepdims: bool, dtype: str, seed: int
 ) -> None:
-    x = drawn(seed, shape, dtype)
+    x = draw_matrices(seed, shape, dtype)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     one, every = evaluate(
         [
@@ -37,7 +37,7 @@ def test_vector_norms_are_numpys(
 
 
 def test_a_norm_over_several_axes_is_that_of_their_elements() -> None:
-    x = drawn(0, (2, 3, 4), "float64")
+    x = draw_matrices(0, (2, 3, 4), "float64")
     some, kept = evaluate(
         [
             gf.linalg.vector_norm(x, axis=(0, 2), ord=3),
@@ -56,7 +56,7 @@ def test_a_norm_over_several_axes_is_that_of_their_elements() -> None:
 def test_matrix_norms_are_numpys(
     m: int, n: int, keepdims: bool, dtype: str, seed: int, ord: Any
 ) -> None:
-    x = drawn(seed, (2, m, n), dtype)
+    x = draw_matrices(seed, (2, m, n), dtype)
     value, same = evaluate(
         [
             gf.linalg.matrix_norm(x, keepdims=keepdims, ord=ord),
@@ -68,7 +68,7 @@ def test_matrix_norms_are_numpys(
 
 
 def test_norm_tells_vectors_from_matrices_as_numpy_does() -> None:
-    x = drawn(0, (2, 3, 4), "float64")
+    x = draw_matrices(0, (2, 3, 4), "float64")
     calls: list[tuple[Any, dict[str, Any]]] = [
         (x, {}), (x[0], {}), (x[0], {"ord": 1}), (x[0, 0], {"ord": 1}), (x, {"axis": 1}),
         (x, {"axis": (2, 0), "ord": 1}), (x, {"axis": (0, 2), "ord": 1, "keepdims": True}),
@@ -81,7 +81,7 @@ def test_norm_tells_vectors_from_matrices_as_numpy_does() -> None:
 
 @pytest.mark.parametrize("p", [None, "fro", 1, -1, 2, -2, INF, -INF])
 def test_condition_numbers_are_numpys(p: Any) -> None:
-    x = drawn(3, (2, 3, 3), "float64") + 2 * np.eye(3)
+    x = draw_matrices(3, (2, 3, 3), "float64") + 2 * np.eye(3)
     (value,) = evaluate([gf.linalg.cond(x, p)])
     np.testing.assert_allclose(value, np.linalg.cond(x, p))
 

@@ -24,7 +24,7 @@ from tests.ops.matrices.test_decompositions import (
     batches,
     check_first_order,
     close,
-    drawn,
+    draw_matrices,
     dtypes,
 )
 from tests.ops.test_registry import check_gradients
@@ -37,7 +37,7 @@ seeds = st.integers(0, 99)
 def test_singular_vectors_and_values_compose(
     m: int, n: int, batch: tuple[int, ...], dtype: str, full: bool, seed: int
 ) -> None:
-    a = drawn(seed, (*batch, m, n), dtype)
+    a = draw_matrices(seed, (*batch, m, n), dtype)
     result = gf.linalg.svd(a, full_matrices=full)
     u, s, vh, alone = evaluate([*result, gf.linalg.svdvals(a)])
     assert [t.shape for t in result] == [u.shape, s.shape, vh.shape]
@@ -54,7 +54,9 @@ def test_singular_vectors_and_values_compose(
 def test_ranks_and_pseudo_inverses_are_numpys_for_any_rank(
     m: int, n: int, rank: int, batch: tuple[int, ...], dtype: str, seed: int
 ) -> None:
-    a = drawn(seed, (*batch, m, rank), dtype) @ drawn(seed + 1, (*batch, rank, n), dtype)
+    a = draw_matrices(seed, (*batch, m, rank), dtype) @ draw_matrices(
+        seed + 1, (*batch, rank, n), dtype
+    )
     inverse, counted = evaluate([gf.linalg.pinv(a, rtol=1e-4), gf.linalg.matrix_rank(a, rtol=1e-4)])
     np.testing.assert_array_equal(counted, np.linalg.matrix_rank(a, rtol=1e-4))
     assert counted.dtype == "int64"
@@ -76,8 +78,8 @@ def test_what_is_below_the_rounding_does_not_count_by_default() -> None:
 def test_least_squares_are_numpys_for_any_rank(
     m: int, n: int, rank: int, k: int, batch: tuple[int, ...], dtype: str, seed: int
 ) -> None:
-    a = drawn(seed, (m, rank), dtype) @ drawn(seed + 1, (rank, n), dtype)
-    b = drawn(seed + 2, (*batch, m, k), dtype)
+    a = draw_matrices(seed, (m, rank), dtype) @ draw_matrices(seed + 1, (rank, n), dtype)
+    b = draw_matrices(seed + 2, (*batch, m, k), dtype)
     (value,) = evaluate([gf.linalg.lstsq(a, b, rtol=1e-3)])
     assert value.shape == (*batch, n, k) and value.dtype == dtype
     tolerance = 1e-8 if dtype in ("float64", "complex128") else 5e-3
@@ -87,7 +89,7 @@ def test_least_squares_are_numpys_for_any_rank(
 
 
 def test_a_vector_on_the_right_gives_a_vector() -> None:
-    a, b = drawn(0, (5, 3), "float64"), drawn(1, (5,), "float64")
+    a, b = draw_matrices(0, (5, 3), "float64"), draw_matrices(1, (5,), "float64")
     (value,) = evaluate([gf.linalg.lstsq(a, b)])
     np.testing.assert_allclose(value, np.linalg.lstsq(a, b)[0])
 
@@ -133,7 +135,7 @@ COMPOSED: dict[str, Any] = {
 def test_what_does_not_depend_on_phases_has_exact_gradients(
     name: str, shape: tuple[int, int], dtype: str
 ) -> None:
-    x = drawn(5, shape, dtype) + np.diag([4.0, -1.5, 8.0, 2.0])[: shape[0], : shape[1]]
+    x = draw_matrices(5, shape, dtype) + np.diag([4.0, -1.5, 8.0, 2.0])[: shape[0], : shape[1]]
     check_gradients(COMPOSED[name], [x], np.random.default_rng(0))
 
 

@@ -55,7 +55,7 @@ def both_ways(
     return [np.concatenate([y for y, _ in runs], -1), *(np.stack(end) for end in ends)]
 
 
-def drawn(gates: int, sides: int, seed: int) -> tuple[np.ndarray, ...]:
+def draw_weights(gates: int, sides: int, seed: int) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed)
     shapes = ((T, B, N), (sides, gates * H, N), (sides, gates * H, H), (sides, 2 * gates * H))
     return tuple(rng.normal(size=shape) for shape in shapes)
@@ -79,7 +79,7 @@ def test_lstm_in_the_order_of_onnx_with_peepholes(
     direction: str, lengths: Any, limit: float | None, coupled: bool, peeps: bool, seed: int
 ) -> None:
     sides = 1 + (direction == "bidirectional")
-    x, w, r, bias = drawn(4, sides, seed)
+    x, w, r, bias = draw_weights(4, sides, seed)
     rng = np.random.default_rng(seed + 100)
     states, peepholes = rng.normal(size=(2, sides, B, H)), rng.normal(size=(sides, 3 * H))
 
@@ -113,7 +113,7 @@ def test_gru_with_the_reset_before_or_after_the_linear_map(
     direction: str, lengths: Any, limit: float | None, after: bool, seed: int
 ) -> None:
     sides = 1 + (direction == "bidirectional")
-    x, w, r, bias = drawn(3, sides, seed)
+    x, w, r, bias = draw_weights(3, sides, seed)
     states = np.zeros((1, sides, B, H))
 
     def cut(z: np.ndarray) -> np.ndarray:
@@ -138,7 +138,7 @@ def test_gru_with_the_reset_before_or_after_the_linear_map(
 
 
 def test_rnn_takes_any_activation_and_the_batch_first() -> None:
-    x, w, r, bias = drawn(1, 1, 0)
+    x, w, r, bias = draw_weights(1, 1, 0)
 
     def step(x: np.ndarray, h: np.ndarray) -> tuple[np.ndarray, ...]:
         return (np.maximum(w[0] @ x + r[0] @ h + bias[0, :H] + bias[0, H:], 0),)
@@ -152,7 +152,7 @@ def test_rnn_takes_any_activation_and_the_batch_first() -> None:
 
 
 def test_sizes_of_time_and_batch_may_be_unknown() -> None:
-    data, w, r, _ = drawn(4, 1, 0)
+    data, w, r, _ = draw_weights(4, 1, 0)
     x = gf.placeholder("float64", (None, None, N))
     known, state = nn.lstm(data, w, r)
     y, (h, _) = nn.lstm(x, w, r)
@@ -166,7 +166,7 @@ def test_sizes_of_time_and_batch_may_be_unknown() -> None:
 
 def test_sizes_of_states_and_cotangents_may_turn_out_to_fit_when_they_are_fed() -> None:
     """So they do where a strategy has cut an axis, and gathers it."""
-    data, w, r, _ = drawn(4, 1, 0)
+    data, w, r, _ = draw_weights(4, 1, 0)
     x = gf.placeholder("float64", ("times", "rows", N))
     h, c = (gf.placeholder("float64", (1, name, H)) for name in ("h", "c"))
     y, _ = nn.lstm(x, w, r, initial=(h, c))
@@ -182,7 +182,7 @@ def test_sizes_of_states_and_cotangents_may_turn_out_to_fit_when_they_are_fed() 
 
 
 def test_recurrent_functions_are_differentiable_twice() -> None:
-    x, w, r, bias = drawn(4, 1, 0)
+    x, w, r, bias = draw_weights(4, 1, 0)
     v = gf.placeholder("float64", x.shape)
     y, _ = nn.lstm(v, w, r, bias)
     (g,) = gf.gradients(gf.sum(gf.square(y)), [v])
@@ -195,7 +195,7 @@ def test_recurrent_functions_are_differentiable_twice() -> None:
 
 
 def test_recurrent_functions_refuse_what_does_not_fit() -> None:
-    x, w, r, bias = (a.astype("f") for a in drawn(4, 1, 0))
+    x, w, r, bias = (a.astype("f") for a in draw_weights(4, 1, 0))
     with pytest.raises(ArgumentError, match=r"lstm at .*test_recurrent.*direction must be one of"):
         nn.lstm(x, w, r, direction="both")
     with pytest.raises(ShapeError, match=r"w \(1, 8, 2\) is not \(2, 8, 2\)"):
@@ -235,7 +235,7 @@ def test_recurrent_functions_refuse_what_does_not_fit() -> None:
 def test_padding_of_nan_reaches_no_output_and_no_gradient(
     f: Any, gates: int, options: dict[str, Any], direction: str, bad: float
 ) -> None:
-    x, *weights = drawn(gates, 1 + (direction == "bidirectional"), 0)
+    x, *weights = draw_weights(gates, 1 + (direction == "bidirectional"), 0)
     lengths = np.array([T, 2, 0])
     inside = np.arange(T)[:, None, None] < lengths[:, None]
     given = [gf.placeholder(a.dtype, a.shape) for a in (x, *weights)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import drawn, dtypes, seeds
+from tests.ops.matrices.test_decompositions import draw_matrices, dtypes, seeds
 from tests.ops.test_registry import check_gradients
 
 norms = st.sampled_from(["backward", "ortho", "forward"])
@@ -31,7 +31,7 @@ def close(have: Any, want: Any) -> None:
 def test_transforms_along_an_axis_are_numpys(
     shape: tuple[int, ...], data: Any, norm: str, dtype: str, seed: int
 ) -> None:
-    x = drawn(seed, shape, dtype)
+    x = draw_matrices(seed, shape, dtype)
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     n = data.draw(st.none() | st.integers(1, 7))
     names = ["fft", "ifft", "hfft", "irfft"]
@@ -53,7 +53,7 @@ def test_transforms_along_an_axis_are_numpys(
 def test_transforms_along_several_axes_are_numpys(
     shape: tuple[int, ...], data: Any, norm: str, dtype: str, seed: int
 ) -> None:
-    x = drawn(seed, shape, dtype)
+    x = draw_matrices(seed, shape, dtype)
     rank = len(shape)
     axes = data.draw(st.none() | st.permutations(range(rank)).map(lambda p: p[: max(1, rank - 1)]))
     count = rank if axes is None else len(axes)
@@ -69,8 +69,8 @@ def test_transforms_along_several_axes_are_numpys(
 
 
 def test_transforms_of_two_axes_are_numpys() -> None:
-    x = drawn(0, (2, 4, 5), "float64")
-    z = drawn(1, (2, 4, 5), "complex128")
+    x = draw_matrices(0, (2, 4, 5), "float64")
+    z = draw_matrices(1, (2, 4, 5), "complex128")
     pairs = [("fft2", z), ("ifft2", z), ("rfft2", x), ("irfft2", z)]
     values = evaluate(
         [getattr(gf.fft, name)(a) for name, a in pairs]
@@ -133,7 +133,7 @@ def test_sizes_that_are_known_only_when_fed_transform_there_and_back() -> None:
     ]
     (slope,) = gf.gradients(gf.sum(gf.abs(spectrum) ** 2), [x])
     for shape in ((3, 6), (2, 5), (1, 2)):
-        a = drawn(0, shape, "float64")
+        a = draw_matrices(0, shape, "float64")
         half, again, even, four, columns, padded, g = evaluate([*tensors, slope], {x: a})
         close(half, np.fft.rfft(a))
         close(again, a)
@@ -178,7 +178,7 @@ COMPOSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_gradients_match_finite_differences_to_second_order(name: str) -> None:
-    x, z = drawn(0, (3, 4), "float64"), drawn(1, (3, 4), "complex128")
+    x, z = draw_matrices(0, (3, 4), "float64"), draw_matrices(1, (3, 4), "complex128")
     check_gradients(COMPOSED[name], [x, z], np.random.default_rng(0))
 
 

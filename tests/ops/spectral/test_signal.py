@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, FeedError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import drawn, seeds
+from tests.ops.matrices.test_decompositions import draw_matrices, seeds
 from tests.ops.test_registry import check_gradients
 
 
@@ -74,7 +74,7 @@ def test_frames_of_a_signal_of_unknown_length_and_their_gradient() -> None:
     frames = gf.signal.frame(x, 4, 2)
     (slope,) = gf.gradients(frames, [x])
     for n in (4, 9):
-        a = drawn(0, (2, n), "float64")
+        a = draw_matrices(0, (2, n), "float64")
         value, counts = evaluate([frames, slope], {x: a})
         np.testing.assert_array_equal(value, framed(a, 4, 2))
         want = np.zeros((2, n))
@@ -97,7 +97,7 @@ def test_a_fed_signal_that_is_too_short_is_an_error_of_the_step() -> None:
 def test_stft_is_the_fft_of_windowed_frames(
     step: int, length: int, onesided: bool, longer: int, seed: int
 ) -> None:
-    x = drawn(seed, (2, length + 3 * step + 1), "float64")
+    x = draw_matrices(seed, (2, length + 3 * step + 1), "float64")
     window = np.hamming(length)
     spectra = gf.signal.stft(
         x, length, step, window=window, fft_length=length + longer, onesided=onesided
@@ -109,7 +109,7 @@ def test_stft_is_the_fft_of_windowed_frames(
 
 
 def test_stft_of_a_complex_signal_has_all_bins() -> None:
-    x = drawn(0, (3, 10), "complex64")
+    x = draw_matrices(0, (3, 10), "complex64")
     spectra = value_of(gf.signal.stft(x, 4, 3, onesided=False))
     assert spectra.dtype == "complex64"
     np.testing.assert_allclose(spectra, np.fft.fft(framed(x, 4, 3)), atol=1e-5)
@@ -119,7 +119,7 @@ def test_stft_of_a_complex_signal_has_all_bins() -> None:
 def test_istft_undoes_stft_where_windows_cover(
     step: int, onesided: bool, longer: int, seed: int
 ) -> None:
-    x = drawn(seed, (2, 8 + 4 * step), "float64" if onesided else "complex128")
+    x = draw_matrices(seed, (2, 8 + 4 * step), "float64" if onesided else "complex128")
     attrs: dict[str, Any] = {
         "window": gf.signal.hamming_window(8), "fft_length": 8 + longer, "onesided": onesided,
     }  # fmt: skip
@@ -142,7 +142,7 @@ def test_short_time_spectra_are_differentiable_twice() -> None:
         power = gf.abs(spectra) ** 2 * spectra
         return [gf.abs(spectra), gf.signal.istft(power, 4, 2, window=window)]
 
-    check_gradients(build, [drawn(0, (2, 9), "float64")], np.random.default_rng(0))
+    check_gradients(build, [draw_matrices(0, (2, 9), "float64")], np.random.default_rng(0))
 
 
 # Mel filters ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ names = st.lists(
 )
 
 
-def drawn(found: list[str]) -> Plan:
+def plan_of_names(found: list[str]) -> Plan:
     d = Drawing(2)
     for i, name in enumerate(found):
         d.add(name, "tanh", i % 2, found[max(0, i - 2) : i], (8, 8))
@@ -49,14 +49,14 @@ def groups(root: Group) -> list[Group]:
 
 @given(names)
 def test_every_node_is_in_exactly_one_group(found: list[str]) -> None:
-    made = tree(drawn(found))
+    made = tree(plan_of_names(found))
     members = [m for group in groups(made.root) for m in group.members if isinstance(m, int)]
     assert sorted(members) == list(range(len(found)))
 
 
 @given(names)
 def test_a_group_holds_what_its_path_begins(found: list[str]) -> None:
-    made = tree(drawn(found))
+    made = tree(plan_of_names(found))
     for group in groups(made.root):
         for member in group.members:
             if isinstance(member, int) and group.path:
@@ -65,7 +65,7 @@ def test_a_group_holds_what_its_path_begins(found: list[str]) -> None:
 
 @given(names)
 def test_the_nodes_of_a_group_are_a_range_in_the_page(found: list[str]) -> None:
-    data = payload(drawn(found))
+    data = payload(plan_of_names(found))
     columns, inside = data["groups"], data["nodes"]["name"]
     assert sorted(inside) == sorted(found)
     for parent, start, end in zip(columns["parent"], columns["from"], columns["to"], strict=True):
@@ -75,7 +75,7 @@ def test_the_nodes_of_a_group_are_a_range_in_the_page(found: list[str]) -> None:
 
 @given(names)
 def test_edges_of_the_page_are_those_of_the_plan(found: list[str]) -> None:
-    plan = drawn(found)
+    plan = plan_of_names(found)
     data = payload(plan)
     name, edges = data["nodes"]["name"], data["edges"]
     assert {(name[a], name[b]) for a, b in zip(edges["from"], edges["to"], strict=True)} == {
@@ -242,7 +242,7 @@ def test_a_folded_plan_has_the_seconds_and_bytes_of_the_plan_and_no_circle(plan:
 
 @given(names)
 def test_folding_closes_no_circle(found: list[str]) -> None:
-    plan = drawn(found)
+    plan = plan_of_names(found)
     made = tree(plan)
     for limit in (1, 2, 5):
         small = fold.fold(plan, made, limit)

@@ -27,7 +27,7 @@ def steps_of(checkpoint: Checkpoint) -> set[int]:
     return {checkpoint.step, *(int(v.flat[0]) for v in checkpoint.variables.values())}
 
 
-def written(store: CheckpointStore, step: int) -> None:
+def write_checkpoint(store: CheckpointStore, step: int) -> None:
     """A checkpoint in two shards, one from here and one as a worker writes it."""
     draft = store.begin(step)
     own = values(step)
@@ -70,11 +70,11 @@ def test_a_directory_of_checkpoints_has_after_a_power_failure_what_was_written(
         epoch, secret = store.epoch, store.token
         for step in (1, 2, 2):
             begun = step
-            written(store, step)
+            write_checkpoint(store, step)
             done = step
         epoch = store.advance()
         begun = 3
-        written(store, 3)
+        write_checkpoint(store, 3)
     assert looked == {0, 1, 2, 3}
     assert {*disk.calls} == {"open", "write", "fsync", "mkdir", "rename", "unlink", "rmdir"}
 

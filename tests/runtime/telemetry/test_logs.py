@@ -38,7 +38,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(before[1])
 
 
-def written(format: str = "text", level: str = "debug") -> io.StringIO:
+def configure_to_string(format: str = "text", level: str = "debug") -> io.StringIO:
     stream = io.StringIO()
     configure(format, level, stream)
     return stream
@@ -55,7 +55,7 @@ def test_stderr_is_what_it_is_when_something_is_told(monkeypatch: pytest.MonkeyP
 
 
 def test_an_event_is_one_line_of_names_and_values() -> None:
-    stream = written()
+    stream = configure_to_string()
     LOG.tell("worker.lost", reason="its process ended", session="s1", worker=1)
     (line,) = stream.getvalue().splitlines()
     assert re.fullmatch(
@@ -66,7 +66,7 @@ def test_an_event_is_one_line_of_names_and_values() -> None:
 
 
 def test_as_json_an_event_is_one_object_a_line() -> None:
-    stream = written("json")
+    stream = configure_to_string("json")
     LOG.tell("cluster.ready", session="s1", workers=["a", "b"], seconds=0.12345678)
     LOG.tell("worker.stopped", address="tcp://127.0.0.1:1")
     first, second = map(json.loads, stream.getvalue().splitlines())
@@ -80,7 +80,7 @@ def test_as_json_an_event_is_one_object_a_line() -> None:
 
 @given(st.text())
 def test_whatever_a_peer_says_stays_on_its_line_and_in_its_field(text: str) -> None:
-    stream = written()
+    stream = configure_to_string()
     LOG.tell("worker.lost", session="s", reason=text)
     line = stream.getvalue()
     assert line.endswith("\n") and line[:-1].isprintable()
@@ -91,7 +91,7 @@ def test_whatever_a_peer_says_stays_on_its_line_and_in_its_field(text: str) -> N
 
 @given(st.text())
 def test_json_lines_hold_the_text_as_it_is(text: str) -> None:
-    stream = written("json")
+    stream = configure_to_string("json")
     LOG.tell("worker.lost", session="s", reason=text)
     (line,) = stream.getvalue().splitlines()
     assert line.isascii()
@@ -101,7 +101,7 @@ def test_json_lines_hold_the_text_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize("format", logs.FORMATS)
 def test_an_error_comes_with_where_it_was_raised_on_the_same_line(format: str) -> None:
-    stream = written(format)
+    stream = configure_to_string(format)
     try:
         raise OSError("no\nsuch thing")
     except OSError as error:
@@ -112,20 +112,20 @@ def test_an_error_comes_with_where_it_was_raised_on_the_same_line(format: str) -
 
 @pytest.mark.parametrize("format", logs.FORMATS)
 def test_what_other_code_logs_under_our_name_is_one_line_too(format: str) -> None:
-    stream = written(format)
+    stream = configure_to_string(format)
     logging.getLogger("graphflow.users").warning("two\nlines of %s", "text")
     (line,) = stream.getvalue().splitlines()
     assert "message" in line and "two\\nlines of text" in line
 
 
 def test_keys_tokens_and_names_of_sessions_are_cut() -> None:
-    stream = written()
+    stream = configure_to_string()
     LOG.tell("key.refused", address="10.0.0.1", key="ab" * 32)
     assert "abababababababab…" in stream.getvalue() and "ab" * 9 not in stream.getvalue()
 
 
 def test_a_long_text_is_cut() -> None:
-    stream = written()
+    stream = configure_to_string()
     LOG.tell("session.broken", session="s", reason="x" * 100_000)
     assert len(stream.getvalue()) < 2 * logs.TEXT_CAP
 
@@ -135,7 +135,7 @@ def test_what_a_peer_could_cause_without_end_is_told_a_few_times(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now)
-    stream = written("json")
+    stream = configure_to_string("json")
     for _ in range(1000):
         LOG.tell("message.refused", peer="a", reason="garbage")
     LOG.tell("message.refused", peer="b", reason="garbage")
@@ -148,7 +148,7 @@ def test_what_a_peer_could_cause_without_end_is_told_a_few_times(
 
 
 def test_many_peers_together_cannot_flood_either() -> None:
-    stream = written()
+    stream = configure_to_string()
     for peer in range(5000):
         LOG.tell("message.refused", peer=f"peer {peer}", reason="garbage")
     assert len(stream.getvalue().splitlines()) == 50
@@ -165,7 +165,7 @@ def test_what_strangers_can_cause_has_a_limit(event: str) -> None:
 
 
 def test_an_event_below_the_level_costs_no_formatting() -> None:
-    stream = written(level="warning")
+    stream = configure_to_string(level="warning")
     LOG.tell("session.opened", session=_Unspeakable())
     assert not LOG.is_enabled("session.opened") and LOG.is_enabled("worker.lost")
     assert stream.getvalue() == ""

@@ -37,7 +37,7 @@ def travelled(part: Partition) -> Partition:
     return twin
 
 
-def drawn(sample: Sample, spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def draw_array(sample: Sample, spec: TensorSpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     if kind(spec.dtype) == "float":
         return np.asarray(rng.uniform(sample.low, sample.high, spec.shape)).astype(spec.dtype)
     return np.asarray(rng.integers(0, 2, spec.shape)).astype(spec.dtype)
@@ -54,7 +54,7 @@ def test_every_op_arrives_with_its_specs_and_gives_the_same_bits(op: Op, sample:
     part = alone(*(outputs if isinstance(outputs, tuple) else (outputs,)))
     twin = travelled(part)
     assert [n.specs for n in twin.graph.nodes] == [n.specs for n in part.graph.nodes]
-    arrays = [drawn(sample, x.spec, rng) for x in xs]
+    arrays = [draw_array(sample, x.spec, rng) for x in xs]
     if sample.make is not None:
         arrays = sample.make(arrays)
     feeds = {x.name: array for x, array in zip(xs, arrays, strict=True)}

@@ -15,7 +15,9 @@ from tests.ops.kernels.sharing import check_threads, chosen_kernel, three
 Array = np.ndarray[Any, Any]
 
 
-def drawn(seed: int, images: int, channels: tuple[int, int], size: Any, attrs: Any) -> list[Array]:
+def draw_operands(
+    seed: int, images: int, channels: tuple[int, int], size: Any, attrs: Any
+) -> list[Array]:
     """x, a weight and a cotangent, if a window fits; `attrs` with the kernel."""
     kernel = attrs["kernel"]
     axes = zip(size, kernel, attrs["stride"], attrs["padding"], attrs["dilation"], strict=True)
@@ -41,7 +43,7 @@ def cases(draw: Any) -> tuple[list[Array], dict[str, Any]]:
     }  # fmt: skip
     channels = draw(st.integers(12, 140)), draw(st.integers(12, 140))
     size = each(1, 12 if rank < 3 else 5)
-    arrays = drawn(draw(st.integers(0, 9)), draw(st.integers(1, 4)), channels, size, attrs)
+    arrays = draw_operands(draw(st.integers(0, 9)), draw(st.integers(1, 4)), channels, size, attrs)
     assume(arrays)
     return arrays, {k: v for k, v in attrs.items() if k != "kernel"}
 
@@ -75,7 +77,7 @@ def test_bits_do_not_depend_on_threads(
     attrs: dict[str, Any] = {
         "stride": (stride,) * 2, "padding": ((1, 2),) * 2, "dilation": (dilation,) * 2,
     }  # fmt: skip
-    x, w, g = drawn(0, images, channels, size, {**attrs, "kernel": (3, 3)})
+    x, w, g = draw_operands(0, images, channels, size, {**attrs, "kernel": (3, 3)})
     windows = Windows((3, 3), attrs["stride"], (1, 1), attrs["dilation"], g.shape[2:])
     assert chosen_kernel(x, channels[1], windows, 1) == "implicit_gemm"
     attrs["groups"] = 1
@@ -89,7 +91,7 @@ def test_bits_do_not_depend_on_threads(
 
 def test_an_image_has_the_same_bits_whatever_stands_beside_it() -> None:
     attrs: dict[str, Any] = {"stride": (2, 2), "padding": ((1, 1),) * 2, "dilation": (1, 1)}
-    x, w, g = drawn(0, 30, (40, 70), (16, 16), {**attrs, "kernel": (3, 3)})
+    x, w, g = draw_operands(0, 30, (40, 70), (16, 16), {**attrs, "kernel": (3, 3)})
     attrs["groups"] = 1
     whole = three(x, w, g, attrs)[:2]
     single = three(x[7:8], w, g[7:8], attrs)[:2]

@@ -35,7 +35,7 @@ def layout_of(*fetches: Tensor) -> MemoryLayout:
     return plan_layout(alone(*fetches), {})
 
 
-def drawn(layout: MemoryLayout) -> list[str]:
+def describe_regions(layout: MemoryLayout) -> list[str]:
     """Each region as its ops, with a star at those whose value is kept."""
     regions = {id(f): f for f in layout.regions.values()}
     return [
@@ -69,7 +69,7 @@ def test_a_chain_is_one_region_and_only_its_end_takes_memory() -> None:
     x = x_of()
     y = gf.tanh(gf.exp(x * 0.5) + 1.0)
     layout = layout_of(y)
-    assert drawn(layout) == ["multiply exp add tanh*"]
+    assert describe_regions(layout) == ["multiply exp add tanh*"]
     assert layout.arena.nbytes == X.nbytes
     same_as_reference(x, y)
 
@@ -78,7 +78,7 @@ def test_rows_columns_and_scalars_broadcast_into_a_region() -> None:
     x = x_of()
     row, column = gf.constant(X[0]), gf.constant(X[:, :1])
     y = gf.nn.gelu((x + row) * column - 3.0)
-    assert drawn(layout_of(y)) == ["add multiply subtract gelu*"]
+    assert describe_regions(layout_of(y)) == ["add multiply subtract gelu*"]
     same_as_reference(x, y)
 
 
@@ -86,7 +86,7 @@ def test_what_something_else_reads_ends_a_region() -> None:
     x = x_of()
     h = gf.exp(x * 2.0)
     y = h / gf.matmul(h, gf.constant(np.ones((40, 40), "f")))
-    assert drawn(layout_of(y)) == ["multiply exp*", "divide*"]
+    assert describe_regions(layout_of(y)) == ["multiply exp*", "divide*"]
     same_as_reference(x, y)
 
 
@@ -126,7 +126,7 @@ def test_what_goes_along_rows_is_part_of_a_region(
 ) -> None:
     x = x_of()
     y = build(x)
-    assert drawn(layout_of(y)) == regions
+    assert describe_regions(layout_of(y)) == regions
     same_as_reference(x, y)
 
 
@@ -135,7 +135,7 @@ def test_a_value_a_row_that_is_seen_along_rows_is_read_from_memory() -> None:
     total = gf.sum(x * 2.0, axis=1)
     y = x + total  # along rows, though it has one value for each of them
     value = np.resize(X, (40, 40))
-    assert drawn(layout_of(y)) == ["multiply sum*", "add*"]
+    assert describe_regions(layout_of(y)) == ["multiply sum*", "add*"]
     assert ran(y, x=value)[0].tobytes() == evaluate([y], {x: value})[0].tobytes()
 
 
@@ -151,7 +151,7 @@ def test_labels_that_are_no_class_are_refused_in_a_region() -> None:
     x = x_of()
     labels = gf.placeholder("int64", (6,), name="labels")
     y = gf.nn.cross_entropy(x * 2.0 + 1.0, labels) * 3.0
-    assert drawn(layout_of(y)) == ["multiply add cross_entropy multiply*"]
+    assert describe_regions(layout_of(y)) == ["multiply add cross_entropy multiply*"]
     part = alone(y)
     program = Program(part, {}, {}, CpuBackend(1), Alone())
     good = np.arange(6)
@@ -165,14 +165,14 @@ def test_a_value_read_inside_and_outside_is_kept() -> None:
     x = x_of()
     h = gf.exp(x)
     y = h * 2.0
-    assert drawn(layout_of(y, h)) == ["exp* multiply*"]
+    assert describe_regions(layout_of(y, h)) == ["exp* multiply*"]
     same_as_reference(x, y, h)
 
 
 def test_two_branches_of_one_shape_meet_in_one_region() -> None:
     x = x_of()
     y = gf.sin(x) * gf.cos(x) + gf.abs(x)
-    assert drawn(layout_of(y)) == ["sin cos multiply abs add*"]
+    assert describe_regions(layout_of(y)) == ["sin cos multiply abs add*"]
     same_as_reference(x, y)
 
 
@@ -180,7 +180,7 @@ def test_a_value_that_comes_back_in_another_shape_is_read_from_memory() -> None:
     x = x_of()
     h = x + 1.0
     y = gf.reshape(gf.reshape(h, (240,)), (6, 40)) * h
-    assert drawn(layout_of(y)) == ["add*", "multiply*"]
+    assert describe_regions(layout_of(y)) == ["add*", "multiply*"]
     same_as_reference(x, y)
 
 
@@ -195,7 +195,7 @@ def test_a_block_that_is_also_read_along_rows_is_not_written_over() -> None:
 def test_an_op_without_a_trace_runs_its_plain_kernel_between_regions() -> None:
     x = x_of()
     y = gf.exp(gf.tan(gf.exp(x)))
-    assert drawn(layout_of(y)) == ["exp*", "exp*"]
+    assert describe_regions(layout_of(y)) == ["exp*", "exp*"]
     same_as_reference(x, y)
 
 
@@ -203,7 +203,7 @@ def test_a_users_op_that_is_not_registered_is_part_of_a_region() -> None:
     cube = Op("cube", infer=lambda x: x, expr=lambda xp, x: x * x * x, elementwise=True)
     x = x_of()
     y = gf.tanh(cube(x))
-    assert drawn(layout_of(y)) == ["cube tanh*"]
+    assert describe_regions(layout_of(y)) == ["cube tanh*"]
     same_as_reference(x, y)
 
 
@@ -260,7 +260,12 @@ def test_what_comes_late_keeps_nothing_large_for_a_value_a_row() -> None:
         columns = gf.sum(h, axis=0)
         total = columns if total is None else total + columns
     layout = layout_of(total * 2.0)
-    assert drawn(layout) == ["exp sum*", "exp sum add*", "exp sum add*", "exp sum add multiply*"]
+    assert describe_regions(layout) == [
+        "exp sum*",
+        "exp sum add*",
+        "exp sum add*",
+        "exp sum add multiply*",
+    ]
     assert layout.arena.nbytes < 2 * 6 * 1000 * 4
     value = np.resize(X, (6, 1000))
     have, want = ran(total, x=value)[0], evaluate([total], {x: value})[0]

@@ -32,7 +32,7 @@ def adding(number: int) -> tuple[str, str]:
     return name_module(body, needs)
 
 
-def applied(function: NativeFunction, value: int) -> int:
+def apply_to(function: NativeFunction, value: int) -> int:
     cell = np.array([value], np.int64)
     table = np.array([address(cell)], np.uint64)
     function.holding_gil(address(table), None, 0, 0)
@@ -48,13 +48,13 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Compiler:
 def test_functions_are_compiled_together_and_each_once(fresh: _Compiler) -> None:
     texts = dict(adding(i) for i in range(4))
     functions = fresh.functions(texts)
-    assert [applied(functions[name], 10) for name in texts] == [10, 11, 12, 13]
+    assert [apply_to(functions[name], 10) for name in texts] == [10, 11, 12, 13]
     assert fresh.compiled == 4
     name, text = adding(2)
     assert fresh.function(name, text) is functions[name]
     more = dict(adding(i) for i in range(2, 6))
     functions = fresh.functions(more)
-    assert [applied(functions[name], 0) for name in more] == [2, 3, 4, 5]
+    assert [apply_to(functions[name], 0) for name in more] == [2, 3, 4, 5]
     assert fresh.compiled == 6
 
 
@@ -63,7 +63,7 @@ def test_another_compiler_finds_all_of_them_on_disk(fresh: _Compiler) -> None:
     fresh.functions(texts)
     later = _Compiler()
     functions = later.functions(dict(reversed(texts.items())))
-    assert [applied(functions[name], 0) for name in texts] == [0, 1, 2, 3]
+    assert [apply_to(functions[name], 0) for name in texts] == [0, 1, 2, 3]
     assert later.compiled == 0
 
 
@@ -71,7 +71,7 @@ def test_a_text_that_is_no_module_is_named_and_the_others_compile(fresh: _Compil
     name, text = adding(7)
     with pytest.raises(CompileError, match="nonsense"):
         fresh.functions({name: text, "bad": "define void @bad() { nonsense }"})
-    assert applied(fresh.function(name, text), 1) == 8
+    assert apply_to(fresh.function(name, text), 1) == 8
 
 
 def test_what_was_kept_of_something_else_is_compiled_anew(fresh: _Compiler) -> None:
@@ -81,7 +81,7 @@ def test_what_was_kept_of_something_else_is_compiled_anew(fresh: _Compiler) -> N
     wrong = other.store.get(other._key(adding(4)[1]))
     assert wrong is not None
     fresh.store.put(fresh._key(text), wrong)
-    assert applied(fresh.function(name, text), 1) == 4
+    assert apply_to(fresh.function(name, text), 1) == 4
     assert fresh.compiled == 1
 
 
@@ -92,7 +92,7 @@ def test_threads_that_want_the_same_functions_compile_them_once(fresh: _Compiler
     def want(order: int) -> None:
         items = list(texts.items())
         functions = fresh.functions(dict(items[order:] + items[:order]))
-        found.append(sum(applied(functions[name], 0) for name in texts))
+        found.append(sum(apply_to(functions[name], 0) for name in texts))
 
     threads = [threading.Thread(target=want, args=(i,)) for i in range(6)]
     for thread in threads:
@@ -105,7 +105,7 @@ def test_threads_that_want_the_same_functions_compile_them_once(fresh: _Compiler
 PROGRAM = """
 import sys
 sys.path[:] = {path!r}
-from tests.ops.kernels.jit.test_compiler import adding, applied
+from tests.ops.kernels.jit.test_compiler import adding, apply_to
 from graphflow.ops.kernels.jit.compiler import _Compiler
 sys.stdin.readline()
 total = 0
@@ -114,7 +114,7 @@ for turn in range(8):
     for i in range(turn % 3, 9, 2):
         texts = dict(adding(k) for k in range(i, i + 3))
         functions = compiler.functions(texts)
-        total += sum(applied(functions[name], 100) for name in texts)
+        total += sum(apply_to(functions[name], 100) for name in texts)
     if turn % 2:
         for path in compiler.store.folder.iterdir():
             if hash(path.name) % 3 == 0:
