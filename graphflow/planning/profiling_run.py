@@ -41,7 +41,7 @@ from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
-from graphflow.runtime.program.program import clock
+from graphflow.runtime.program.span_recorder import clock
 from graphflow.runtime.telemetry.logs import Log
 
 MAX_STEP_SECONDS = 3.0
@@ -225,7 +225,7 @@ class _ProfiledDevice:
         finally:
             clock.reset(before)
         spans = ((name, start, end) for _, name, start, end in computed.spans)
-        return node_seconds(spans, self._now)
+        return node_seconds(spans)
 
     def close(self) -> None:
         self._host.close(self._NAME)

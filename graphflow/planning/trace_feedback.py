@@ -116,18 +116,11 @@ def _learn_nodes(
     observe_nodes(learned, known, node_seconds(timed))
 
 
-def node_seconds(
-    timed: Iterable[tuple[str, int, int]], clock: Callable[[], int] = monotonic_ns
-) -> dict[str, float]:
-    """Return the seconds of each node by name, given names, starts and ends (ns) of spans.
-
-    Args:
-        clock: the clock of the spans.
-    """
+def node_seconds(timed: Iterable[tuple[str, int, int]]) -> dict[str, float]:
+    """Return the seconds of each node by name, given names, starts and ends (ns) of spans."""
     took: dict[str, float] = {}
     for name, start, end in timed:
-        seconds = (end - start) * 1e-9 - span_overhead(clock)
-        took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
+        took[name] = took.get(name, 0.0) + max((end - start) * 1e-9, 1e-9)
     return took
 
 
