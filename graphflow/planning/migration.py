@@ -12,7 +12,6 @@ from graphflow.execution.replan_policy import WINDOW, Replanned, shows_drift, wi
 from graphflow.ir.op import Node
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.trace_feedback import span_overhead
 
 
 def has_drifted(compiled: CompiledFetches) -> bool | None:
@@ -24,8 +23,8 @@ def has_drifted(compiled: CompiledFetches) -> bool | None:
         return None
     if compiled.plan is None or len(compiled.trace.steps) < WINDOW:
         return None
-    steps = compiled.trace.steps[-WINDOW + 1 :]
-    return shows_drift(steps, compiled.plan.makespan, span_overhead())
+    untraced = list(compiled.recent_seconds)[-WINDOW + 1 :]  # tracing takes time itself
+    return shows_drift(untraced, compiled.plan.makespan)
 
 
 def migrate(deployment: Deployment, least: float) -> Replanned:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,26 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
+from graphflow.planning.probe_steps import StepProbe
+from graphflow.planning.step_cost import measure_client
 from graphflow.planning.trace_feedback import (
-    idle_fetches,
+    busiest_seconds,
     is_known,
     learn,
     learn_steps,
     load_corrections,
     save_corrections,
-    step_cost,
-    step_seconds,
 )
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import partition
+
+PROBE_STEPS = 30
+"""Steps that tell what a step costs beyond its nodes; as many before them warm up."""
+TRACED_STEPS = 5
+"""Traced steps that tell how long the nodes of such a step take."""
+PROBE_SECONDS = 0.3
+"""Time limit of each of these, after which a few suffice."""
 
 
 class Planner:
@@ -63,6 +71,7 @@ class Planner:
         self._steps = steps
         self._placer = placer
         self._trial = trial
+        self._probe = StepProbe(hosts, steps)
         self._survey: ClusterSurvey | None = None
 
     def plan(
@@ -108,14 +117,32 @@ class Planner:
 
     # Learning ---------------------------------------------------------------------------------
 
-    def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
-        """Measure the nodes of fetches in this process, before they are planned."""
-        if self._trial:
+    def profile_first_steps(
+        self,
+        compiled: CompiledFetches,
+        bindings: dict[str, int],
+        arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
+    ) -> None:
+        """Measure the nodes and steps of fetches before they are planned.
+
+        Args:
+            arrays: what is fed; default: made up.
+        """
+        if not self._trial:
+            return
+        survey = self._ensure_survey()  # also loads what was learned before
+        if self._cluster.kind == "local":
+            from graphflow.planning.worker_trial import WorkerTrial
+
+            trial = WorkerTrial(self.learned, self._cluster, survey, self._probe, self._steps.run)
+            done = trial.profile(compiled, bindings, arrays)
+        else:
             from graphflow.planning.profiling_run import profile_first_steps
 
-            survey = self._ensure_survey()  # also loads what was learned before
-            if profile_first_steps(self.learned, self._cluster, survey, compiled, bindings):
-                save_corrections(self.learned, self._cluster)
+            args = (self.learned, self._cluster, survey, compiled, bindings, arrays)
+            done = profile_first_steps(*args) > 0
+        if done:
+            save_corrections(self.learned, self._cluster)
 
     def learn(self, sets: Iterable[CompiledFetches]) -> None:
         """Learn from traced steps, for the next plans."""
@@ -152,7 +179,9 @@ class Planner:
         if self._survey is None:
             found = survey_of(self._hosts, self._cluster)
             self.learned = load_corrections(self._cluster)
-            self._survey = replace(found, steps=step_cost(self._cluster, found, self._idle_seconds))
+            cost, client = measure_client(self._cluster, self._seconds_beyond_nodes)
+            links = {**(found.links or {}), **client} or None
+            self._survey = replace(found, steps=cost, links=links)
         return self._survey
 
     def remeasure_links(self) -> None:
@@ -164,25 +193,27 @@ class Planner:
             return
         links = links_of(self._hosts, self._cluster)
         if links is not None:
-            self._survey = replace(self._survey, links=links)
+            kept = {**(self._survey.links or {}), **links}
+            self._survey = replace(self._survey, links=kept)
             self.learned.forget_links()
 
-    def _idle_seconds(self, devices: Sequence[str]) -> float:
-        """Return the median seconds of a step that computes next to nothing on some devices."""
-        compiled, node = idle_fetches(devices)
+    def _seconds_beyond_nodes(
+        self, compiled: CompiledFetches, node: Node, shape: tuple[int, ...]
+    ) -> float:
+        """Return the seconds that a step of placed fetches takes beyond its nodes.
+
+        Args:
+            node, shape: their placeholder, and the shape of what it is fed.
+        """
         compiled.partitions = partition(
             compiled.graph, compiled.devices, None, {}, self._cluster.devices
         )
-        steps = self._steps
-        compiled.program = steps.add(compiled)
-        before = steps.committed, steps.last, steps.trace
-        steps.trace = None
-        try:
-            took = step_seconds(partial(self._run_fed, compiled, {node.outputs[0]: np.float32(0)}))
-        finally:
-            steps.committed, steps.last, steps.trace = before
-        self._hosts.forget([compiled.program], {})
-        return took
+        run = partial(self._run_fed, compiled, {node.outputs[0]: np.zeros(shape, np.float32)})
+        with self._probe.load_program(compiled):
+            self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)  # warms up
+            took = self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)
+            traced = [self._probe.trace_step(run) for _ in range(TRACED_STEPS)]
+        return max(median(took) - busiest_seconds(traced), 0.0)
 
     def _run_fed(self, compiled: CompiledFetches, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """Run a step of compiled fetches."""

@@ -29,14 +29,14 @@ import numpy as np
 from graphflow.base.interrupts import is_interrupt
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, owner_module
+from graphflow.ir.op import Node, Tensor, owner_module
 from graphflow.ir.spec import evaluate, kind
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores, host_memory
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
-from graphflow.planning.trace_feedback import node_seconds
+from graphflow.planning.trace_feedback import node_seconds, sums_by_bucket
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
@@ -147,15 +147,35 @@ def may_profile(
 
 
 def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
-    """Return feeds for all placeholders: floats from [0, 1), else zeros."""
+    """Return feeds for all placeholders: floats from [0, 1), indices within bounds, else zeros."""
     random = np.random.default_rng(0)
     made = {}
     for node in graph.placeholders:
         spec = node.specs[0].bind(bindings)
         shape: Any = spec.shape
-        floats = kind(spec.dtype) == "float"
-        made[node] = (random.random(shape) if floats else np.zeros(shape)).astype(spec.dtype)
+        if kind(spec.dtype) == "float":
+            array = random.random(shape)
+        else:
+            bound = _index_bound(graph, node.outputs[0], bindings)
+            most = np.iinfo(spec.dtype).max if spec.dtype.kind in "iu" else 1
+            array = random.integers(0, min(bound, most), shape)
+        made[node] = np.asarray(array).astype(spec.dtype)
     return made
+
+
+def _index_bound(graph: Graph, tensor: Tensor, bindings: Mapping[str, int]) -> int:
+    """Return the number of rows or classes among which a tensor's elements choose; 1 if unknown.
+
+    Equal indices would read the same row again and again, from the cache.
+    """
+    bounds = []
+    for node in graph.consumers[tensor.node]:
+        if node.op.alias or node.op.name == "astype":
+            bounds.append(_index_bound(graph, node.outputs[0], bindings))
+        elif node.op.refuse is not None and node.inputs[1:2] == (tensor,):
+            shape = node.attrs.get("shape", node.inputs[0].shape)
+            bounds.append(evaluate(shape[node.attrs.get("axis", -1)], bindings))
+    return min((bound for bound in bounds if bound > 1), default=1)
 
 
 class _ProfiledDevice:
@@ -236,17 +256,20 @@ def observe_least_times(
     known: Mapping[str, TraceObservation],
     steps: Sequence[Mapping[str, float]],
 ) -> None:
-    """Learn the minimum time of each node, once for each step that agrees with it."""
-    for name, (seconds, times) in least_times(steps).items():
-        for _ in range(times if name in known else 0):
-            learned.observe(known[name].bucket, seconds, known[name].predicted)
+    """Learn the least time of each kind of nodes, once for each step that agrees with it."""
+    sums = [sums_by_bucket(known, took) for took in steps]
+    predicted = {bucket: pair[1] for each in sums for bucket, pair in each.items()}
+    measured = [{bucket: pair[0] for bucket, pair in each.items()} for each in sums]
+    for bucket, (seconds, times) in least_times(measured).items():
+        for _ in range(times):
+            learned.observe(bucket, seconds, predicted[bucket])
 
 
-def least_times(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
-    """Return for each node its minimum time, and the number of steps that agree with it."""
+def least_times(steps: Sequence[Mapping[Any, float]]) -> dict[Any, tuple[float, int]]:
+    """Return for each key its least time, and the number of steps that agree with it."""
     found = {}
-    for name in dict.fromkeys(name for took in steps for name in took):
-        times = [took[name] for took in steps if name in took]
+    for key in dict.fromkeys(key for took in steps for key in took):
+        times = [took[key] for took in steps if key in took]
         least = min(times)
-        found[name] = (least, sum(seconds <= AGREEMENT_RATIO * least for seconds in times))
+        found[key] = (least, sum(seconds <= AGREEMENT_RATIO * least for seconds in times))
     return found

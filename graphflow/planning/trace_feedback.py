@@ -1,4 +1,4 @@
-"""Learn from the traced steps of a session for its next plans; time steps that compute nothing.
+"""Learn from the traced steps of a session for its next plans.
 
     Trace ─learn→ TraceCorrections ─→ plan_graph(learned=…)
 
@@ -7,22 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from statistics import median
-from time import monotonic_ns, perf_counter
-from typing import Any
 
 from graphflow.execution.compiled_fetches import CompiledFetches
-from graphflow.frontend.builders import placeholder
-from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.calibration.calibrate import StepCost, save_step_cost, step_cost_of
-from graphflow.placement.calibration.cluster_rates import link_classes, link_matrices
+from graphflow.placement.calibration.cluster_rates import link_classes
 from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.calibration.trace_corrections import (
+    Bucket,
     TraceCorrections,
     read_corrections,
     write_corrections,
@@ -32,15 +26,10 @@ from graphflow.placement.cost_model.trace_observations import TraceObservation, 
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import session_kind, units
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
-from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 MIN_STEPS = 3
 """Least number of untraced steps from which the duration of a whole step is learned."""
-IDLE_STEPS = 30
-"""Idle steps that are timed; as many before them warm up."""
-IDLE_SECONDS = 1.0
-"""Time limit for idle steps, after which a few suffice."""
 
 
 def load_corrections(cluster: Cluster) -> TraceCorrections:
@@ -86,14 +75,63 @@ def learn(
         by_sizes.setdefault(tuple(sorted(bindings.items())), []).append(step)
     names = cluster.devices
     links = {(names[i], names[j]): kind for (i, j), kind in link_classes(cluster).items()}
+    times = compiled.recent_seconds
+    untraced = median(times) if len(times) >= MIN_STEPS else inf
     for sizes, steps in by_sizes.items():
-        known = trace_observations(
-            compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles
-        )
+        observe_traced_nodes(learned, cluster, survey, compiled, dict(sizes), steps, untraced)
         for step in steps:
-            _learn_nodes(learned, known, step)
             for kind, nbytes, seconds in _observed_transfers(step, links):
                 learned.observe_link(kind, nbytes, seconds)
+
+
+def observe_traced_nodes(
+    learned: TraceCorrections,
+    cluster: Cluster,
+    survey: ClusterSurvey,
+    compiled: CompiledFetches,
+    bindings: Mapping[str, int],
+    steps: Sequence[TraceStep],
+    untraced: float,
+    busy: bool = False,
+) -> float:
+    """Learn the times of nodes from traced steps; return the busiest device's seconds in a step.
+
+    A device cannot compute for longer than a whole step takes. If it does so in traced steps,
+    tracing slowed its nodes down, and their times are scaled.
+
+    Args:
+        untraced: the seconds of an untraced step; inf if unknown.
+        busy: neighbours compute meanwhile, even if all these nodes are on one device.
+    """
+    known = trace_observations(
+        compiled.graph, cluster, bindings, compiled.devices, survey.profiles, busy
+    )
+    taken = [_device_seconds(compiled, known, step) for step in steps]
+    computed = max((_quartile_sum(taken, device) for device in taken[0]), default=0.0)
+    scale = min(1.0, untraced / computed) if computed else 1.0
+    for by_device in taken:
+        nodes = {n: s * scale for took in by_device.values() for n, s in took.items()}
+        observe_nodes(learned, known, nodes)
+    return computed * scale
+
+
+def _device_seconds(
+    compiled: CompiledFetches, known: Mapping[str, TraceObservation], step: TraceStep
+) -> dict[str, dict[str, float]]:
+    """Return the seconds of the known nodes in a step, by device."""
+    spans: dict[str, list[tuple[str, int, int]]] = {}
+    where = {compiled.graph.names[node]: device for node, device in compiled.devices.items()}
+    for event in step.events:
+        here = where.get(event.name) == event.track  # not of another copy
+        if event.kind == "compute" and event.name in known and here:
+            spans.setdefault(event.track, []).append((event.name, event.start, event.end))
+    return {device: node_seconds(timed) for device, timed in spans.items()}
+
+
+def _quartile_sum(taken: Sequence[Mapping[str, Mapping[str, float]]], device: str) -> float:
+    """Return the seconds of a device's nodes as they count later: by lower quartiles."""
+    steps = [by_device.get(device, {}) for by_device in taken]
+    return sum(lower_quartile([took.get(name, inf) for took in steps]) for name in steps[0])
 
 
 def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:
@@ -109,13 +147,6 @@ def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) ->
     return True
 
 
-def _learn_nodes(
-    learned: TraceCorrections, known: Mapping[str, TraceObservation], step: TraceStep
-) -> None:
-    timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
-    observe_nodes(learned, known, node_seconds(timed))
-
-
 def node_seconds(timed: Iterable[tuple[str, int, int]]) -> dict[str, float]:
     """Return the seconds of each node by name, given names, starts and ends (ns) of spans."""
     took: dict[str, float] = {}
@@ -127,10 +158,36 @@ def node_seconds(timed: Iterable[tuple[str, int, int]]) -> dict[str, float]:
 def observe_nodes(
     learned: TraceCorrections, known: Mapping[str, TraceObservation], took: Mapping[str, float]
 ) -> None:
-    """Learn the times of nodes that have something to teach."""
+    """Learn the times of nodes that have something to teach, from one step."""
+    for bucket, (measured, predicted) in sums_by_bucket(known, took).items():
+        learned.observe(bucket, measured, predicted)
+
+
+def sums_by_bucket(
+    known: Mapping[str, TraceObservation], took: Mapping[str, float]
+) -> dict[Bucket, tuple[float, float]]:
+    """Return measured and predicted seconds of each bucket of nodes.
+
+    A plan adds up the nodes of a bucket, and a sum scatters less than its parts.
+    """
+    sums: dict[Bucket, tuple[float, float]] = {}
     for name, seconds in took.items():
         if name in known:
-            learned.observe(known[name].bucket, seconds, known[name].predicted)
+            measured, predicted = sums.get(known[name].bucket, (0.0, 0.0))
+            sums[known[name].bucket] = measured + seconds, predicted + known[name].predicted
+    return sums
+
+
+def busiest_seconds(steps: Sequence[TraceStep]) -> float:
+    """Return the seconds that the busiest device computes, the median over traced steps."""
+    found = []
+    for step in steps:
+        busy: dict[str, int] = {}
+        for event in step.events:
+            if event.kind == "compute":
+                busy[event.track] = busy.get(event.track, 0) + event.end - event.start
+        found.append(max(busy.values(), default=0) * 1e-9)
+    return median(found)
 
 
 def _observed_transfers(
@@ -152,79 +209,3 @@ def _observed_transfers(
             yield kind, event.bytes, (max(event.end, wait.end) - event.start) * 1e-9
         elif kind not in ("thread", "gpu"):
             yield kind, event.bytes, (event.end - event.start) * 1e-9
-
-
-@cache
-def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
-    """Return the seconds that recording a span takes; they lie between its two clock readings."""
-    spans: list[tuple[str, str, int, int]] = []
-    names, lines, start = {0: "name"}, [0], clock()
-
-    def mark(line: int) -> None:
-        nonlocal start
-        end = clock()
-        spans.append(("device", names[lines[line]], start, end))
-        start = end
-
-    for _ in range(500):
-        mark(0)
-    return median(end - begin for _, _, begin, end in spans) * 1e-9
-
-
-# What a step costs ----------------------------------------------------------------------------
-
-
-def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
-    """Return placed fetches that compute next to nothing on each device, and their placeholder."""
-    x = placeholder("float32", ())
-    graph = Graph([FUNCTIONS["add"](x, 1.0) for _ in devices])
-    compiled = CompiledFetches(graph.outputs, graph, graph)
-    where = dict(zip((t.node for t in graph.outputs), devices, strict=True))
-    compiled.devices = {
-        node: where[node] for node in graph.nodes if node.op.name not in UNPLACED_OPS
-    }
-    return compiled, x.node
-
-
-def step_cost(
-    cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
-) -> StepCost:
-    """Return the cost of a step beyond its nodes and transfers; measure it unless it is on file.
-
-    Args:
-        timed: returns the seconds of a step of `idle_fetches` on some devices.
-    """
-    kind = session_kind(cluster)
-    if _is_this_machine(cluster):
-        known = step_cost_of(calibrate.profile(_kinds(cluster)), kind)
-        if known is not None:
-            return known
-    units = _units(cluster)
-    latency, _ = link_matrices(cluster, survey.profiles, survey.links)
-    there_and_back = float(latency[-1, 0] + latency[0, -1])
-    one, *two = (max(timed(units[:n]) - there_and_back, 1e-6) for n in (1, 2) if n <= len(units))
-    cost = one, max(one, *two) if two else one
-    if two and _is_this_machine(cluster):
-        save_step_cost(kind, cost)
-    return cost
-
-
-def _units(cluster: Cluster) -> tuple[str, ...]:
-    """Return the first device of each worker; all devices of this process."""
-    if cluster.kind == "here":
-        return cluster.devices
-    first: dict[int | None, str] = {}
-    for name in cluster.devices:
-        first.setdefault(DeviceName.parse(name).worker, name)
-    return tuple(first.values())
-
-
-def step_seconds(call: Callable[[], Any]) -> float:
-    """Return the typical seconds of a warm step; over slow links from only a few steps."""
-    times: list[float] = []
-    until = perf_counter() + IDLE_SECONDS
-    while len(times) < 2 * IDLE_STEPS and (len(times) < 4 or perf_counter() < until):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return lower_quartile(times[len(times) // 2 :])

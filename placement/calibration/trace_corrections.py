@@ -29,7 +29,7 @@ from graphflow.placement.calibration.calibrate import (
 )
 from graphflow.placement.calibration.measure import lower_quartile
 
-FORMAT = 3
+FORMAT = 4
 SAMPLES = 31
 """Ratios that are kept of each bucket, the latest."""
 RECENT = 9
@@ -96,6 +96,7 @@ class TraceCorrections:
         self._nodes: dict[Bucket, list[float]] = {}
         self._links: dict[tuple[str, int], list[float]] = {}
         self._steps: dict[tuple[str, int, int], list[float]] = {}
+        self._profiled: dict[str, None] = {}
         self._families: dict[tuple[str, str, str], list[tuple[Bucket, float]]] | None = None
 
     def __len__(self) -> int:
@@ -139,8 +140,8 @@ class TraceCorrections:
             _append_sample(self._steps, (kind, units, half_octaves(predicted * 1e9)), beyond)
             self.version += 1
 
-    def step_overhead(self, kind: str, units: int, predicted: float) -> float:
-        """Return the seconds of a step beyond its nodes and transfers.
+    def step_overhead(self, kind: str, units: int, predicted: float) -> float | None:
+        """Return the seconds of a step beyond its nodes and transfers; None if none was observed.
 
         The most similar observed steps count; the less, the less similar they are.
         """
@@ -151,9 +152,19 @@ class TraceCorrections:
             if of == kind
         ]
         if not near:
-            return 0.0
+            return None
         distance, ratios = min(near, key=lambda pair: pair[0])
-        return median(ratios) * predicted / (1.0 + distance / _REACH)
+        return median(ratios[-RECENT:]) * predicted / (1.0 + distance / _REACH)
+
+    def note_profiled(self, graph: str) -> None:
+        """Note that a graph, named with its sizes, was tried before its first plan."""
+        self._profiled[graph] = None
+        while len(self._profiled) > BUCKETS:
+            self._profiled.pop(next(iter(self._profiled)))
+
+    def has_profiled(self, graph: str) -> bool:
+        """Return True if such a graph was tried."""
+        return graph in self._profiled
 
     def has_observed(self, bucket: Bucket) -> bool:
         """Return True if such a node was observed, its neighbours idle or busy as it says."""
@@ -231,6 +242,7 @@ class TraceCorrections:
             ],
             "links": [[name, size, seconds] for (name, size), seconds in self._links.items()],
             "steps": [[*key, ratios] for key, ratios in self._steps.items()],
+            "profiled": list(self._profiled),
         }
 
     @staticmethod
@@ -256,6 +268,8 @@ class TraceCorrections:
             for kind, units, size, ratios in data["steps"][-BUCKETS:]:
                 key = _check_text(kind), int(units), int(size)
                 read._steps[key] = _check_samples(ratios, 0.0, LIMITS[1])
+            for graph in data["profiled"][-BUCKETS:]:
+                read._profiled[_check_text(graph)] = None
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read

@@ -212,8 +212,10 @@ def _step_overhead(
 ) -> float:
     """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
     units = _units([cluster.devices[at] for at in _busy_devices(assignment, made)], cluster)
-    known = learned.step_overhead(session_kind(cluster), units, seconds) if learned else 0.0
-    return max(known, 0.0 if steps is None else step_overhead(steps, units))
+    known = learned.step_overhead(session_kind(cluster), units, seconds) if learned else None
+    if known is not None:
+        return known
+    return 0.0 if steps is None else step_overhead(steps, units)
 
 
 def _peaks(

@@ -229,8 +229,7 @@ class Program:
         known = self._shares.get(node)
         if known is None:
             fused = self._layout.regions.get(node)
-            alone = fused is None or len(fused.nodes) == 1
-            known = ((node, 1.0),) if alone else self._flop_shares(fused.nodes)
+            known = ((node, 1.0),) if fused is None else self._flop_shares(fused.nodes)
             self._shares[node] = known
         return known
 

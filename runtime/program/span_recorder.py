@@ -97,6 +97,7 @@ class SpanRecorder:
 def reading_nanoseconds(now: Clock) -> float:
     """Return the nanoseconds of a clock that a span contains if its line does nothing."""
     times: list[int] = []
+    start = now()
 
     def mark() -> None:
         nonlocal start
@@ -104,7 +105,6 @@ def reading_nanoseconds(now: Clock) -> float:
         times.append(end - start)
         start = now()
 
-    start = now()
     for _ in range(_EMPTY_LINES):
         mark()
     return median(times)

@@ -1,0 +1,131 @@
+"""Measure what a step costs beyond its nodes: the client's link, and the overhead of a step.
+
+    probe step ─seconds_beyond_nodes→ link of the client, `StepCost` ─→ plan_graph(steps=…)
+
+The steps' own nodes are traced, and their time is left out. An overhead is measured around a node
+that replaces what the processor's caches hold, because a real step does so, too: the code that
+sends and receives messages then runs about twice as long as in a loop of empty steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.frontend.builders import placeholder
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.ops.randomness.random import uniform
+from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration.calibrate import (
+    LinkSpeed,
+    StepCost,
+    fit_link,
+    save_links,
+    save_step_cost,
+    step_cost_of,
+)
+from graphflow.placement.calibration.cluster_rates import Links
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.plans.plan_builder import session_kind
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS
+
+ECHO_SIZES = (1 << 8, 1 << 17, 1 << 20)
+"""Bytes that the client sends and gets back to measure its link."""
+_CACHE_FILL = 1 << 19
+"""Elements that a probe step adds up: 2 MiB, about what a second-level cache holds."""
+
+_MAX_WORKERS = 8
+"""Workers elsewhere to which the client's link is measured; others count with the default."""
+
+Timer = Callable[[CompiledFetches, Node, tuple[int, ...]], float]
+"""(fetches, their placeholder, shape of its feed) -> seconds of a step beyond its nodes."""
+
+
+def probe_fetches(
+    devices: Sequence[str], shape: tuple[int, ...] = (), fills_cache: bool = True
+) -> tuple[CompiledFetches, Node]:
+    """Return placed fetches that do next to nothing on each device, and their placeholder.
+
+    Args:
+        shape: of the placeholder, which each device returns, increased by 1.
+        fills_cache: each device also adds up random numbers, which replace what its caches hold.
+    """
+    x = placeholder("float32", shape)
+    results: list[Tensor] = []
+    where: dict[Node, str] = {}
+    for device in devices:
+        result = FUNCTIONS["add"](x, 1.0)
+        if fills_cache:
+            result = FUNCTIONS["add"](result, FUNCTIONS["sum"](uniform((_CACHE_FILL,))))
+        results.append(result)
+        where |= dict.fromkeys(set(Graph([result]).nodes) - {x.node}, device)
+    graph = Graph(results)
+    compiled = CompiledFetches(graph.outputs, graph, graph)
+    compiled.devices = {n: d for n, d in where.items() if n.op.name not in UNPLACED_OPS}
+    return compiled, x.node
+
+
+def client_link(timed: Timer, device: str) -> LinkSpeed:
+    """Return latency and bandwidth between the client and a device, from echoed messages."""
+    seconds = []
+    for size in ECHO_SIZES:
+        shape = (size // 4,)
+        seconds.append(timed(*probe_fetches([device], shape, False), shape) / 2)
+    return fit_link(ECHO_SIZES, seconds)
+
+
+def step_cost(cluster: Cluster, timed: Timer, link: LinkSpeed | None) -> StepCost:
+    """Return the cost of a step beyond its nodes and transfers, on one and on two devices.
+
+    Args:
+        link: from the client to a device; None if they share a process.
+    """
+    there_and_back = 0.0 if link is None else 2 * link[0]
+    of = units_of(cluster)
+    one, *two = (
+        max(timed(*probe_fetches(of[:n]), ()) - there_and_back, 1e-6)
+        for n in (1, 2)
+        if n <= len(of)
+    )
+    return one, max(one, *two) if two else one
+
+
+def measure_client(cluster: Cluster, timed: Timer) -> tuple[StepCost, Links]:
+    """Return the cost of a step, and the client's links to workers elsewhere.
+
+    On this machine, both are kept with its profile, and measured once. The cost on two devices is
+    known once a session with two has measured it.
+    """
+    kind = session_kind(cluster)
+    here = cluster.kind in ("here", "local")
+    kept = calibrate.profile({d.kind for w in cluster.workers for d in w.devices}) if here else {}
+    links: dict[tuple[str, str], LinkSpeed] = {}
+    link = kept.get("links", {}).get("client")
+    if cluster.kind == "local" and link is None:
+        link = client_link(timed, cluster.devices[0])
+        save_links({"client": link})
+    for device in units_of(cluster)[:_MAX_WORKERS] if cluster.kind == "remote" else ():
+        if cluster.link(CLIENT, device) is None:
+            worker = device.rpartition("/")[0]
+            links[CLIENT, worker] = links[worker, CLIENT] = client_link(timed, device)
+    if links:
+        link = next(iter(links.values()))
+    cost = step_cost_of(kept, kind)
+    if cost is None:
+        cost = step_cost(cluster, timed, link)
+        if here and len(units_of(cluster)) > 1:
+            save_step_cost(kind, cost)
+    return cost, links
+
+
+def units_of(cluster: Cluster) -> tuple[str, ...]:
+    """Return the first device of each worker; all devices of this process."""
+    if cluster.kind == "here":
+        return cluster.devices
+    first: dict[int | None, str] = {}
+    for name in cluster.devices:
+        first.setdefault(DeviceName.parse(name).worker, name)
+    return tuple(first.values())
