@@ -76,10 +76,11 @@ class NodeTimes:
         contention: bool,
         learned: TraceCorrections | None,
     ) -> np.ndarray[Any, Any]:
-        """Return `compute`, corrected by what was learned."""
+        """Return `compute`, corrected by what was learned, at the speed that each worker gets."""
         compute = self.compute(limits, rates(self.cluster, profiles, contention))
         if learned:
             self.correct(compute, contention, learned)
+        compute[:, :-1] /= [self.cluster.device(name).speed for name in self.cluster.devices]
         return compute
 
     def compute(
