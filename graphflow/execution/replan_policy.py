@@ -35,11 +35,14 @@ class Replanned:
         before: predicted seconds of a step with the old placement, by what is known now.
         after: predicted seconds of a step with the present placement. With several sets of
             fetches, both are means over the steps that ran.
+        no_gain: says that several devices need not be faster than one, if so: of the fetches that
+            take most time.
     """
 
     moved: tuple[str, ...]
     before: float
     after: float
+    no_gain: str = ""
 
     @property
     def gain(self) -> float:
@@ -47,15 +50,16 @@ class Replanned:
         return 1.0 - self.after / self.before if self.before > 0 else 0.0
 
     def __str__(self) -> str:
+        remark = f"; {self.no_gain}" if self.no_gain else ""
         if self.after >= self.before:
-            return f"the placement stays: {show_seconds(self.before)} a step are predicted"
+            return f"the placement stays: {show_seconds(self.before)} a step are predicted{remark}"
         names = ", ".join(self.moved[:5]) + (", …" if len(self.moved) > 5 else "")
         moves = "no variable moved"
         if self.moved:
             moves = f"{len(self.moved)} variables moved ({names})"
         return (
             f"placed anew: {show_seconds(self.after)} a step are predicted, "
-            f"{show_seconds(self.before)} before; {moves}"
+            f"{show_seconds(self.before)} before; {moves}{remark}"
         )
 
 

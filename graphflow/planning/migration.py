@@ -48,11 +48,12 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
         sum(plan.makespan * n for plan, n in zip(plans, steps, strict=True)) / sum(steps)
         for plans in (stay, go)
     )
+    slowest = max(range(len(sets)), key=lambda at: stay[at].makespan * steps[at])
     if after >= before * min(1 - least, 1 - 1e-6):
         for compiled, plan in zip(sets, stay, strict=True):
             compiled.plan = plan
-        return Replanned((), before, before)
-    return Replanned(_switch_plans(deployment, sets, go), before, after)
+        return Replanned((), before, before, stay[slowest].no_gain or go[slowest].no_gain)
+    return Replanned(_switch_plans(deployment, sets, go), before, after, go[slowest].no_gain)
 
 
 def _plan_without_homes(

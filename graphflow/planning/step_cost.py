@@ -93,11 +93,14 @@ def step_cost(cluster: Cluster, timed: Timer, link: LinkSpeed | None) -> StepCos
     return one, max(one, *two) if two else one
 
 
-def measure_client(cluster: Cluster, timed: Timer) -> tuple[StepCost, Links]:
-    """Return the cost of a step, and the client's links to workers elsewhere.
+def measure_client(cluster: Cluster, timed: Timer, keep: bool) -> tuple[StepCost, Links]:
+    """Return the cost of a step, and the client's links that no profile holds.
 
     On this machine, both are kept with its profile, and measured once. The cost on two devices is
     known once a session with two has measured it.
+
+    Args:
+        keep: keep what is measured for later sessions.
     """
     kind = session_kind(cluster)
     here = cluster.kind in ("here", "local")
@@ -106,19 +109,27 @@ def measure_client(cluster: Cluster, timed: Timer) -> tuple[StepCost, Links]:
     link = kept.get("links", {}).get("client")
     if cluster.kind == "local" and link is None:
         link = client_link(timed, cluster.devices[0])
-        save_links({"client": link})
+        if keep:
+            save_links({"client": link})
+        else:
+            links |= {ends: link for w in cluster.workers for ends in _ends(w.devices[0].name)}
     for device in units_of(cluster)[:_MAX_WORKERS] if cluster.kind == "remote" else ():
         if cluster.link(CLIENT, device) is None:
-            worker = device.rpartition("/")[0]
-            links[CLIENT, worker] = links[worker, CLIENT] = client_link(timed, device)
+            links |= dict.fromkeys(_ends(device), client_link(timed, device))
     if links:
         link = next(iter(links.values()))
     cost = step_cost_of(kept, kind)
     if cost is None:
         cost = step_cost(cluster, timed, link)
-        if here and len(units_of(cluster)) > 1:
+        if keep and here and len(units_of(cluster)) > 1:
             save_step_cost(kind, cost)
     return cost, links
+
+
+def _ends(device: str) -> list[tuple[str, str]]:
+    """Return the ends of the link between the client and a device's worker, in both directions."""
+    worker = device.rpartition("/")[0]
+    return [(CLIENT, worker), (worker, CLIENT)]
 
 
 def units_of(cluster: Cluster) -> tuple[str, ...]:

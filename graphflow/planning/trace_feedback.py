@@ -25,6 +25,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import session_kind, units
+from graphflow.planning.traced_speeds import traced_speeds
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
@@ -64,11 +65,19 @@ def _kinds(cluster: Cluster) -> set[str]:
 
 def learn(
     learned: TraceCorrections, cluster: Cluster, survey: ClusterSurvey, compiled: CompiledFetches
-) -> None:
+) -> dict[int, float]:
     """Learn from the traced steps in a set of fetches' trace block so far.
 
-    The first step warms up: it counts only if it is the only one.
+    The first step warms up: it counts only if it is the only one. Nodes of slow workers teach
+    nothing about others, so they do not count.
+
+    Args:
+        cluster: with the speeds of workers that are known so far.
+
+    Returns:
+        The speeds of workers that the steps allow to compare.
     """
+    speeds: dict[int, float] = {}
     traced = list(zip(compiled.trace.steps, compiled.traced, strict=True))
     by_sizes: dict[tuple[tuple[str, int], ...], list[TraceStep]] = {}
     for step, bindings in traced[1:] or traced:
@@ -78,60 +87,57 @@ def learn(
     times = compiled.recent_seconds
     untraced = median(times) if len(times) >= MIN_STEPS else inf
     for sizes, steps in by_sizes.items():
-        observe_traced_nodes(learned, cluster, survey, compiled, dict(sizes), steps, untraced)
+        known = trace_observations(
+            compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles
+        )
+        took = [compute_seconds(compiled, step) for step in steps]
+        for worker, speed in traced_speeds(known, took).items():
+            speeds[worker] = min(speed, speeds.get(worker, 1.0))
+        slow = {w.index for w in cluster.workers if min(d.speed for d in w.devices) < 1.0}
+        slow |= {worker for worker, speed in speeds.items() if speed < 1.0}
+        teaching = {name: each for name, each in known.items() if each.worker not in slow}
+        observe_steps(learned, teaching, took, untraced)
         for step in steps:
-            for kind, nbytes, seconds in _observed_transfers(step, links):
-                learned.observe_link(kind, nbytes, seconds)
+            for kind, nbytes, moving in _observed_transfers(step, links):
+                learned.observe_link(kind, nbytes, moving)
+    return speeds
 
 
-def observe_traced_nodes(
+def compute_seconds(compiled: CompiledFetches, step: TraceStep) -> dict[str, float]:
+    """Return the seconds of each node of a step by name, on the device where it is placed."""
+    where = {compiled.graph.names[node]: device for node, device in compiled.devices.items()}
+    return node_seconds(
+        (event.name, event.start, event.end)
+        for event in step.events
+        if event.kind == "compute" and where.get(event.name) == event.track
+    )
+
+
+def observe_steps(
     learned: TraceCorrections,
-    cluster: Cluster,
-    survey: ClusterSurvey,
-    compiled: CompiledFetches,
-    bindings: Mapping[str, int],
-    steps: Sequence[TraceStep],
+    known: Mapping[str, TraceObservation],
+    steps: Sequence[Mapping[str, float]],
     untraced: float,
-    busy: bool = False,
 ) -> float:
-    """Learn the times of nodes from traced steps; return the busiest device's seconds in a step.
+    """Learn the times of nodes from traced steps; return the busiest worker's seconds in a step.
 
-    A device cannot compute for longer than a whole step takes. If it does so in traced steps,
-    tracing slowed its nodes down, and their times are scaled.
+    A worker of one device cannot compute for longer than a whole step takes. If it does so in
+    traced steps, tracing slowed its nodes down, and their times are scaled.
 
     Args:
+        steps: seconds of nodes, by name.
         untraced: the seconds of an untraced step; inf if unknown.
-        busy: neighbours compute meanwhile, even if all these nodes are on one device.
     """
-    known = trace_observations(
-        compiled.graph, cluster, bindings, compiled.devices, survey.profiles, busy
-    )
-    taken = [_device_seconds(compiled, known, step) for step in steps]
-    computed = max((_quartile_sum(taken, device) for device in taken[0]), default=0.0)
+    busy: dict[int, float] = {}
+    for name, at in known.items():
+        seconds = [took[name] for took in steps if name in took]
+        if seconds:  # as they count later
+            busy[at.worker] = busy.get(at.worker, 0.0) + lower_quartile(seconds)
+    computed = max(busy.values(), default=0.0)
     scale = min(1.0, untraced / computed) if computed else 1.0
-    for by_device in taken:
-        nodes = {n: s * scale for took in by_device.values() for n, s in took.items()}
-        observe_nodes(learned, known, nodes)
+    for took in steps:
+        observe_nodes(learned, known, {name: seconds * scale for name, seconds in took.items()})
     return computed * scale
-
-
-def _device_seconds(
-    compiled: CompiledFetches, known: Mapping[str, TraceObservation], step: TraceStep
-) -> dict[str, dict[str, float]]:
-    """Return the seconds of the known nodes in a step, by device."""
-    spans: dict[str, list[tuple[str, int, int]]] = {}
-    where = {compiled.graph.names[node]: device for node, device in compiled.devices.items()}
-    for event in step.events:
-        here = where.get(event.name) == event.track  # not of another copy
-        if event.kind == "compute" and event.name in known and here:
-            spans.setdefault(event.track, []).append((event.name, event.start, event.end))
-    return {device: node_seconds(timed) for device, timed in spans.items()}
-
-
-def _quartile_sum(taken: Sequence[Mapping[str, Mapping[str, float]]], device: str) -> float:
-    """Return the seconds of a device's nodes as they count later: by lower quartiles."""
-    steps = [by_device.get(device, {}) for by_device in taken]
-    return sum(lower_quartile([took.get(name, inf) for took in steps]) for name in steps[0])
 
 
 def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:

@@ -38,7 +38,7 @@ from graphflow.planning.profiling_run import (
     synthetic_feeds,
 )
 from graphflow.planning.step_cost import units_of
-from graphflow.planning.trace_feedback import observe_traced_nodes
+from graphflow.planning.trace_feedback import compute_seconds, observe_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.telemetry.logs import Log
@@ -75,7 +75,7 @@ class WorkerTrial:
         self._survey = survey
         self._probe = probe
         self._run = run
-        self._units = units_of(cluster)
+        self._units = [d for d in units_of(cluster) if cluster.device(d).speed == 1.0]
 
     def profile(
         self,
@@ -113,13 +113,16 @@ class WorkerTrial:
 
     def _copies(
         self, compiled: CompiledFetches, bindings: Mapping[str, int]
-    ) -> list[tuple[str, ...]]:
-        """Return the devices of each phase: one, and then all if each has a core."""
+    ) -> list[Sequence[str]]:
+        """Return the devices of each phase: one, and then all if each has a core.
+
+        Workers that are slow at the moment take no part.
+        """
         graph = compiled.graph
-        phases = []
+        phases: list[Sequence[str]] = []
         for units in (self._units[:1], self._units):
             fits = may_profile(self._cluster, graph, bindings, len(units))
-            if fits and len(units) <= cores() and units not in phases:
+            if units and fits and len(units) <= cores() and units not in phases:
                 phases.append(units)
         known = trace_observations(graph, self._cluster, bindings, {}, self._survey.profiles)
         total = sum(each.predicted for each in known.values())
@@ -152,10 +155,11 @@ class WorkerTrial:
         took = median(rounds)
         sent = sum(array.nbytes for array in fed.values())
         client = self._client_seconds(sent)
-        computed = observe_traced_nodes(
-            self._learned, self._cluster, self._survey, copies, bindings, traced, took - client,
-            busy=len(units) > 1,
-        )  # fmt: skip
+        known = trace_observations(
+            graph, self._cluster, bindings, copies.devices, self._survey.profiles, len(units) > 1
+        )
+        steps = [compute_seconds(copies, step) for step in traced]
+        computed = observe_steps(self._learned, known, steps, took - client)
         kind = session_kind(self._cluster)
         self._learned.observe_step(kind, len(units), computed + client, took)
 
