@@ -5,8 +5,7 @@
 The plan then rests on measured times of its nodes, not on the calibration of ops alone.
 
 Other load on the machine must not count. So a device of one thread is timed by the CPU time of this
-thread; a device of several threads by wall time. A node's time is its minimum over a few steps. It
-counts as many times as there are steps that agree with it.
+thread; a device of several threads by wall time.
 
 Devices that compute at the same time share caches and memory bandwidth. To measure that, another
 thread runs the same steps at the same time.
@@ -36,7 +35,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores, host_memory
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
-from graphflow.planning.trace_feedback import node_seconds, sums_by_bucket
+from graphflow.planning.trace_feedback import node_seconds, observe_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
@@ -49,8 +48,6 @@ MAX_STEP_SECONDS = 3.0
 PROFILING_SECONDS = 0.5
 """Time limit of all steps after the first; at least one runs, and at most `MAX_PROFILED_STEPS`."""
 MAX_PROFILED_STEPS = 5
-AGREEMENT_RATIO = 1.3
-"""A step agrees with a node's minimum if the node took at most this many times as long."""
 MIN_UNKNOWN_SHARE = 0.1
 """Least share of a step's predicted time in nodes that were never measured."""
 MAX_MEMORY_SHARE = 0.25
@@ -221,7 +218,7 @@ class _ProfiledDevice:
         steps: list[dict[str, float]] = []
         while len(steps) < MAX_PROFILED_STEPS and not (steps and monotonic() > until):
             steps.append(self._step(1 + len(steps)))
-        observe_least_times(learned, known, steps)
+        observe_steps(learned, known, steps)
         return len(steps)
 
     def repeat(self, over: threading.Event) -> None:
@@ -249,27 +246,3 @@ class _ProfiledDevice:
 
     def close(self) -> None:
         self._host.close(self._NAME)
-
-
-def observe_least_times(
-    learned: TraceCorrections,
-    known: Mapping[str, TraceObservation],
-    steps: Sequence[Mapping[str, float]],
-) -> None:
-    """Learn the least time of each kind of nodes, once for each step that agrees with it."""
-    sums = [sums_by_bucket(known, took) for took in steps]
-    predicted = {bucket: pair[1] for each in sums for bucket, pair in each.items()}
-    measured = [{bucket: pair[0] for bucket, pair in each.items()} for each in sums]
-    for bucket, (seconds, times) in least_times(measured).items():
-        for _ in range(times):
-            learned.observe(bucket, seconds, predicted[bucket])
-
-
-def least_times(steps: Sequence[Mapping[Any, float]]) -> dict[Any, tuple[float, int]]:
-    """Return for each key its least time, and the number of steps that agree with it."""
-    found = {}
-    for key in dict.fromkeys(key for took in steps for key in took):
-        times = [took[key] for took in steps if key in took]
-        least = min(times)
-        found[key] = (least, sum(seconds <= AGREEMENT_RATIO * least for seconds in times))
-    return found

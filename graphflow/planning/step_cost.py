@@ -16,7 +16,6 @@ from graphflow.frontend.builders import placeholder
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
-from graphflow.ops.randomness.random import uniform
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.calibrate import (
     LinkSpeed,
@@ -35,7 +34,7 @@ from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 ECHO_SIZES = (1 << 8, 1 << 17, 1 << 20)
 """Bytes that the client sends and gets back to measure its link."""
 _CACHE_FILL = 1 << 19
-"""Elements that a probe step adds up: 2 MiB, about what a second-level cache holds."""
+"""Elements that a probe step writes and reads: 2 MiB, more than most second-level caches hold."""
 
 _MAX_WORKERS = 8
 """Workers elsewhere to which the client's link is measured; others count with the default."""
@@ -51,7 +50,7 @@ def probe_fetches(
 
     Args:
         shape: of the placeholder, which each device returns, increased by 1.
-        fills_cache: each device also adds up random numbers, which replace what its caches hold.
+        fills_cache: each device also writes and reads what replaces the content of its caches.
     """
     x = placeholder("float32", shape)
     results: list[Tensor] = []
@@ -59,9 +58,10 @@ def probe_fetches(
     for device in devices:
         result = FUNCTIONS["add"](x, 1.0)
         if fills_cache:
-            result = FUNCTIONS["add"](result, FUNCTIONS["sum"](uniform((_CACHE_FILL,))))
+            many = FUNCTIONS["cumsum"](FUNCTIONS["broadcast_to"](x, (_CACHE_FILL,)))
+            result = FUNCTIONS["add"](result, FUNCTIONS["sum"](many))
         results.append(result)
-        where |= dict.fromkeys(set(Graph([result]).nodes) - {x.node}, device)
+        where |= {node: device for node in Graph([result]).nodes if node is not x.node}
     graph = Graph(results)
     compiled = CompiledFetches(graph.outputs, graph, graph)
     compiled.devices = {n: d for n, d in where.items() if n.op.name not in UNPLACED_OPS}

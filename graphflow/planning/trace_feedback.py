@@ -32,6 +32,9 @@ from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 MIN_STEPS = 3
 """Least number of untraced steps from which the duration of a whole step is learned."""
 
+OUTLIER_RATIO = 2.0
+"""How many times longer than in its quickest step a node takes at most, undisturbed."""
+
 
 def load_corrections(cluster: Cluster) -> TraceCorrections:
     """Return what earlier processes learned about the cluster's machine; nothing for other
@@ -117,7 +120,7 @@ def observe_steps(
     learned: TraceCorrections,
     known: Mapping[str, TraceObservation],
     steps: Sequence[Mapping[str, float]],
-    untraced: float,
+    untraced: float = inf,
 ) -> float:
     """Learn the times of nodes from traced steps; return the busiest worker's seconds in a step.
 
@@ -128,6 +131,7 @@ def observe_steps(
         steps: seconds of nodes, by name.
         untraced: the seconds of an untraced step; inf if unknown.
     """
+    steps = replace_outliers(steps)
     busy: dict[int, float] = {}
     for name, at in known.items():
         seconds = [took[name] for took in steps if name in took]
@@ -138,6 +142,22 @@ def observe_steps(
     for took in steps:
         observe_nodes(learned, known, {name: seconds * scale for name, seconds in took.items()})
     return computed * scale
+
+
+def replace_outliers(steps: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return the seconds of nodes in steps without those that other work of the machine delayed.
+
+    A node that took much longer than in its quickest step lost its processor for a while, and
+    counts with the least.
+    """
+    least: dict[str, float] = {}
+    for took in steps:
+        for name, seconds in took.items():
+            least[name] = min(seconds, least.get(name, seconds))
+    return [
+        {n: s if s <= OUTLIER_RATIO * least[n] else least[n] for n, s in took.items()}
+        for took in steps
+    ]
 
 
 def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:

@@ -139,14 +139,11 @@ class NativeSegment:
         """Run call `i` by itself, for a step that is traced by a clock of Python."""
         self._walk(address(self.entries), None, i, i + 1)
 
-    def run_timed(self, clock: int) -> tuple[int, np.ndarray[Any, Any]]:
-        """Run as `run` does, and time each call by a clock of the system.
+    def run_timed(self, clock: int) -> np.ndarray[Any, Any]:
+        """Run as `run` does, and return the nanoseconds of each call, (calls,).
 
         Args:
-            clock: `time.CLOCK_MONOTONIC` or another.
-
-        Returns:
-            When the first call began, and how long each took, (calls,), in nanoseconds.
+            clock: the clock of the system that counts, `time.CLOCK_MONOTONIC` or another.
         """
         count = len(self._steps)
         times = np.zeros(count + 1, np.int64)
@@ -155,8 +152,7 @@ class NativeSegment:
         long = self.nanoseconds > GIL_RELEASE_NANOSECONDS
         (timed.releasing_gil if long else timed.holding_gil)(address(frame), None, 0, count)
         took = np.maximum(np.diff(times) - clock_nanoseconds(clock), 0)
-        of_calls = np.bincount(self._steps, took, len(self.calls))
-        return int(times[0]), of_calls
+        return np.bincount(self._steps, took, len(self.calls))
 
     def pointer_address(self, i: int) -> int:
         """Return the address at which pointer `i` is stored."""

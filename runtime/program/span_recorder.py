@@ -74,7 +74,8 @@ class SpanRecorder:
                 self._add_span(call.node)
                 self._start = self._now()
         else:
-            began, took = segment.run_timed(self._clock)
+            began = self._now()
+            took = segment.run_timed(self._clock)
             for call, nanoseconds in zip(segment.calls, took.tolist(), strict=True):
                 end = began + round(nanoseconds)
                 self._times.append((call.node, began, end))
