@@ -51,6 +51,8 @@ class Plan(PlanData):
         reproducible: whether planning again gives the same plan: not if its placer had a clock.
         overhead: seconds of a step that no node and no transfer takes: calling it, messages, and
             handing over to other threads and processes.
+        verdict: how a session compared its latest placement with another by the steps of both;
+            None if it did not. It is not saved.
     """
 
     def explain(self, name: str) -> str:

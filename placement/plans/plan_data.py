@@ -16,6 +16,7 @@ from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import (
     Interval,
     MeasuredSteps,
+    PlacementVerdict,
     PlannedNode,
     PlannedTransfer,
 )
@@ -38,6 +39,7 @@ class PlanData:
     reproducible: bool = True
     overhead: float = 0.0
     model: PlanModel | None = field(default=None, compare=False, repr=False)
+    verdict: PlacementVerdict | None = field(default=None, compare=False)
 
     @property
     def placement(self) -> Mapping[str, str]:
