@@ -1,15 +1,22 @@
-"""Predicted and measured step times of a few models, on one local worker and on two.
+"""Predicted and measured step times, on one local worker and on two: a few models, or random ones.
 
     python benchmarks/placement/prediction.py [--rounds 12] [--output results/prediction.json]
+    python benchmarks/placement/prediction.py --random 40 --seed 7 [--only 3 12] [--list]
 
 The machine is calibrated in the same run, into a folder of its own. Each model is predicted twice:
 by calibration alone, and after a traced block of steps has refined it (`s.replan()`, which may
 move nodes, so that each prediction stands beside a measurement of the placement it is for). Both
 sessions and a fixed loop of numpy run by turns; how much that loop scatters is the noise floor.
+
+`--random N` draws N models from a seed (benchmarks/random_models), about 8 s each. The same seed
+and index give the same model on every machine. The summary states errors beyond the noise of each
+model's own steps (half of their interquartile range), against the goals. What traces of one model
+teach is forgotten before the next. The exit status is 1 if a model failed.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -23,8 +30,12 @@ import numpy as np
 
 import graphflow as gf
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, interleaved, write
+
+from benchmarks.lib.random_predictions import measure_models, report
+from benchmarks.random_models import draw
 
 Model = tuple[list[Any], dict[gf.Tensor, np.ndarray]]
 RANDOM = np.random.default_rng(0)
@@ -195,11 +206,23 @@ def show(row: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    options = arguments("predicted and measured steps")
-    options.set_defaults(rounds=12)
-    options.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    chosen = options.parse_args()
+def random_models(chosen: argparse.Namespace) -> int:
+    """Predict and measure random models; return the exit status."""
+    models = [draw(chosen.seed, index) for index in chosen.only or range(chosen.random)]
+    if chosen.list:
+        for model in models:
+            print(f"{model.index:3} {model}")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRAPHFLOW_CACHE"] = folder
+        rows, failed = measure_models(models, chosen.rounds, Path(folder))
+    report(rows, failed)
+    write("prediction-random", [row.as_json() for row in rows], chosen.output)
+    return 1 if failed else 0
+
+
+def fixed_models(chosen: argparse.Namespace) -> None:
+    """Predict and measure the models of this file."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRAPHFLOW_CACHE"] = folder  # calibrated now, not before
@@ -215,6 +238,27 @@ def main() -> None:
             f"{told}: {100 * median(off):.0f} % off in the median, {100 * max(off):.0f} % at most"
         )
     write("prediction", rows, chosen.output)
+
+
+def main() -> None:
+    options = arguments("predicted and measured steps")
+    options.description, options.epilog = __doc__.split("\n")[0], __doc__.split("\n\n", 2)[2]
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.set_defaults(rounds=12)
+    options.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS),
+                         help="of the fixed models, these")  # fmt: skip
+    options.add_argument("--random", type=int, default=0, metavar="N", help="draw N models instead")
+    options.add_argument("--seed", type=int, default=0, help="of the random models; default: 0")
+    options.add_argument("--only", type=int, nargs="+", metavar="I",
+                         help="of the random models, those of these indices")  # fmt: skip
+    options.add_argument("--list", action="store_true",
+                         help="describe the random models without running them")  # fmt: skip
+    chosen = options.parse_args()
+    if chosen.random < 0 or chosen.seed < 0 or min(chosen.only or [0]) < 0:
+        options.error("--random, --seed and --only take numbers from 0 on")
+    if chosen.random or chosen.only:
+        sys.exit(random_models(chosen))
+    fixed_models(chosen)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
         sum(plan.makespan * n for plan, n in zip(plans, steps, strict=True)) / sum(steps)
         for plans in (stay, go)
     )
+    slowest = max(range(len(sets)), key=lambda at: stay[at].makespan * steps[at])
     durations = _durations(sets)
     measured = _mean_duration(sets, durations)
     has_lost = any(
@@ -76,7 +77,8 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
     if has_lost or after >= before * min(1 - least, 1 - 1e-6):
         for compiled, plan in zip(sets, stay, strict=True):
             compiled.plan = plan
-        return Replanned((), before, before, measured)
+        no_gain = stay[slowest].no_gain or go[slowest].no_gain
+        return Replanned((), before, before, no_gain, measured)
     check = PlacementCheck(deployment.steps.committed + PATIENCE, "the placement before")
     for compiled, old, new in zip(sets, stay, go, strict=True):
         if _placed_nodes(new) != _placed_nodes(compiled.plan):
@@ -84,7 +86,7 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
     check.other_durations = {key: durations[key] for key in check.plans.keys() & durations.keys()}
     moved = _switch_plans(deployment, sets, go)
     deployment.begin_check(check if check.plans else None)
-    return Replanned(moved, before, after, measured)
+    return Replanned(moved, before, after, go[slowest].no_gain, measured)
 
 
 def _durations(sets: Sequence[CompiledFetches]) -> Durations:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 
+ON_ONE = "on one device"
+"""Where the rival of a plan over several devices is."""
+
 
 @dataclass(frozen=True)
 class BodyNode:
@@ -38,6 +41,8 @@ class PlannedNode:
         holds: what its bodies consist of, if it has any.
         fused: name of the last node of the kernel that it is part of; "" if it has its own.
         task: of a pipeline's schedule: "F0", the forward pass of micro-batch 0; "" if of none.
+        low, high: ends of the 80 % interval of its seconds; None where that is unknown.
+        basis: of the prediction: "9 observations in traced steps", "calibration of the op".
     """
 
     name: str
@@ -54,6 +59,9 @@ class PlannedNode:
     holds: tuple[BodyNode, ...] = ()
     fused: str = ""
     task: str = ""
+    low: float | None = None
+    high: float | None = None
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,25 @@ class Interval:
     start: float
     finish: float
     kind: str
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The placement that a plan was compared with: on one device if the plan is over several.
+
+    A plan on one device has a rival over several devices if that is faster, but not surely.
+
+    Args:
+        where: `ON_ONE`, or "over 2 devices".
+        seconds: predicted, of a step.
+        margin: half the width of the 80 % interval of these.
+        least_gain: seconds that one of the two must save for that not to be chance.
+    """
+
+    where: str
+    seconds: float
+    margin: float
+    least_gain: float
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import show_bytes, show_count, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_interval, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.reports.critical_path import PathSegment, critical_path
 from graphflow.placement.plans.reports.plan_notices import Constraint, PortUse, constraints, ports
@@ -70,6 +70,8 @@ class Report(Printed):
         taken: constraints and fallbacks that took choices away.
         overhead: the part of the makespan that no node and no transfer takes.
         steps: that were measured.
+        low, high: ends of the 80 % interval of the makespan, if that is known.
+        no_gain: says that several devices surely gain nothing, if so.
         verdict: how the session compared this placement with another by the steps of both.
     """
 
@@ -84,6 +86,9 @@ class Report(Printed):
     reproducible: bool = True
     overhead: float = 0.0
     steps: int = 0
+    low: float | None = None
+    high: float | None = None
+    no_gain: str = ""
     verdict: PlacementVerdict | None = None
 
     @property
@@ -161,7 +166,7 @@ class Report(Printed):
 
     @property
     def _headline(self) -> str:
-        text = f"predicted step: {show_seconds(self.makespan)}"
+        text = f"predicted step: {show_interval(self.makespan, self.low, self.high)}"
         if self.overhead:
             text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
         if self.measured is not None:
@@ -172,7 +177,7 @@ class Report(Printed):
         if self.placer:
             again = "reproducible" if self.reproducible else "not reproducible: see below"
             text += f"; placer: {self.placer}, {again}"
-        return text
+        return f"{text}; {self.no_gain}" if self.no_gain else text
 
 
 def report(plan: PlanData) -> Report:
@@ -193,7 +198,7 @@ def report(plan: PlanData) -> Report:
     return Report(
         plan.makespan, seconds, device_uses(plan), uses, critical_path(plan), ports(plan),
         constraints(plan), plan.placer, plan.reproducible, plan.overhead,
-        measured.steps if measured else 0, plan.verdict,
+        measured.steps if measured else 0, plan.low, plan.high, plan.no_gain, plan.verdict,
     )  # fmt: skip
 
 
