@@ -375,9 +375,9 @@ class Session:
         """Plan all fetches that have run again, and adopt the new placement if it is predicted to
         be faster.
 
-        The new plan uses what traced steps taught, and fresh measurements of the links. Variables
-        move between two steps, with the slots of optimisers; later steps give the same bits as
-        before. All fetches that ran count, each by its number of steps.
+        The new plan uses what traced steps taught, and fresh measurements of the workers' speeds
+        and of the links. Variables move between two steps, with the slots of optimisers; later
+        steps give the same bits as before. All fetches that ran count, each by its number of steps.
 
         The next steps are compared with those before. If they are slower beyond the noise, the
         session goes back, and does not try that placement again until links or nodes are measured
@@ -389,7 +389,7 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             self._learn()
-            self._recovery.retry_on_loss(self._planner.remeasure_links)
+            self._recovery.retry_on_loss(self._planner.remeasure)
             return self._recovery.retry_on_loss(lambda: migrate(self._deployment, 0.0))
 
     def _improve_placement(self) -> None:
@@ -403,7 +403,7 @@ class Session:
             return
         self._learn()
         if drift and self._deployment.check is None:
-            self._planner.remeasure_links()
+            self._planner.remeasure()
             replanned = migrate(self._deployment, GAIN)
             event = "placement.changed" if replanned.after < replanned.before else "placement.kept"
             _log.tell(event, text=str(replanned))

@@ -163,6 +163,7 @@ class _ProblemBuilder:
         errors = node_errors(times, compute, speeds, busy, learned, sources)
         if learned:
             times.correct(compute, contention, learned)
+        compute[:, :-1] /= [self.cluster.device(name).speed for name in self.cluster.devices]
         return compute, errors
 
     def links(

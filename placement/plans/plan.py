@@ -233,7 +233,8 @@ class Plan(PlanData):
         for use in devices:
             peak = "" if use.peak_memory is None else f", peak {show_bytes(use.peak_memory)}"
             nodes = show_count(use.nodes, "node")
-            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}")
+            slow = f", {use.slowness}" if use.slowness else ""
+            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}{slow}")
         at_client = sum(node.device == CLIENT for node in self.nodes)
         rows += [f"  {others}"] if others else []
         rows.append(f"  {CLIENT}: {show_count(at_client, 'node')}")

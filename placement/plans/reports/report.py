@@ -35,7 +35,11 @@ FEW = 4
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """A device in a step. Seconds and bytes; measured ones are None without a trace."""
+    """A device in a step. Seconds and bytes; measured ones are None without a trace.
+
+    Attributes:
+        slowness: "at 0.51 of its machine's speed"; "" for a device that gets all of it.
+    """
 
     device: str
     nodes: int
@@ -45,6 +49,7 @@ class DeviceUse:
     peak_memory: int | None
     peak_measured: int | None
     memory: int
+    slowness: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,8 @@ class Report(Printed):
             text += f", measured {show_seconds(self.measured)} (median of {steps}"
             text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
         text += f"; devices idle {100 * self.idle:.0f} % of it"
+        slow = [f"{use.device} runs {use.slowness}" for use in self.devices if use.slowness]
+        text += "".join(f"; {each}" for each in slow[:SHOWN]) + more(len(slow))
         if self.placer:
             again = "reproducible" if self.reproducible else "not reproducible: see below"
             text += f"; placer: {self.placer}, {again}"
@@ -228,6 +235,7 @@ def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
             peak_memory=plan.peak_memory.get(name),
             peak_measured=None if measured is None else measured.peak_memory.get(name),
             memory=plan.cluster.device(name).memory,
+            slowness=plan.cluster.device(name).slowness,
         )
         for name in plan.cluster.devices
     )
