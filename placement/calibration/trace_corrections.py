@@ -80,6 +80,26 @@ def half_octaves(amount: float) -> int:
     return round(2 * math.log2(1.0 + max(0.0, amount)))
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """Observations that stand for a bucket.
+
+    Attributes:
+        ratios: The latest of the bucket itself; else one for each of the closest buckets; none if
+            nothing alike was observed.
+        weight: At most 1; the less, the farther away the observed nodes are.
+        source: Predictions that rest on the same observations have the same source.
+        is_own: Such nodes themselves were observed.
+        busy: Their neighbours were busy.
+    """
+
+    ratios: Sequence[float] = ()
+    weight: float = 0.0
+    source: tuple[Any, ...] = ()
+    is_own: bool = False
+    busy: bool = False
+
+
 class TraceCorrections:
     """Medians of measurements, by bucket of nodes and by link.
 
@@ -144,16 +164,23 @@ class TraceCorrections:
 
         The most similar observed steps count; the less, the less similar they are.
         """
+        found = self.step_evidence(kind, units, predicted)
+        return median(found.ratios) * predicted * found.weight if found.ratios else 0.0
+
+    def step_evidence(self, kind: str, units: int, predicted: float) -> Evidence:
+        """Return the observations of the most similar steps: seconds beyond nodes and transfers, in
+        parts of these.
+        """
         size = half_octaves(predicted * 1e9)
         near = [
-            (abs(size - other) + 2 * abs(units - count), ratios)
+            (abs(size - other) + 2 * abs(units - count), ratios, (kind, count, other))
             for (of, count, other), ratios in self._steps.items()
             if of == kind
         ]
         if not near:
-            return 0.0
-        distance, ratios = min(near, key=lambda pair: pair[0])
-        return median(ratios) * predicted / (1.0 + distance / _REACH)
+            return Evidence()
+        distance, ratios, source = min(near, key=lambda each: each[0])
+        return Evidence(ratios, 1.0 / (1.0 + distance / _REACH), source)
 
     def has_observed(self, bucket: Bucket) -> bool:
         """Return True if such a node was observed, its neighbours idle or busy as it says."""
@@ -173,19 +200,29 @@ class TraceCorrections:
         factor is closer to 1 the farther away they are. A device with idle neighbours stands for
         one with busy neighbours if nothing else is known.
         """
+        found = self.evidence(bucket)
+        if not found.ratios:
+            return 1.0
+        if found.is_own:
+            return robust_ratio(found.ratios)
+        return float(median(found.ratios) ** found.weight)
+
+    def evidence(self, bucket: Bucket) -> Evidence:
+        """Return the observations by which `factor` corrects a bucket."""
         for known in (bucket, replace(bucket, busy=not bucket.busy)):
             own = self._nodes.get(known)
             if own:
-                return robust_ratio(own)
-        alike = self._by_family.get((bucket.device, "op", _op_name(bucket)))
+                return Evidence(own[-RECENT:], 1.0, (known,), True, known.busy)
+        family = (bucket.device, "op", _op_name(bucket))
+        if family not in self._by_family:
+            family = (bucket.device, "bound", _bottleneck(bucket))
+        alike = self._by_family.get(family)
         if not alike:
-            alike = self._by_family.get((bucket.device, "bound", _bottleneck(bucket)))
-        if not alike:
-            return 1.0
+            return Evidence()
         ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
         least = ranked[0][0]
-        ratio = median(ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2)
-        return float(ratio ** (1.0 / (1.0 + least / _REACH)))
+        close = [ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2]
+        return Evidence(close, 1.0 / (1.0 + least / _REACH), family)
 
     @property
     def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
@@ -216,6 +253,11 @@ class TraceCorrections:
             return fit_link([size for size, _ in points], [seconds for _, seconds in points])
         ratio = median(s / max(1e-9, latency + n / bandwidth) for n, s in points)
         return latency * ratio, bandwidth / ratio
+
+    def link_ratios(self, name: str) -> list[float]:
+        """Return the latest transfers over a kind of link, relative to the median of their size."""
+        recent = [s[-RECENT:] for (link, _), s in self._links.items() if link == name]
+        return [each / median(seconds) for seconds in recent for each in seconds]
 
     # Out and in -------------------------------------------------------------------------------
 

@@ -432,12 +432,11 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
 
 @cache
 def _trees(module: ModuleType) -> dict[str, ast.FunctionDef]:
-    """The functions of a module, and those that it imports from its package, by name."""
-    package = module.__name__.rpartition(".")[0]
+    """The functions of a module of loops, and those of the modules it imports them from."""
     trees: dict[str, ast.FunctionDef] = {}
     for value in vars(module).values():
         source = value.__module__ if isinstance(value, FunctionType) else module.__name__
-        if source != module.__name__ and source.rpartition(".")[0] == package:
+        if source != module.__name__:
             trees |= _trees(sys.modules[source])
     tree = ast.parse(inspect.getsource(module))
     return trees | {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.problems.problem import Assignment, Problem
-from graphflow.placement.simulation.simulator import ExecutionResult, Timeline, execute, simulate
+from graphflow.placement.simulation.execution_result import ExecutionResult
+from graphflow.placement.simulation.simulator import Timeline, execute, simulate
 
 
 @dataclass(frozen=True, eq=False)

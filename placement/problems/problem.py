@@ -8,6 +8,7 @@ or sockets. A placer turns that into an `Assignment`, and the simulator turns bo
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from graphflow.placement.problems.problem_checks import check, check_values
 Output = tuple[int, float, tuple[int, ...]]
 """A tensor that a node makes: its id, its bytes, the nodes that read it (each once)."""
 
-__all__ = ["Adjacency", "Assignment", "Floats", "Ints", "Output", "Problem"]
+__all__ = ["Adjacency", "Assignment", "Floats", "Ints", "Output", "Problem", "TensorSlots"]
 
 NATIVE_ABOVE = 200_000
 """Nodes and edges from which machine code puts them in order."""
@@ -43,6 +44,28 @@ class Adjacency:
     def edges_of(self, node: int) -> Ints:
         """Return the indices of the edges of one node."""
         return self.edges[self.start[node] : self.start[node + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSlots:
+    """The tensors that nodes make and some node reads, as arrays: a slot for each.
+
+    Those of node v are slots `start[v]:start[v + 1]`, in order of their first edge. The readers of
+    slot s are `reader[read_start[s]:read_start[s + 1]]`, each once, lowest first.
+
+    Args:
+        start: (n + 1,).
+        node, tensor, size: (s,) the producer, the id and the bytes of each tensor.
+        read_start: (s + 1,).
+        reader: (r,).
+    """
+
+    start: Ints
+    node: Ints
+    tensor: Ints
+    size: Floats
+    read_start: Ints
+    reader: Ints
 
 
 @checks_arguments(ProblemError)
@@ -172,7 +195,7 @@ class Problem:
         if not np.array_equal(np.isfinite(array), np.isfinite(self.compute)):
             raise ProblemError("the other compute lets nodes be on other devices; build a problem")
         made = object.__new__(type(self))
-        for what in ("outputs", "input_counts", "successors", "predecessors"):
+        for what in ("slots", "outputs", "input_counts", "successors", "predecessors"):
             getattr(self, what)  # computed once for both
         kept = {k: v for k, v in vars(self).items() if k not in ("compute", "compute_rows")}
         vars(made).update(kept, compute=array)
@@ -231,39 +254,46 @@ class Problem:
         return freeze(np.array(order, dtype=np.int64))
 
     @cached_property
+    def slots(self) -> TensorSlots:
+        """The tensors of each node that some node reads."""
+        source, target, n = self.edges[:, 0], self.edges[:, 1], max(self.nodes, 1)
+        numbers, number = np.unique(self.tensor, return_inverse=True)
+        key = source * max(len(numbers), 1) + number
+        _, first, slot = np.unique(key, return_index=True, return_inverse=True)
+        made = np.lexsort((first, source[first]))
+        place = np.empty_like(made)
+        place[made] = np.arange(len(made))
+        edge = first[made]
+        pairs = np.unique(place[slot] * n + target)
+        return TensorSlots(
+            _starts(source[edge], self.nodes),
+            freeze(source[edge]),
+            freeze(self.tensor[edge]),
+            freeze(self.bytes[edge]),
+            _starts(pairs // n, len(made)),
+            freeze(pairs % n),
+        )
+
+    @cached_property
     def outputs(self) -> tuple[tuple[Output, ...], ...]:
         """The tensors of each node that some node reads, in order of their first edge."""
-        made: list[dict[int, tuple[float, list[int]]]] = [{} for _ in range(self.nodes)]
-        rows = zip(self.edges.tolist(), self.tensor.tolist(), self.bytes.tolist(), strict=True)
-        for (source, target), tensor, size in rows:
-            known = made[source].get(tensor)
-            if known is None:
-                made[source][tensor] = (size, [target])
-            else:
-                known[1].append(target)
-        return tuple(
-            [
-                tuple(
-                    [
-                        (tensor, size, tuple(readers if len(readers) == 1 else sorted({*readers})))
-                        for tensor, (size, readers) in of_node.items()
-                    ]
-                )
-                if of_node
-                else ()
-                for of_node in made
-            ]
+        slots = self.slots
+        start, reads, readers = (
+            array.tolist() for array in (slots.start, slots.read_start, slots.reader)
         )
+        ends = pairwise(reads)
+        rows: list[Output] = [
+            (tensor, size, tuple(readers[first:last]))
+            for tensor, size, (first, last) in zip(
+                slots.tensor.tolist(), slots.size.tolist(), ends, strict=True
+            )
+        ]
+        return tuple([tuple(rows[first:last]) for first, last in pairwise(start)])
 
     @cached_property
     def input_counts(self) -> tuple[int, ...]:
         """How many distinct tensors each node reads."""
-        counts = [0] * self.nodes
-        for outputs in self.outputs:
-            for _, _, readers in outputs:
-                for reader in readers:
-                    counts[reader] += 1
-        return tuple(counts)
+        return tuple(np.bincount(self.slots.reader, minlength=self.nodes).tolist())
 
     @cached_property
     def compute_rows(self) -> list[list[float]]:
@@ -320,9 +350,14 @@ def _rows(name: str, value: Any, columns: str) -> Ints:
 
 def _adjacency(ends: Ints, nodes: int) -> Adjacency:
     """Return the edges by one of their ends."""
-    start = np.zeros(nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(ends, minlength=nodes), out=start[1:])
-    return Adjacency(freeze(start), freeze(np.argsort(ends, kind="stable")))
+    return Adjacency(_starts(ends, nodes), freeze(np.argsort(ends, kind="stable")))
+
+
+def _starts(owner: Ints, count: int) -> Ints:
+    """Return (count + 1,) where the rows of each owner begin, if rows are sorted by owner."""
+    start = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=count), out=start[1:])
+    return freeze(start)
 
 
 def _cycle(edges: Ints, missing: Ints) -> list[int]:

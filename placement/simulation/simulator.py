@@ -22,7 +22,9 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
 from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
+from graphflow.placement.simulation.execution_result import ExecutionResult, TransferRow
 from graphflow.placement.simulation.link_contention import EventQueue, Transfer, Transfers
+from graphflow.placement.simulation.native_execution import execute_native, is_native
 
 TRANSFER = np.dtype(
     [
@@ -36,8 +38,6 @@ TRANSFER = np.dtype(
     ]
 )
 """A transfer: tensor id, the node that made it, source and target device, seconds, bytes."""
-
-TransferRow = tuple[int, int, int, int, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,26 +120,6 @@ def schedule(problem: Problem, device: list[int], priority: list[float]) -> Exec
     return execute(problem, device, priority, None)
 
 
-@dataclass
-class ExecutionResult:
-    """Raw result of one execution: lists, because the placers make thousands of them."""
-
-    device: list[int]
-    start: list[float]
-    finish: list[float]
-    started: list[int]
-    finished: list[int]
-    order: list[int]
-    transfers: list[TransferRow]
-    makespan: float
-
-    def assignment(self) -> Assignment:
-        """The device map with the order in which the nodes ran."""
-        return Assignment(
-            np.array(self.device, dtype=np.int64), np.array(self.order, dtype=np.int64)
-        )
-
-
 def execute(
     problem: Problem,
     device: list[int],
@@ -151,6 +131,8 @@ def execute(
     `started` and `finished` number the starts and ends of nodes as they are processed: they order
     what happens at one instant, where nodes that cost nothing start and end together.
     """
+    if is_native(problem):
+        return execute_native(problem, device, priority, order)
     devices = _Devices(problem, device, priority, order)
     run = _execute_shared if problem.ways else _alone
     transfers = run(problem, devices)

@@ -46,7 +46,7 @@ def _call_guarded(f: Floats, name: str, *args: str) -> str:
     own = f.lanes.call_guarded(name, f.element, args, lambda: _FAST[name](f, *args))
     if own is not None:
         return own
-    full = f"@{name}_{f.element}"
+    full = f"@{name}_{f.element}_{f.lanes.width}"  # modules of several widths compile as one
     kind = f.lanes.vector(f.element)
     if full not in f.lanes.module.declared:
         f.lanes.module.declared[full] = ""
@@ -57,7 +57,7 @@ def _call_guarded(f: Floats, name: str, *args: str) -> str:
 def _write_guarded_function(f: Floats, full: str, name: str, count: int) -> str:
     """Write a function that takes the fast path, and the C library for lanes where that fails."""
     lines: list[str] = []
-    lanes = VectorWriter(f.lanes.module, f.lanes.width, lines)
+    lanes = VectorWriter(f.lanes.module.for_function(), f.lanes.width, lines)
     inner = Floats(lanes, f.element)
     args = ["%x", "%y"][:count]
     fast, hard = _FAST[name](inner, *args)

@@ -34,6 +34,15 @@ class Module:
         self._count += 1
         return f"%v{self._count}"
 
+    def for_function(self) -> Module:
+        """Return a module with the same declarations, and fresh names of its own.
+
+        A shared function then has the same text in all modules, so that they compile as one.
+        """
+        own = Module(self.wide)
+        own.declared = self.declared
+        return own
+
 
 class VectorWriter:
     """Writes steps on vectors of `width` elements to `lines`; values are their names."""

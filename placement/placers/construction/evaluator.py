@@ -9,8 +9,12 @@ from heapq import heappop, heappush
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.placement.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Problem
-from graphflow.placement.simulation.simulator import ExecutionResult, execute, peak_memory, schedule
+from graphflow.placement.simulation import event_loop
+from graphflow.placement.simulation.execution_result import ExecutionResult
+from graphflow.placement.simulation.native_execution import is_native, link_arrays
+from graphflow.placement.simulation.simulator import execute, peak_memory, schedule
 
 Key = tuple[float, float, float, int]
 """Less is better: bytes over capacity; seconds of makespan (and a share of the transfers'); seconds
@@ -58,9 +62,8 @@ class Evaluator:
         without running it: no step is shorter than its longest path, or what one device does."""
         ranks = upward_ranks(self.problem, device)
         if not self.problem.ways:
-            compute, busy = self.problem.compute_rows, [0.0] * self.problem.devices
-            for node, at in enumerate(device):
-                busy[at] += compute[node][at]
+            seconds = self.problem.compute[np.arange(len(device)), device]
+            busy = np.bincount(device, weights=seconds).tolist()
             if max(*busy, max(ranks, default=0.0)) > best.key[1] * SURELY:
                 self.evaluations += 1
                 return None
@@ -109,6 +112,13 @@ def upward_ranks(problem: Problem, device: list[int]) -> list[float]:
     """Seconds from each node's start to the end of the step along its longest path, for a device
     map.
     """
+    if is_native(problem):
+        slots, found = problem.slots, np.zeros(problem.nodes)
+        native(event_loop, "upward_ranks")(
+            problem.nodes, problem.devices, np.array(device, dtype=np.int64), problem.topological,
+            *link_arrays(problem), slots.start, slots.size, slots.read_start, slots.reader, found,
+        )  # fmt: skip
+        return list(found.tolist())
     compute, outputs = problem.compute_rows, problem.outputs
     latency, bandwidth = problem.latency_rows, problem.bandwidth_rows
     ranks = [0.0] * problem.nodes
