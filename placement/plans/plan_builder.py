@@ -95,7 +95,8 @@ def plan_graph(
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
     alone, shared = problems(homes)
-    judge = StepJudge(cluster, learned, partial(_step_overhead, alone, cluster, learned, steps))
+    overhead = partial(_step_overhead, alone, cluster, learned, steps)
+    judge = StepJudge(cluster, learned, overhead, fingerprint(graph))
     plain = _baselines(alone, shared)
     taken = partial(_device_memory, cluster, bindings)
     placed = _run_placer(alone, shared, placer, plain, judge, taken)
@@ -140,7 +141,7 @@ def plan_graph(
         peak_memory=_peaks(made, model, cluster, bindings),
         baselines=baselines,
         shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
-        fingerprint=fingerprint(graph),
+        fingerprint=judge.graph,
         reproducible=assignment.reproducible,
         model=model,
     )
