@@ -45,7 +45,8 @@ class Planner:
 
     Args:
         placer: name of the placement algorithm.
-        trial: True to run a few steps in this process before fetches are planned.
+        trial: True to run a few steps in this process before fetches are planned, and to check
+            the first plan over several devices by its steps.
     """
 
     def __init__(
@@ -109,6 +110,14 @@ class Planner:
             self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
         )
 
+    @property
+    def checks_first_plans(self) -> bool:
+        """True if the first plan over several devices is compared with one device.
+
+        Round robin is a baseline: whoever asks for it wants it as it is.
+        """
+        return self._trial and self._placer != "round_robin"
+
     # Learning ---------------------------------------------------------------------------------
 
     def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
@@ -132,11 +141,10 @@ class Planner:
         if traced and self._survey is not None:
             save_corrections(self.learned, self._cluster)
 
-    def learn_steps(self, sets: Sequence[CompiledFetches], plans: Sequence[Plan]) -> bool:
-        """Learn from the durations of whole steps; return False if there were too few."""
-        learned = [
-            learn_steps(self.learned, p, c.recent_seconds) for c, p in zip(sets, plans, strict=True)
-        ]
+    def learn_steps(self, steps: Iterable[tuple[Plan, Sequence[float]]]) -> bool:
+        """Learn from plans and durations of their whole steps; return False if there were too
+        few."""
+        learned = [learn_steps(self.learned, plan, seconds) for plan, seconds in steps]
         if any(learned):
             save_corrections(self.learned, self._cluster)
         return any(learned)
