@@ -20,6 +20,20 @@ def show_seconds(value: float) -> str:
     return "0 s" if value == 0 else f"{_digits(value / 1e-9, 3)} ns"
 
 
+def show_margin(value: float, margin: float) -> str:
+    """Format a duration that may be off by a margin, as in "1.23 ms ± 0.2"."""
+    unit, name = time_unit(abs(value))
+    return f"{_digits(value / unit, 3)} {name} ± {_digits(margin / unit, 2)}"
+
+
+def show_interval(value: float, low: float | None, high: float | None) -> str:
+    """Format a duration with its interval, as in "1.23 ms (1.1 to 1.4)"; without one, alone."""
+    if low is None or high is None:
+        return show_seconds(value)
+    unit, _ = time_unit(abs(value))
+    return f"{show_seconds(value)} ({_digits(low / unit, 3)} to {_digits(high / unit, 3)})"
+
+
 def show_bytes(value: float) -> str:
     """Format a size, as in "1.21 MiB"."""
     return _in_bytes(value, 3)

@@ -11,6 +11,7 @@ from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibration.calibrate import LinkSpeed
+from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
@@ -18,6 +19,7 @@ from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.cluster_survey import (
     ClusterSurvey,
     links_between,
+    measure_speeds,
     measure_undescribed,
 )
 from graphflow.runtime.host.host_interface import Hosts, LocalHosts
@@ -112,14 +114,31 @@ def _describe_shortage(error: Exception) -> str | None:
     return None
 
 
-def survey_of(hosts: Hosts, cluster: Cluster) -> ClusterSurvey:
-    """Measure what planning for the cluster needs and its description lacks."""
+def survey_of(hosts: Hosts, cluster: Cluster, keep: bool = True) -> ClusterSurvey:
+    """Measure what planning for the cluster needs and its description lacks.
+
+    Args:
+        keep: keep what is measured of this machine's links for later sessions.
+    """
     if cluster.kind == "here":
         return ClusterSurvey()
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return measure_undescribed(hosts, cluster)
+    return measure_undescribed(hosts, cluster, keep)
+
+
+def speeds_of_workers(hosts: Hosts, cluster: Cluster) -> dict[int, float]:
+    """Measure how fast workers are at the moment; empty if there is nothing to compare.
+
+    That is so for a single worker, and for a cluster file that gives all speeds.
+    """
+    if len(cluster.workers) == 1 or is_described(cluster):
+        return {}
+    from graphflow.runtime.client.remote_hosts import RemoteHosts
+
+    assert isinstance(hosts, RemoteHosts)
+    return measure_speeds(hosts, cluster)
 
 
 def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.execution.cluster_connection import links_of, survey_of
+from graphflow.execution.cluster_connection import links_of, speeds_of_workers, survey_of
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.frontend.feeds import convert_feeds
 from graphflow.ir.op import Node, Tensor
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.calibration.worker_speeds import is_alike, with_speeds
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
@@ -44,7 +45,8 @@ class Planner:
 
     Args:
         placer: name of the placement algorithm.
-        trial: True to run a few steps in this process before fetches are planned.
+        trial: True to run a few steps in this process before fetches are planned, and to check
+            the first plan over several devices by its steps.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Planner:
         self._placer = placer
         self._trial = trial
         self._survey: ClusterSurvey | None = None
+        self._probed: dict[int, float] = {}  # speeds of workers, see `measure_speeds`
+        self._traced: dict[int, float] = {}  # lower ones, by steps since then
 
     def plan(
         self,
@@ -80,7 +84,7 @@ class Planner:
         survey = self._ensure_survey()
         return plan_graph(
             compiled.graph,
-            self._cluster,
+            self._cluster_at_speed(),
             compiled.sizes,
             bindings,
             placer or self._placer,
@@ -106,6 +110,14 @@ class Planner:
             self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
         )
 
+    @property
+    def checks_first_plans(self) -> bool:
+        """True if the first plan over several devices is compared with one device.
+
+        Round robin is a baseline: whoever asks for it wants it as it is.
+        """
+        return self._trial and self._placer != "round_robin"
+
     # Learning ---------------------------------------------------------------------------------
 
     def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
@@ -124,16 +136,17 @@ class Planner:
         traced = [c for c in sets if c.trace.steps]
         for compiled in traced:
             if compiled.partitions and self._survey is not None:
-                learn(self.learned, self._cluster, self._survey, compiled)
+                cluster = self._cluster_at_speed()
+                for worker, speed in learn(self.learned, cluster, self._survey, compiled).items():
+                    self._traced[worker] = min(speed, self._traced.get(worker, 1.0))
             compiled.keep_measured()
         if traced and self._survey is not None:
             save_corrections(self.learned, self._cluster)
 
-    def learn_steps(self, sets: Sequence[CompiledFetches], plans: Sequence[Plan]) -> bool:
-        """Learn from the durations of whole steps; return False if there were too few."""
-        learned = [
-            learn_steps(self.learned, p, c.recent_seconds) for c, p in zip(sets, plans, strict=True)
-        ]
+    def learn_steps(self, steps: Iterable[tuple[Plan, Sequence[float]]]) -> bool:
+        """Learn from plans and durations of their whole steps; return False if there were too
+        few."""
+        learned = [learn_steps(self.learned, plan, seconds) for plan, seconds in steps]
         if any(learned):
             save_corrections(self.learned, self._cluster)
         return any(learned)
@@ -141,6 +154,7 @@ class Planner:
     def move(self, cluster: Cluster) -> None:
         """Plan for another cluster from now on."""
         self._cluster, self._survey = cluster, None
+        self._probed, self._traced = {}, {}
 
     # The survey -------------------------------------------------------------------------------
 
@@ -152,18 +166,35 @@ class Planner:
     def _ensure_survey(self) -> ClusterSurvey:
         """Return the measurements that planning needs; take them on the first call."""
         if self._survey is None:
-            found = survey_of(self._hosts, self._cluster)
+            self._probed = speeds_of_workers(self._hosts, self._cluster)
+            # what takes longer because a worker is slow at the moment is no fact of the machine
+            keep = min(self._probed.values(), default=1.0) == 1.0
+            found = survey_of(self._hosts, self._cluster, keep)
             self.learned = load_corrections(self._cluster)
-            self._survey = replace(found, steps=step_cost(self._cluster, found, self._idle_seconds))
+            cost = step_cost(self._cluster, found, self._idle_seconds, keep)
+            self._survey = replace(found, steps=cost)
         return self._survey
 
-    def remeasure_links(self) -> None:
-        """Measure the links to remote workers again, and forget what was learned of them.
+    def _cluster_at_speed(self) -> Cluster:
+        """Return the cluster with the speeds of its workers.
 
-        Networks change, so old corrections do not hold.
+        Traced steps can only lower what a probe found. A worker that idles for a part of each step
+        may stay below a limit that the probe met.
+        """
+        speeds = {w: min(s, self._traced.get(w, 1.0)) for w, s in self._probed.items()}
+        return with_speeds(self._cluster, speeds) if speeds else self._cluster
+
+    def remeasure(self) -> None:
+        """Measure the speeds of workers and the links to remote ones again.
+
+        What was learned of a link is forgotten. So is the traced speed of a worker whose probe
+        finds another speed than before.
         """
         if self._survey is None:
             return
+        before, self._probed = self._probed, speeds_of_workers(self._hosts, self._cluster)
+        kept = {w for w, s in self._probed.items() if is_alike(s, before[w])}
+        self._traced = {w: s for w, s in self._traced.items() if w in kept}
         links = links_of(self._hosts, self._cluster)
         if links is not None:
             self._survey = replace(self._survey, links=links)

@@ -31,6 +31,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import session_kind, units
+from graphflow.planning.traced_speeds import traced_speeds
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
@@ -75,11 +76,19 @@ def _kinds(cluster: Cluster) -> set[str]:
 
 def learn(
     learned: TraceCorrections, cluster: Cluster, survey: ClusterSurvey, compiled: CompiledFetches
-) -> None:
+) -> dict[int, float]:
     """Learn from the traced steps in a set of fetches' trace block so far.
 
-    The first step warms up: it counts only if it is the only one.
+    The first step warms up: it counts only if it is the only one. Nodes of slow workers teach
+    nothing about others, so they do not count.
+
+    Args:
+        cluster: with the speeds of workers that are known so far.
+
+    Returns:
+        The speeds of workers that the steps allow to compare.
     """
+    speeds: dict[int, float] = {}
     traced = list(zip(compiled.trace.steps, compiled.traced, strict=True))
     by_sizes: dict[tuple[tuple[str, int], ...], list[TraceStep]] = {}
     for step, bindings in traced[1:] or traced:
@@ -90,10 +99,17 @@ def learn(
         known = trace_observations(
             compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles
         )
-        for step in steps:
-            _learn_nodes(learned, known, step)
-            for kind, nbytes, seconds in _observed_transfers(step, links):
-                learned.observe_link(kind, nbytes, seconds)
+        took = [_compute_seconds(step) for step in steps]
+        for worker, speed in traced_speeds(known, took).items():
+            speeds[worker] = min(speed, speeds.get(worker, 1.0))
+        slow = {w.index for w in cluster.workers if min(d.speed for d in w.devices) < 1.0}
+        slow |= {worker for worker, speed in speeds.items() if speed < 1.0}
+        teaching = {name: each for name, each in known.items() if each.worker not in slow}
+        for step, seconds in zip(steps, took, strict=True):
+            observe_nodes(learned, teaching, seconds)
+            for kind, nbytes, moving in _observed_transfers(step, links):
+                learned.observe_link(kind, nbytes, moving)
+    return speeds
 
 
 def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) -> bool:
@@ -104,16 +120,15 @@ def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) ->
     """
     if len(took) < MIN_STEPS:
         return False
+    learned.observe_error(plan.fingerprint, plan.makespan, median(took))
     predicted = plan.makespan - plan.overhead
     learned.observe_step(session_kind(plan.cluster), units(plan), predicted, median(took))
     return True
 
 
-def _learn_nodes(
-    learned: TraceCorrections, known: Mapping[str, TraceObservation], step: TraceStep
-) -> None:
-    timed = ((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
-    observe_nodes(learned, known, node_seconds(timed))
+def _compute_seconds(step: TraceStep) -> dict[str, float]:
+    """Return the seconds of each node of a step, by name."""
+    return node_seconds((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
 
 
 def node_seconds(
@@ -194,12 +209,16 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
 
 
 def step_cost(
-    cluster: Cluster, survey: ClusterSurvey, timed: Callable[[Sequence[str]], float]
+    cluster: Cluster,
+    survey: ClusterSurvey,
+    timed: Callable[[Sequence[str]], float],
+    keep: bool = True,
 ) -> StepCost:
     """Return the cost of a step beyond its nodes and transfers; measure it unless it is on file.
 
     Args:
         timed: returns the seconds of a step of `idle_fetches` on some devices.
+        keep: keep what is measured for later sessions.
     """
     kind = session_kind(cluster)
     if _is_this_machine(cluster):
@@ -211,7 +230,7 @@ def step_cost(
     there_and_back = float(latency[-1, 0] + latency[0, -1])
     one, *two = (max(timed(units[:n]) - there_and_back, 1e-6) for n in (1, 2) if n <= len(units))
     cost = one, max(one, *two) if two else one
-    if two and _is_this_machine(cluster):
+    if two and keep and _is_this_machine(cluster):
         save_step_cost(kind, cost)
     return cost
 

@@ -26,6 +26,7 @@ import numpy as np
 from graphflow._version import __version__
 from graphflow.base.progress import show_progress
 from graphflow.ops.kernels.jit.object_cache import cache_folder
+from graphflow.placement.calibration.held_out import add_cpu_scatter, is_scatter
 from graphflow.placement.calibration.measure import measure_cpu, measure_handoff
 from graphflow.placement.calibration.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
 from graphflow.placement.clusters.host_facts import cores
@@ -48,6 +49,7 @@ The speeds of a device kind:
     classes: the same for classes of ops, medians;
     contention: {"threads": [1, 2, …], "compute": […], "memory": […]}: how many times longer each
         of so many busy threads takes than one alone.
+    scatter, of ops too: how far they are off, see `held_out`; may be missing, as of a GPU;
     of a GPU also product: what they are of; call: seconds to start an op from Python.
 A link's bandwidth of None is infinite: a reference is passed.
 """
@@ -104,7 +106,7 @@ def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
 
 def measure_device(kind: str) -> dict[str, Any]:
     """Measure a device of a kind; of a CPU, one thread."""
-    return measure_gpu() if kind == "gpu" else measure_cpu()
+    return measure_gpu() if kind == "gpu" else add_cpu_scatter(measure_cpu())
 
 
 def _kind(device: Any) -> str:
@@ -354,6 +356,7 @@ def is_profile(known: Any) -> bool:
             and all(isinstance(speeds.get(part), dict) for part in _SPEED_TABLES)
             and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
             and bool(speeds.get("traffic"))
+            and is_scatter(speeds)
             for speeds in devices.values()
         )
     )

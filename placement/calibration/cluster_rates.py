@@ -43,7 +43,7 @@ def rates(
             if profile is None and not device.is_described:
                 here = profile = here or _this_machine(cluster)
             threads = device.threads or 1
-            active = busy[_host(cluster, worker.index)] if contention else threads
+            active = busy[host_name(cluster, worker.index)] if contention else threads
             key = (
                 id(profile), device.kind, threads, active, neighbours,
                 device.flops, device.bandwidth, device.launch, device.product,
@@ -111,7 +111,7 @@ def _this_machine(cluster: Cluster) -> Mapping[str, Any]:
     return calibrate.profile(kinds)
 
 
-def _host(cluster: Cluster, worker: int) -> str:
+def host_name(cluster: Cluster, worker: int) -> str:
     """Return a name that tells the machines of workers apart."""
     address = cluster.workers[worker].address
     if cluster.kind in ("here", "local"):
@@ -125,7 +125,7 @@ def _busy_threads(cluster: Cluster) -> dict[str, int]:
     """Return the threads of all CPU devices of each machine."""
     busy: dict[str, int] = {}
     for worker in cluster.workers:
-        host = _host(cluster, worker.index)
+        host = host_name(cluster, worker.index)
         count = sum(d.threads or 1 for d in worker.devices if d.kind == "cpu")
         busy[host] = busy.get(host, 0) + count
     return busy
@@ -139,7 +139,7 @@ def device_classes(cluster: Cluster) -> dict[str, str]:
         device.name: "|".join(
             str(part)
             for part in (
-                _host(cluster, worker.index), device.kind, device.threads or 1,
+                host_name(cluster, worker.index), device.kind, device.threads or 1,
                 device.product, device.flops, device.bandwidth, device.launch,
             )
             if part is not None
@@ -209,14 +209,14 @@ def _link(
         if cluster.kind in ("here", "hypothetical"):
             return 0.0, float("inf")
         assert workers[0] is not None
-        near = _host(cluster, workers[0]) == ""
+        near = host_name(cluster, workers[0]) == ""
         return calibrate.link_of(profile, "client" if near else "network")
     if workers[0] == workers[1]:
         assert workers[0] is not None
         near_it = profiles.get(workers[0], profile)
         return calibrate.link_of(near_it, "gpu") if gpu else calibrate.link_of(profile, "thread")
     assert workers[0] is not None and workers[1] is not None
-    near = _host(cluster, workers[0]) == _host(cluster, workers[1])
+    near = host_name(cluster, workers[0]) == host_name(cluster, workers[1])
     return calibrate.link_of(profile, "process" if near else "network")
 
 

@@ -27,6 +27,7 @@ from graphflow.placement.calibration.calibrate import (
     profile_path,
     write_json,
 )
+from graphflow.placement.calibration.held_out import error_deviation
 from graphflow.placement.calibration.measure import lower_quartile
 
 FORMAT = 3
@@ -47,6 +48,8 @@ SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
 TRANSPOSED_MARK = "·"
 """Stands between an op's name and the operands that a product reads transposed."""
+FEW = 5
+"""Errors from which the deviation of others is estimated at least."""
 _CLOSEST = 5
 _REACH = 8.0
 """Steps between buckets, half an octave each, over which half of an observation carries."""
@@ -80,6 +83,29 @@ def half_octaves(amount: float) -> int:
     return round(2 * math.log2(1.0 + max(0.0, amount)))
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """Observations that stand for a bucket.
+
+    Attributes:
+        ratios: The latest of the bucket itself; else one for each of the closest buckets; none if
+            nothing alike was observed.
+        weight: At most 1; the less, the farther away the observed nodes are.
+        source: Predictions that rest on the same observations have the same source.
+        is_own: Such nodes themselves were observed.
+        busy: Their neighbours were busy.
+        class_deviation: Standard deviation of calibration's errors for all observed nodes with the
+            same bottleneck; 0 for the bucket itself, or if these are few.
+    """
+
+    ratios: Sequence[float] = ()
+    weight: float = 0.0
+    source: tuple[Any, ...] = ()
+    is_own: bool = False
+    busy: bool = False
+    class_deviation: float = 0.0
+
+
 class TraceCorrections:
     """Medians of measurements, by bucket of nodes and by link.
 
@@ -97,6 +123,8 @@ class TraceCorrections:
         self._links: dict[tuple[str, int], list[float]] = {}
         self._steps: dict[tuple[str, int, int], list[float]] = {}
         self._families: dict[tuple[str, str, str], list[tuple[Bucket, float]]] | None = None
+        self._deviations: dict[tuple[str, str, str], float] = {}
+        self._errors: dict[str, list[float]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes) + len(self._links) + len(self._steps)
@@ -144,16 +172,45 @@ class TraceCorrections:
 
         The most similar observed steps count; the less, the less similar they are.
         """
+        found = self.step_evidence(kind, units, predicted)
+        return median(found.ratios) * predicted * found.weight if found.ratios else 0.0
+
+    def step_evidence(self, kind: str, units: int, predicted: float) -> Evidence:
+        """Return the observations of the most similar steps: seconds beyond nodes and transfers, in
+        parts of these.
+        """
         size = half_octaves(predicted * 1e9)
         near = [
-            (abs(size - other) + 2 * abs(units - count), ratios)
+            (abs(size - other) + 2 * abs(units - count), ratios, (kind, count, other))
             for (of, count, other), ratios in self._steps.items()
             if of == kind
         ]
         if not near:
-            return 0.0
-        distance, ratios = min(near, key=lambda pair: pair[0])
-        return median(ratios) * predicted / (1.0 + distance / _REACH)
+            return Evidence()
+        distance, ratios, source = min(near, key=lambda each: each[0])
+        return Evidence(ratios, 1.0 / (1.0 + distance / _REACH), source)
+
+    def observe_error(self, graph: str, predicted: float, measured: float) -> None:
+        """Note how far the prediction of a whole step was off.
+
+        Args:
+            graph: Fingerprint of the step's graph.
+            predicted: Seconds, by all that was known, the overhead included.
+            measured: Seconds of steps that were not traced.
+        """
+        if predicted > 0 and LIMITS[0] <= measured / predicted <= LIMITS[1]:
+            _append_sample(self._errors, graph, measured / predicted)
+            self.version += 1
+
+    def step_deviation(self, graph: str) -> float:
+        """Return the standard deviation of errors that all parts of a graph's step share.
+
+        Its own latest predictions tell of it, and the first one of each other graph.
+        """
+        own = self._errors.get(graph, [])[-RECENT:]
+        first = [ratios[0] for name, ratios in self._errors.items() if name != graph]
+        others = ratio_deviation(first)
+        return math.hypot(ratio_deviation(own, 1), others / math.sqrt(1.0 + len(own)))
 
     def has_observed(self, bucket: Bucket) -> bool:
         """Return True if such a node was observed, its neighbours idle or busy as it says."""
@@ -173,25 +230,44 @@ class TraceCorrections:
         factor is closer to 1 the farther away they are. A device with idle neighbours stands for
         one with busy neighbours if nothing else is known.
         """
+        found = self.evidence(bucket)
+        if not found.ratios:
+            return 1.0
+        if found.is_own:
+            return robust_ratio(found.ratios)
+        return float(median(found.ratios) ** found.weight)
+
+    def evidence(self, bucket: Bucket) -> Evidence:
+        """Return the observations by which `factor` corrects a bucket."""
         for known in (bucket, replace(bucket, busy=not bucket.busy)):
             own = self._nodes.get(known)
             if own:
-                return robust_ratio(own)
-        alike = self._by_family.get((bucket.device, "op", _op_name(bucket)))
+                return Evidence(own[-RECENT:], 1.0, (known,), True, known.busy)
+        family = (bucket.device, "op", _op_name(bucket))
+        bound = (bucket.device, "bound", _bottleneck(bucket))
+        if family not in self._by_family:
+            family = bound
+        alike = self._by_family.get(family)
         if not alike:
-            alike = self._by_family.get((bucket.device, "bound", _bottleneck(bucket)))
-        if not alike:
-            return 1.0
+            return Evidence()
         ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
         least = ranked[0][0]
-        ratio = median(ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2)
-        return float(ratio ** (1.0 / (1.0 + least / _REACH)))
+        close = [ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2]
+        weight = 1.0 / (1.0 + least / _REACH)
+        return Evidence(close, weight, family, class_deviation=self._class_deviation(bound))
+
+    def _class_deviation(self, family: tuple[str, str, str]) -> float:
+        """Return the standard deviation of the errors of a family's predictions by calibration."""
+        if family not in self._deviations:
+            ratios = [ratio for _, ratio in self._by_family.get(family, ())]
+            self._deviations[family] = ratio_deviation(ratios)
+        return self._deviations[family]
 
     @property
     def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
         """Buckets with their ratios, by device and op, and by device and bottleneck."""
         if self._families is None:
-            self._families = {}
+            self._families, self._deviations = {}, {}
             for bucket, ratios in self._nodes.items():
                 told = (bucket, robust_ratio(ratios))
                 for family in (("op", _op_name(bucket)), ("bound", _bottleneck(bucket))):
@@ -217,6 +293,11 @@ class TraceCorrections:
         ratio = median(s / max(1e-9, latency + n / bandwidth) for n, s in points)
         return latency * ratio, bandwidth / ratio
 
+    def link_ratios(self, name: str) -> list[float]:
+        """Return the latest transfers over a kind of link, relative to the median of their size."""
+        recent = [s[-RECENT:] for (link, _), s in self._links.items() if link == name]
+        return [each / median(seconds) for seconds in recent for each in seconds]
+
     # Out and in -------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,6 +312,7 @@ class TraceCorrections:
             ],
             "links": [[name, size, seconds] for (name, size), seconds in self._links.items()],
             "steps": [[*key, ratios] for key, ratios in self._steps.items()],
+            "errors": [[graph, ratios] for graph, ratios in self._errors.items()],
         }
 
     @staticmethod
@@ -256,9 +338,16 @@ class TraceCorrections:
             for kind, units, size, ratios in data["steps"][-BUCKETS:]:
                 key = _check_text(kind), int(units), int(size)
                 read._steps[key] = _check_samples(ratios, 0.0, LIMITS[1])
+            for graph, ratios in data.get("errors", [])[-BUCKETS:]:
+                read._errors[_check_text(graph)] = _check_samples(ratios, *LIMITS)
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read
+
+
+def ratio_deviation(ratios: Sequence[float], least: int = FEW) -> float:
+    """Return the standard deviation of ln(ratio) around 0; 0 for fewer than `least`."""
+    return error_deviation(list(map(math.log, ratios))) if len(ratios) >= least else 0.0
 
 
 def robust_ratio(ratios: Sequence[float]) -> float:

@@ -221,8 +221,8 @@ class Cluster:
         return cls(all_workers, tuple(plain), kind="hypothetical")
 
     def __repr__(self) -> str:
-        """Return a short text: the devices, without their speeds and links."""
-        told = [f"{d.name} ({d.product})" if d.product else d.name
+        """Return a short text: the devices, without links; of their speeds, those of slow ones."""
+        told = [f"{d.name} ({note})" if (note := d.product or d.slowness) else d.name
                 for worker in self.workers for d in worker.devices]  # fmt: skip
         more = f", … {len(told)} in all" if len(told) > 4 else ""
         workers = show_count(len(self.workers), "worker")

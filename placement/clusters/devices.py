@@ -39,6 +39,8 @@ class Device:
         launch: Seconds to start one op. None: to be measured.
         product: Name of a shipped product ("h100-sxm", see `hardware_catalog`), whose speeds count
             where the three above are None.
+        speed: Share of its machine's measured speed that it gets, as a session found last; see
+            `calibration.worker_speeds`.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Device:
     bandwidth: float | None = None
     launch: float | None = None
     product: str | None = None
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         match = _DEVICE.fullmatch(self.name) if isinstance(self.name, str) else None
@@ -64,6 +67,7 @@ class Device:
         for key, unit in (("flops", "flop/s"), ("bandwidth", "bytes/s")):
             check_number(f"device {self.name}: {key} ({unit})", getattr(self, key), zero=False)
         check_number(f"device {self.name}: launch (seconds)", self.launch, zero=True)
+        check_number(f"device {self.name}: speed (share)", self.speed, zero=False)
         if self.product is not None:
             object.__setattr__(self, "product", product(self.product).name)
 
@@ -74,6 +78,11 @@ class Device:
             return self.flops, self.bandwidth
         known = product(self.product)
         return self.flops or known.float32, self.bandwidth or known.bandwidth
+
+    @property
+    def slowness(self) -> str:
+        """A note for a device that does not get its machine's speed; else ""."""
+        return "" if self.speed == 1 else f"at {self.speed:.2f} of its machine's speed"
 
     @property
     def is_described(self) -> bool:

@@ -17,7 +17,7 @@ from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.kernels.fusion.fusion import regions_of
 from graphflow.passes.duplicates import key_of
-from graphflow.placement.calibration.cluster_rates import device_classes, rates
+from graphflow.placement.calibration.cluster_rates import device_classes
 from graphflow.placement.calibration.roofline import STATELESS, Rates, op_class, work
 from graphflow.placement.calibration.trace_corrections import (
     TRANSPOSED_MARK,
@@ -69,18 +69,10 @@ class NodeTimes:
             known = self._bytes[spec] = nbytes(spec)
         return known
 
-    def seconds(
-        self,
-        limits: DeviceConstraints,
-        profiles: Mapping[int, Mapping[str, Any]] | None,
-        contention: bool,
-        learned: TraceCorrections | None,
-    ) -> np.ndarray[Any, Any]:
-        """Return `compute`, corrected by what was learned."""
-        compute = self.compute(limits, rates(self.cluster, profiles, contention))
-        if learned:
-            self.correct(compute, contention, learned)
-        return compute
+    @property
+    def alike(self) -> Ints:
+        """The class of each node, (n,): nodes of a class take the same time."""
+        return self._alike
 
     def compute(
         self, limits: DeviceConstraints, speeds: Mapping[str, Rates]

@@ -18,13 +18,14 @@ from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, evaluate, is_inexact
 from graphflow.ops.communication.collectives import groups_of, own_inputs, received_bytes
-from graphflow.placement.calibration.cluster_rates import Links, link_classes, link_matrices
+from graphflow.placement.calibration.cluster_rates import Links, link_classes, link_matrices, rates
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.clusters.port_routes import shared_links
 from graphflow.placement.cost_model.body_memory import body_memory
 from graphflow.placement.cost_model.device_constraints import DeviceConstraints, colocation_groups
+from graphflow.placement.cost_model.node_errors import ErrorSources, NodeErrors, node_errors
 from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 from graphflow.placement.problems.problem import Problem
 
@@ -41,6 +42,7 @@ class GraphProblem:
         devices: By device index; the client comes last.
         specs: Of all tensors, with known shapes.
         regions: For a node that may run as one kernel with others, all of these.
+        errors: What may be wrong about the seconds of nodes; None if that is not known.
     """
 
     problem: Problem
@@ -52,6 +54,7 @@ class GraphProblem:
     devices: tuple[str, ...]
     specs: Mapping[Tensor, TensorSpec]
     regions: Mapping[Node, Sequence[Node]]
+    errors: NodeErrors | None = None
 
     @cached_property
     def index(self) -> dict[Node, int]:
@@ -92,7 +95,7 @@ def build_problem(
     """
     builder = _ProblemBuilder(graph, cluster, bindings)
     limits = DeviceConstraints(graph, cluster, homes or {})
-    compute = builder.predictions.seconds(limits, profiles, contention, learned)
+    compute, _ = builder.predict(limits, profiles, contention, learned, ErrorSources())
     return builder.problem(compute, *builder.links(profiles, links, learned))
 
 
@@ -112,14 +115,18 @@ def build_problems(
     """
     builder = _ProblemBuilder(graph, cluster, bindings)
     limits = DeviceConstraints(graph, cluster, homes or {})
-    compute = builder.predictions.seconds(limits, profiles, False, learned)
+    sources = ErrorSources()
+    compute, errors = builder.predict(limits, profiles, False, learned, sources)
     if len(cluster.devices) == 1:
         alone = builder.problem(compute, *builder.links(profiles, links, learned))
+        alone = replace(alone, errors=errors)
         return alone, alone
-    busy = builder.predictions.seconds(limits, profiles, True, learned)
+    busy, busy_errors = builder.predict(limits, profiles, True, learned, sources)
     quiet = np.minimum(compute, busy)
     alone = builder.problem(quiet, *builder.links(profiles, links, learned))
-    return alone, replace(alone, problem=alone.problem.with_compute(busy))
+    slower = None if busy_errors is None else busy_errors.with_slowdown(quiet, busy)
+    shared = replace(alone, problem=alone.problem.with_compute(busy), errors=slower)
+    return replace(alone, errors=errors), shared
 
 
 class _ProblemBuilder:
@@ -140,6 +147,24 @@ class _ProblemBuilder:
         self.shares: dict[Tensor, Node] = {}
         self._exchanged = frozenset(node for group in groups_of(self.nodes) for node in group)
         self._teams = colocation_groups(graph)
+
+    def predict(
+        self,
+        limits: DeviceConstraints,
+        profiles: Mapping[int, Mapping[str, Any]] | None,
+        contention: bool,
+        learned: TraceCorrections | None,
+        sources: ErrorSources,
+    ) -> tuple[np.ndarray[Any, Any], NodeErrors | None]:
+        """Return the seconds of nodes, (n, d), and what may be wrong about them, if known."""
+        times, speeds = self.predictions, rates(self.cluster, profiles, contention)
+        compute = times.compute(limits, speeds)
+        busy = contention and len(self.cluster.devices) > 1
+        errors = node_errors(times, compute, speeds, busy, learned, sources)
+        if learned:
+            times.correct(compute, contention, learned)
+        compute[:, :-1] /= [self.cluster.device(name).speed for name in self.cluster.devices]
+        return compute, errors
 
     def links(
         self,

@@ -19,11 +19,17 @@ from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 
 @dataclass(frozen=True)
 class TraceObservation:
-    """One observation of a placed node: the bucket of its ratio, what calibration alone
-    predicts (seconds)."""
+    """One observation of a placed node.
+
+    Attributes:
+        bucket: Of its ratio.
+        predicted: Seconds that calibration alone predicts, at full speed.
+        worker: The worker that runs it.
+    """
 
     bucket: Bucket
     predicted: float
+    worker: int
 
 
 def trace_observations(
@@ -52,6 +58,7 @@ def trace_observations(
     busy = busy or len(working) > 1
     compute = predictions.compute(limits, rates(cluster, profiles, busy))
     named = device_classes(cluster)
+    workers = {d.name: worker.index for worker in cluster.workers for d in worker.devices}
     found = {}
     for i, node in enumerate(predictions.nodes):
         if node.op.joint is not None:
@@ -60,5 +67,5 @@ def trace_observations(
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:
             bucket = predictions.bucket(node, named[device], busy, predicted)
-            found[graph.names[node]] = TraceObservation(bucket, predicted)
+            found[graph.names[node]] = TraceObservation(bucket, predicted, workers[device])
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
-from graphflow.base.formatting import show_bytes, show_count, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_interval, show_seconds
 from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
@@ -51,6 +51,11 @@ class Plan(PlanData):
         reproducible: whether planning again gives the same plan: not if its placer had a clock.
         overhead: seconds of a step that no node and no transfer takes: calling it, messages, and
             handing over to other threads and processes.
+        low, high: ends of the 80 % interval of the makespan; None where devices are described
+            instead of measured. See `placement/calibration/uncertainty.py`.
+        rival: the placement on one device, or over several, that this plan was compared with.
+        verdict: how a session compared its latest placement with another by the steps of both;
+            None if it did not. It is not saved.
     """
 
     def explain(self, name: str) -> str:
@@ -222,12 +227,14 @@ class Plan(PlanData):
         from graphflow.placement.plans.reports.report import FEW, device_uses, shown_devices
 
         nodes = show_count(len(self.nodes), "node")
-        rows = [f"plan of {nodes} by {self.placer}: {show_seconds(self.makespan)}"]
+        step = show_interval(self.makespan, self.low, self.high)
+        rows = [f"plan of {nodes} by {self.placer}: {step}"]
         devices, others = shown_devices(device_uses(self))
         for use in devices:
             peak = "" if use.peak_memory is None else f", peak {show_bytes(use.peak_memory)}"
             nodes = show_count(use.nodes, "node")
-            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}")
+            slow = f", {use.slowness}" if use.slowness else ""
+            rows.append(f"  {use.device}: {nodes}, busy {show_seconds(use.busy)}{peak}{slow}")
         at_client = sum(node.device == CLIENT for node in self.nodes)
         rows += [f"  {others}"] if others else []
         rows.append(f"  {CLIENT}: {show_count(at_client, 'node')}")
@@ -241,6 +248,7 @@ class Plan(PlanData):
             seconds = self.baselines.get(name)
             told = "does not fit in memory" if seconds is None else show_seconds(seconds)
             rows.append(f"  {name}: {told}")
+        rows += [f"  {self.no_gain}"] if self.no_gain else []
         if self.measured is not None:
             rows.append(f"  measured: {show_seconds(self.measured.makespan)}")
         if not self.reproducible:

@@ -26,7 +26,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.communication.collectives import own_inputs
 from graphflow.placement.calibration.calibrate import StepCost, step_overhead
-from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.calibration.trace_corrections import Evidence, TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.cost_model.device_constraints import DeviceConstraints, colocation_groups
@@ -45,6 +45,14 @@ from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
+from graphflow.placement.plans.step_uncertainty import (
+    Candidate,
+    Overhead,
+    StepJudge,
+    gains_surely,
+    node_interval,
+    rival_of,
+)
 from graphflow.placement.problems.infeasibility import memory_limit
 from graphflow.placement.problems.problem import Assignment, Problem
 from graphflow.placement.simulation.simulator import simulate
@@ -89,19 +97,21 @@ def plan_graph(
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
     alone, shared = problems(homes)
-    fixed = partial(_step_overhead, alone, cluster, learned, steps)
+    overhead = partial(_step_overhead, alone, cluster, learned, steps)
+    judge = StepJudge(cluster, learned, overhead, fingerprint(graph))
     show_stage("simulating baselines")
     plain = _baselines(alone, shared)
     show_stage("choosing devices")
     taken = partial(_device_memory, cluster, bindings)
-    made, assignment = _run_placer(alone, shared, placer, plain, fixed, taken)
-    assignment = in_turns(assignment, made.problem, made.nodes)
+    placed = _run_placer(alone, shared, placer, plain, judge, taken)
+    made = placed.problem
+    assignment = in_turns(placed.assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
         alone, shared = problems({})  # "one device" holds the variables, too
         plain = _baselines(alone, shared)
     named = [*(f"one device: {name}" for name in cluster.devices), "round robin"]
     baselines = {
-        name: each.run.makespan + fixed(each.run.assignment(), each.run.makespan)
+        name: judge.seconds(each.run.assignment(), each.run.makespan)
         for name, each in zip(named, plain, strict=True)
         if each.fits
     }
@@ -117,7 +127,12 @@ def plan_graph(
         {name: why for name, why in told.items() if why is not None},
     )
     timeline = model.timeline
-    beyond = fixed(assignment, timeline.makespan)
+    beyond = judge.overhead(assignment, timeline.makespan).seconds
+    here = judge.predict(made, assignment, timeline)
+    low, high = (None, None) if here is None else here.interval
+    rejected = placed.rejected
+    if here is not None and rejected is None and _count_busy_devices(assignment, alone) > 1:
+        rejected = _best_single(alone, plain, judge)
     return Plan(
         cluster=cluster,
         placer=placer if isinstance(placer, str) else type(placer).__name__,
@@ -125,10 +140,13 @@ def plan_graph(
         transfers=_transfers(made, model),
         makespan=timeline.makespan + beyond,
         overhead=beyond,
+        low=low,
+        high=high,
+        rival=None if here is None or rejected is None else rival_of(here, rejected),
         peak_memory=_peaks(made, model, cluster, bindings),
         baselines=baselines,
         shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
-        fingerprint=fingerprint(graph),
+        fingerprint=judge.graph,
         reproducible=assignment.reproducible,
         model=model,
     )
@@ -191,15 +209,16 @@ def outlook(
         DeviceError, MemoryLimitError: as `plan_graph`.
     """
     alone, shared = build_problems(graph, cluster, bindings, learned=learned)
-    fixed = partial(_step_overhead, alone, cluster, learned, steps)
-    made, assignment = _run_placer(
-        alone, shared, placer, None, fixed, partial(_device_memory, cluster, bindings)
+    judge = StepJudge(cluster, learned, partial(_step_overhead, alone, cluster, learned, steps))
+    placed = _run_placer(
+        alone, shared, placer, None, judge, partial(_device_memory, cluster, bindings)
     )
-    assignment = in_turns(assignment, made.problem, made.nodes)
+    made = placed.problem
+    assignment = in_turns(placed.assignment, made.problem, made.nodes)
     made = _add_send_time(made, cluster, assignment)
     model = _nameless(made, assignment)
     timeline = model.timeline
-    seconds = timeline.makespan + fixed(assignment, timeline.makespan)
+    seconds = judge.seconds(assignment, timeline.makespan)
     busy = dict(zip(cluster.devices, timeline.busy.tolist(), strict=False))
     rows, client = timeline.transfers, made.problem.client
     between = (rows["source"] != client) & (rows["target"] != client)
@@ -214,11 +233,15 @@ def _step_overhead(
     steps: StepCost | None,
     assignment: Assignment,
     seconds: float,
-) -> float:
-    """Seconds of a step beyond the `seconds` that its nodes and transfers take."""
+) -> Overhead:
+    """Return what a step takes beyond the `seconds` of its nodes and transfers."""
     units = _units([cluster.devices[at] for at in _busy_devices(assignment, made)], cluster)
-    known = learned.step_overhead(session_kind(cluster), units, seconds) if learned else 0.0
-    return max(known, 0.0 if steps is None else step_overhead(steps, units))
+    calibrated = 0.0 if steps is None else step_overhead(steps, units)
+    kind = session_kind(cluster)
+    known = learned.step_overhead(kind, units, seconds) if learned else 0.0
+    if learned and known >= calibrated:
+        return Overhead(known, learned.step_evidence(kind, units, seconds), units)
+    return Overhead(calibrated, Evidence(), units)
 
 
 def _peaks(
@@ -271,9 +294,9 @@ def _run_placer(
     shared: GraphProblem,
     placer: str | Placer,
     plain: list[EvaluatedPlacement] | None,
-    fixed: Callable[[Assignment, float], float],
+    judge: StepJudge,
     taken: Callable[[GraphProblem, Assignment], Sequence[int]],
-) -> tuple[GraphProblem, Assignment]:
+) -> _Placed:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
     Placers count what is alive, which is more than the runtime takes where it computes in place.
@@ -284,8 +307,8 @@ def _run_placer(
         plain: the baselines, where these were worked out already.
         taken: bytes of each device that the runtime takes for an assignment.
 
-    `greedy` and `auto` promise to be no slower than the baselines, a step's own cost included;
-    others are taken at their word.
+    `greedy` and `auto` promise to be no slower than the baselines, a step's own cost included, and
+    take one device unless several surely gain; others are taken at their word.
     """
     try:
         chosen = get_placer(placer)
@@ -299,7 +322,7 @@ def _run_placer(
             made = in_turns(made, shared.problem, shared.nodes)
             own = taken(shared, made)
             if all(need <= room for need, room in zip(own, shared.problem.capacity, strict=False)):
-                return shared, made
+                return _Placed(shared, made)
             raise memory_limit(alone, error.nodes, own) from None
         plain = _baselines(alone, shared) if plain is None else plain
         needed = [
@@ -312,7 +335,7 @@ def _run_placer(
         return alone if _count_busy_devices(assignment, alone) <= 1 else shared
 
     def worth(assignment: Assignment, seconds: float) -> tuple[float, int]:
-        return seconds + fixed(assignment, seconds), _count_busy_devices(assignment, alone)
+        return judge.seconds(assignment, seconds), _count_busy_devices(assignment, alone)
 
     if isinstance(chosen, Greedy | Auto) and not _is_pinned(alone.problem):
         plain = _baselines(alone, shared) if plain is None else plain
@@ -320,8 +343,39 @@ def _run_placer(
         least = min(known, key=lambda pair: worth(*pair), default=None)
         seconds = simulate(choose_problem(assignment).problem, assignment).makespan
         if least is not None and worth(*least) < worth(assignment, seconds):
-            return choose_problem(least[0]), replace(least[0], reproducible=assignment.reproducible)
-    return choose_problem(assignment), assignment
+            assignment = replace(least[0], reproducible=assignment.reproducible)
+        devices = _count_busy_devices(assignment, alone)
+        one = _best_single(alone, plain, judge) if devices > 1 else None
+        several = None if one is None else judge.predict(shared, assignment)
+        if one is not None and several is not None and not gains_surely(several, one.step):
+            fallback = replace(one.assignment, reproducible=assignment.reproducible)
+            return _Placed(alone, fallback, Candidate(assignment, several, devices))
+    return _Placed(choose_problem(assignment), assignment)
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """The answer of a placer, and the placement over several devices that was rejected for it."""
+
+    problem: GraphProblem
+    assignment: Assignment
+    rejected: Candidate | None = None
+
+
+def _best_single(
+    alone: GraphProblem, plain: Sequence[EvaluatedPlacement], judge: StepJudge
+) -> Candidate | None:
+    """Return the fastest baseline on one device; None if none fits, or its errors are unknown."""
+    ones = [
+        (judge.seconds(assignment, each.run.makespan), i, assignment)
+        for i, each in enumerate(plain)
+        if each.fits and _count_busy_devices(assignment := each.run.assignment(), alone) <= 1
+    ]
+    if not ones or alone.errors is None:
+        return None
+    assignment = min(ones)[2]
+    step = judge.predict(alone, assignment)
+    return None if step is None else Candidate(assignment, step, 1)
 
 
 def _is_pinned(problem: Problem) -> bool:
@@ -412,6 +466,7 @@ def _nodes(made: GraphProblem, model: PlanModel, tasks: Sequence[str]) -> tuple[
                 holds=body_nodes(node) if node.attrs else (),
                 fused=_kernel(made, model, node),
                 task=tasks[node.turn] if 0 <= node.turn < len(tasks) else "",
+                **node_interval(made, i, home[i]),
             )
         )
     return tuple(planned)

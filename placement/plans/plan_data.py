@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import cached_property
 
+from graphflow.base.formatting import show_margin
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import (
+    ON_ONE,
     Interval,
     MeasuredSteps,
+    PlacementVerdict,
     PlannedNode,
     PlannedTransfer,
+    Rival,
 )
 
 
@@ -37,7 +41,11 @@ class PlanData:
     measured: MeasuredSteps | None = None
     reproducible: bool = True
     overhead: float = 0.0
+    low: float | None = None
+    high: float | None = None
+    rival: Rival | None = None
     model: PlanModel | None = field(default=None, compare=False, repr=False)
+    verdict: PlacementVerdict | None = field(default=None, compare=False)
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -57,6 +65,29 @@ class PlanData:
             for t in self.transfers
         ]
         return tuple(sorted(rows, key=lambda row: (row.start, row.finish, row.track, row.name)))
+
+    @property
+    def no_gain(self) -> str:
+        """Say that several devices need not be faster than one; "" if they surely are.
+
+        "no gain expected: 2.1 ms ± 0.3 here, 2 ms ± 0.3 on one device"
+        """
+        steps = self.steps_alike
+        return f"no gain expected: {steps[0]} here, {steps[1]}" if steps else ""
+
+    @property
+    def steps_alike(self) -> tuple[str, str] | None:
+        """The steps here and on one device (or over several) if the gain may be chance."""
+        rival = self.rival
+        if rival is None or self.low is None or self.high is None:
+            return None
+        saved = rival.seconds - self.makespan
+        if rival.where != ON_ONE:
+            saved = -saved
+        if saved > rival.least_gain:
+            return None
+        here = show_margin(self.makespan, (self.high - self.low) / 2)
+        return here, f"{show_margin(rival.seconds, rival.margin)} {rival.where}"
 
     @cached_property
     def by_name(self) -> dict[str, PlannedNode]:

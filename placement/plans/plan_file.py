@@ -20,6 +20,7 @@ from graphflow.placement.plans.plan_records import (
     MeasuredSteps,
     PlannedNode,
     PlannedTransfer,
+    Rival,
 )
 from graphflow.placement.problems.problem import Assignment, Problem
 
@@ -41,6 +42,9 @@ def dumps(plan: PlanData) -> str:
         "placer": plan.placer,
         "makespan": plan.makespan,
         "overhead": plan.overhead,
+        "low": plan.low,
+        "high": plan.high,
+        "rival": None if plan.rival is None else asdict(plan.rival),
         "peak_memory": dict(plan.peak_memory),
         "baselines": dict(plan.baselines),
         "shapes": {name: list(shape) for name, shape in plan.shapes.items()},
@@ -122,6 +126,9 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
         "transfers": tuple(_record(PlannedTransfer, transfer) for transfer in data["transfers"]),
         "makespan": float(data["makespan"]),
         "overhead": float(data.get("overhead", 0.0)),
+        "low": _optional_seconds(data.get("low")),
+        "high": _optional_seconds(data.get("high")),
+        "rival": None if data.get("rival") is None else _record(Rival, data["rival"]),
         "peak_memory": {_text(k): int(v) for k, v in data["peak_memory"].items()},
         "baselines": {_text(k): float(v) for k, v in data["baselines"].items()},
         "shapes": {k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
@@ -132,13 +139,21 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _optional_seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise PlanError(f"{format_value(value)} is no text")
     return value
 
 
-_READ: dict[str, Callable[[Any], Any]] = {"str": _text, "float": float, "int": int}
+_READ: dict[str, Callable[[Any], Any]] = {
+    "str": _text, "float": float, "int": int, "float | None": _optional_seconds,
+}  # fmt: skip
+_NEWER = ("fused", "task", "low", "high", "basis")
+"""Fields of nodes that older plans lack: kernels, tasks, intervals."""
 
 
 def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
@@ -148,7 +163,7 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
         if each.name == "holds":  # plans before bodies were drawn have none
             values[each.name] = tuple(_record(BodyNode, row) for row in data.get(each.name, ()))
             continue
-        if each.name in ("fused", "task") and each.name not in data:  # nor kernels, or tasks
+        if each.name in _NEWER and each.name not in data:
             continue
         value = data[each.name]
         if each.name == "inputs":

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
+
+ON_ONE = "on one device"
+"""Where the rival of a plan over several devices is."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class PlannedNode:
         holds: what its bodies consist of, if it has any.
         fused: name of the last node of the kernel that it is part of; "" if it has its own.
         task: of a pipeline's schedule: "F0", the forward pass of micro-batch 0; "" if of none.
+        low, high: ends of the 80 % interval of its seconds; None where that is unknown.
+        basis: of the prediction: "9 observations in traced steps", "calibration of the op".
     """
 
     name: str
@@ -53,6 +59,9 @@ class PlannedNode:
     holds: tuple[BodyNode, ...] = ()
     fused: str = ""
     task: str = ""
+    low: float | None = None
+    high: float | None = None
+    basis: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,25 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """The placement that a plan was compared with: on one device if the plan is over several.
+
+    A plan on one device has a rival over several devices if that is faster, but not surely.
+
+    Args:
+        where: `ON_ONE`, or "over 2 devices".
+        seconds: predicted, of a step.
+        margin: half the width of the 80 % interval of these.
+        least_gain: seconds that one of the two must save for that not to be chance.
+    """
+
+    where: str
+    seconds: float
+    margin: float
+    least_gain: float
+
+
+@dataclass(frozen=True)
 class MeasuredSteps:
     """Measurements of traced steps: median seconds, one step's timeline, bytes by device."""
 
@@ -91,3 +119,49 @@ class MeasuredSteps:
     timeline: tuple[Interval, ...]
     peak_memory: Mapping[str, int]
     steps: int
+
+
+@dataclass(frozen=True)
+class StepQuartiles:
+    """Quartiles of the durations of steps, in seconds."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        low, median, high = map(show_seconds, (self.low, self.median, self.high))
+        return f"{median} ({low} to {high})"
+
+
+@dataclass(frozen=True)
+class PlacementVerdict:
+    """The outcome of comparing a new placement with another one by the steps of both.
+
+    With several sets of fetches, seconds are means over the steps that were compared.
+
+    Args:
+        stays: True if the new placement stays; False if the session went back to the other.
+        promised: predicted seconds of a step with the new placement, when it was adopted.
+        measured: seconds of a step with the new placement.
+        other: the other placement in words: the one before, or one device.
+        other_promised: predicted seconds of a step with the other placement; None: there is no
+            other that fits in memory.
+        other_measured: seconds of a step with the other placement; None: it did not run.
+    """
+
+    stays: bool
+    promised: float
+    measured: StepQuartiles
+    other: str
+    other_promised: float | None = None
+    other_measured: StepQuartiles | None = None
+
+    def __str__(self) -> str:
+        outcome = "the new placement stays" if self.stays else f"back to {self.other}"
+        text = f"{outcome}: {show_seconds(self.promised)} a step promised, {self.measured} measured"
+        if self.other_promised is not None:
+            text += f"; {self.other}: {show_seconds(self.other_promised)} promised, "
+            measured = self.other_measured
+            text += "not tried" if measured is None else f"{measured} measured"
+        return text

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import show_bytes, show_count, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_interval, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.reports.report import DeviceUse, device_uses
@@ -45,7 +45,7 @@ class Box:
     def facts(self) -> list[tuple[str, str]]:
         """Return the facts of a box's tooltip, as (what, text)."""
         node = self.node
-        took = show_seconds(node.finish - node.start)
+        took = show_interval(node.finish - node.start, node.low, node.high)
         if self.measured is not None:
             took += f" predicted, {show_seconds(self.measured)} measured"
         facts = [
@@ -53,6 +53,7 @@ class Box:
             ("output", f"{node.output} · {show_bytes(node.bytes)}"),
             ("device", node.device),
             ("takes", f"{took}, from {show_seconds(node.start)}"),
+            ("known from", node.basis),
             ("one kernel with", self.kernel),
             ("why here", node.why),
             ("made at", node.location),
@@ -124,7 +125,13 @@ def headlines(plan: PlanData) -> list[tuple[str, str, str]]:
     remark = f"placer: {printable(plan.placer)}, {again}"
     if plan.overhead > TOLD * plan.makespan:  # else one wonders why the last node ends before
         remark += f" · {show_seconds(plan.overhead)} of it for calling the step and its messages"
+    if plan.low is not None and plan.high is not None:
+        within = f"{show_seconds(plan.low)} to {show_seconds(plan.high)}"
+        remark = f"{within} in 4 of 5 cases · {remark}"
     lines = [("Predicted step", show_seconds(plan.makespan), remark)]
+    if plan.steps_alike is not None:
+        here, there = plan.steps_alike
+        lines.append(("No gain expected", here, f"here, {there}"))
     if plan.measured is not None:
         remark = f"median of {show_count(plan.measured.steps, 'step')}"
         if plan.makespan > 0:

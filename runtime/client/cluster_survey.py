@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,19 @@ from graphflow.placement.calibration.calibrate import (
 )
 from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.calibration.link_cache import load_or_measure_links
+from graphflow.placement.calibration.worker_speeds import (
+    better_report,
+    is_speed_report,
+    speeds_of,
+)
 from graphflow.placement.clusters.cluster import Cluster
 
 if TYPE_CHECKING:
     from graphflow.runtime.client.remote_hosts import RemoteHosts
+
+
+SPEED_ROUNDS = 3
+"""Probes of workers' speeds at most: a worker is slow if it is slow in all of them."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +50,59 @@ class ClusterSurvey:
     steps: StepCost | None = None
 
 
-def measure_undescribed(hosts: RemoteHosts, cluster: Cluster) -> ClusterSurvey:
+def measure_undescribed(hosts: RemoteHosts, cluster: Cluster, keep: bool = True) -> ClusterSurvey:
     """Measure all that the cluster file does not describe and no earlier run has kept.
 
     Workers that a session starts are on this machine, whose profile is kept. Their links are
     measured once, and kept with it. Workers elsewhere measure themselves, in about a second each,
     and keep their own profile; the links between them are kept here.
+
+    Args:
+        keep: False while a worker is slower than its machine; then links of this machine are
+            measured for this session alone.
     """
     if cluster.kind == "local":
-        if len(cluster.workers) > 1 and "process" not in profile()["links"]:
-            keep_process_links(hosts, cluster)
+        if len(cluster.workers) == 1 or "process" in profile()["links"]:
+            return ClusterSurvey()
+        if not keep:
+            return ClusterSurvey(links=measure_links(hosts.probe_link, len(cluster.workers)))
+        keep_process_links(hosts, cluster)
         return ClusterSurvey()
     with show_progress(f"measuring {len(cluster.workers)} workers and the links between them"):
         found = None if is_described(cluster) else hosts.measure()
-        for worker, report in (found or {}).items():
-            if not is_profile(report):
-                raise ProtocolError(
-                    f"worker {worker} at {cluster.workers[worker].address} reports invalid speeds: "
-                    f"{format_value(report, 80)}; leave it out, or give its speeds in the "
-                    "cluster file"
-                )
+        _check_reports(cluster, found or {}, is_profile)
         return ClusterSurvey(found, links_between(hosts, cluster))
+
+
+def measure_speeds(hosts: RemoteHosts, cluster: Cluster) -> dict[int, float]:
+    """Return the share of its machine's speed that each worker gets now, the fastest being 1.
+
+    It takes a fifth of a second. If a worker is slow, the probe is repeated, because others may
+    have used its processor for a moment.
+    """
+    reports: dict[int, Mapping[str, Any]] = {}
+    speeds: dict[int, float] = {}
+    for _ in range(SPEED_ROUNDS):
+        found = hosts.probe_speeds()
+        _check_reports(cluster, found, is_speed_report)
+        reports = {w: better_report(each, reports.get(w, each)) for w, each in found.items()}
+        speeds = speeds_of(reports, cluster)
+        if min(speeds.values()) == 1.0:
+            break
+    return speeds
+
+
+def _check_reports(
+    cluster: Cluster, reports: Mapping[int, Any], is_valid: Callable[[Any], bool]
+) -> None:
+    """Raise ProtocolError for a worker whose report of its speeds is malformed."""
+    for worker, report in reports.items():
+        if not is_valid(report):
+            raise ProtocolError(
+                f"worker {worker} at {cluster.workers[worker].address} reports invalid speeds: "
+                f"{format_value(report, 80)}; leave it out, or give its speeds in the "
+                "cluster file"
+            )
 
 
 def links_between(

@@ -160,6 +160,17 @@ class RemoteHosts(RemoteSteps):
             reports[worker] = message.report
         return reports
 
+    def probe_speeds(self) -> dict[int, dict[str, Any]]:
+        """Return a report of each worker's present speed; all of them compute at the same time."""
+        request = next(self._requests)
+        orders = {w: Order(Measure(request, probes=True)) for w in range(len(self._addresses))}
+        replies = self._ask(request, orders, REQUEST_SECONDS)
+        reports = {}
+        for worker, message in replies.messages.items():
+            assert isinstance(message, Measured)
+            reports[worker] = message.report
+        return reports
+
     def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:
         """Return the median time in seconds that `nbytes` take from one worker to another.
 

@@ -220,6 +220,12 @@ class DeviceHost:
         with on_all_cores():
             return machine_profile(self.devices)
 
+    def probe_speed(self) -> dict[str, Any]:
+        """Return a report of how fast this process is at the moment, with all its threads busy."""
+        from graphflow.placement.calibration.worker_speeds import probe_speed
+
+        return probe_speed(self._count * len(self.devices))
+
     def _session(self, session: str) -> SessionState:
         state = self._sessions.get(session)
         if state is None and not session:  # an embedded session that another thread has closed

@@ -310,9 +310,14 @@ class Forget(Message):
 
 @dataclass(frozen=True)
 class Measure(Message):
-    """Asks for a calibration of the worker's machine."""
+    """Asks for a calibration of the worker's machine.
+
+    If it `probes`, the worker reports how fast it is at the moment instead, in a fraction of a
+    second.
+    """
 
     request: Count
+    probes: bool = False
 
 
 @dataclass(frozen=True)
@@ -507,7 +512,7 @@ class Saved(Message):
 
 @dataclass(frozen=True)
 class Measured(Message):
-    """The calibration of the worker's machine."""
+    """The calibration of the worker's machine, or its present speed."""
 
     request: Count
     report: Plain

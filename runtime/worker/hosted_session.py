@@ -322,7 +322,7 @@ class HostedSession:
             case Forget():
                 host.forget(session, job.programs, job.variables)
             case Measure():
-                return host.measure()
+                return host.probe_speed() if job.probes else host.measure()
             case Meet():
                 return self._prober.check_reachability(job)
             case Chunk():

@@ -391,7 +391,7 @@ def replies() -> tuple[bytes, ...]:
 ORDERS: list[tuple[Message, list[Any]]] = [
     (HELLO, []), (Open(2, 0, PEERS, 30.0), []), (Load(3, "p", 1), [("part", 0, np.zeros(3))]),
     (Compute(4, "p", {}, ["x"], False, 5.0), [("feed", "x", np.ones(2))]), (Read(5, "w"), []),
-    (Measure(6), []), (Close(7), []),
+    (Measure(6), []), (Measure(7, True), []), (Close(8), []),
 ]  # fmt: skip
 
 

@@ -37,3 +37,8 @@ def profile(links: dict[str, Any] | None = None, **changes: Any) -> dict[str, An
         "links": {"process": [1e-4, 1e9], "client": [1e-4, 1e9], "thread": [1e-5, None]}
         | (links or {}),
     }
+
+
+def scatter(deviation: float) -> dict[str, list[float]]:
+    """The `scatter` of speeds whose predictions of all ops are equally uncertain."""
+    return {"all": [deviation, deviation]}

@@ -23,6 +23,7 @@ from graphflow.execution.replan_policy import (
 from graphflow.ir.op import Tensor
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.planning import planner
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 from tests.placement.speeds import profile
@@ -39,13 +40,15 @@ Machine = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """A made-up machine whose links can be changed; nothing is kept where users keep it."""
+    """A made-up machine whose links can be changed, and whose workers have their full speed;
+    nothing is kept where users keep it."""
     state: Machine = {"links": SLOW, "steps": {"here": [1e-9, 2e-9], "process": [1e-9, 2e-9]}}
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
     for module in (calibrate, survey):
         monkeypatch.setattr(
             module, "profile", lambda *a, **k: profile(state["links"]) | {"steps": state["steps"]}
         )
+    monkeypatch.setattr(planner, "speeds_of_workers", lambda *a: {})
     yield state
 
 

@@ -21,6 +21,7 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.placement.plans.plan_builder import plan_graph
+from graphflow.planning import planner
 from graphflow.planning.trace_feedback import idle_fetches, learn, span_overhead, step_cost
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
@@ -31,10 +32,12 @@ ONE, TWO = Cluster.here(threads=1), Cluster.local(workers=2, threads=1)
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is measured, and nothing is kept where users keep it."""
+    """Nothing is measured, not even how busy the machine is, and nothing is kept where users keep
+    it."""
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: profile())
     monkeypatch.setattr(survey, "profile", profile)
+    monkeypatch.setattr(planner, "speeds_of_workers", lambda *a: {})
     yield
 
 

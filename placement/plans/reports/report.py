@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from graphflow.base.formatting import show_bytes, show_count, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_interval, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.plans.reports.critical_path import PathSegment, critical_path
 from graphflow.placement.plans.reports.plan_notices import Constraint, PortUse, constraints, ports
@@ -27,7 +27,7 @@ from graphflow.placement.plans.reports.tables import (
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData
-    from graphflow.placement.plans.plan_records import PlannedTransfer
+    from graphflow.placement.plans.plan_records import PlacementVerdict, PlannedTransfer
 
 FEW = 4
 """Devices that are shown one by one also where they have nothing to do."""
@@ -35,7 +35,11 @@ FEW = 4
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """A device in a step. Seconds and bytes; measured ones are None without a trace."""
+    """A device in a step. Seconds and bytes; measured ones are None without a trace.
+
+    Attributes:
+        slowness: "at 0.51 of its machine's speed"; "" for a device that gets all of it.
+    """
 
     device: str
     nodes: int
@@ -45,6 +49,7 @@ class DeviceUse:
     peak_memory: int | None
     peak_measured: int | None
     memory: int
+    slowness: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,9 @@ class Report(Printed):
         taken: constraints and fallbacks that took choices away.
         overhead: the part of the makespan that no node and no transfer takes.
         steps: that were measured.
+        low, high: ends of the 80 % interval of the makespan, if that is known.
+        no_gain: says that several devices surely gain nothing, if so.
+        verdict: how the session compared this placement with another by the steps of both.
     """
 
     makespan: float
@@ -83,6 +91,10 @@ class Report(Printed):
     reproducible: bool = True
     overhead: float = 0.0
     steps: int = 0
+    low: float | None = None
+    high: float | None = None
+    no_gain: str = ""
+    verdict: PlacementVerdict | None = None
 
     @property
     def idle(self) -> float:
@@ -136,6 +148,8 @@ class Report(Printed):
         yield TextTable(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
 
     def _notices(self) -> Iterator[TextTable]:
+        if self.verdict is not None:
+            yield _verdict_table(self.verdict)
         if self.ports:
             heads = ("port", "tensors", "bytes", "bytes/s", "busy", "of its bandwidth")
             rows = tuple(
@@ -157,7 +171,7 @@ class Report(Printed):
 
     @property
     def _headline(self) -> str:
-        text = f"predicted step: {show_seconds(self.makespan)}"
+        text = f"predicted step: {show_interval(self.makespan, self.low, self.high)}"
         if self.overhead:
             text += f" ({show_seconds(self.overhead)} of it beyond nodes and transfers)"
         if self.measured is not None:
@@ -165,10 +179,12 @@ class Report(Printed):
             text += f", measured {show_seconds(self.measured)} (median of {steps}"
             text += f", {off_by(self.makespan, self.measured)})" if self.makespan else ")"
         text += f"; devices idle {100 * self.idle:.0f} % of it"
+        slow = [f"{use.device} runs {use.slowness}" for use in self.devices if use.slowness]
+        text += "".join(f"; {each}" for each in slow[:SHOWN]) + more(len(slow))
         if self.placer:
             again = "reproducible" if self.reproducible else "not reproducible: see below"
             text += f"; placer: {self.placer}, {again}"
-        return text
+        return f"{text}; {self.no_gain}" if self.no_gain else text
 
 
 def report(plan: PlanData) -> Report:
@@ -189,7 +205,7 @@ def report(plan: PlanData) -> Report:
     return Report(
         plan.makespan, seconds, device_uses(plan), uses, critical_path(plan), ports(plan),
         constraints(plan), plan.placer, plan.reproducible, plan.overhead,
-        measured.steps if measured else 0,
+        measured.steps if measured else 0, plan.low, plan.high, plan.no_gain, plan.verdict,
     )  # fmt: skip
 
 
@@ -219,6 +235,7 @@ def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
             peak_memory=plan.peak_memory.get(name),
             peak_measured=None if measured is None else measured.peak_memory.get(name),
             memory=plan.cluster.device(name).memory,
+            slowness=plan.cluster.device(name).slowness,
         )
         for name in plan.cluster.devices
     )
@@ -243,3 +260,14 @@ def _make_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
     return TextTable(
         title, tuple(heads[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
     )
+
+
+def _verdict_table(verdict: PlacementVerdict) -> TextTable:
+    """Return what was promised of two placements beside what their steps took."""
+    other = "" if verdict.other_measured is None else str(verdict.other_measured)
+    rows = [("new placement", show_seconds(verdict.promised), str(verdict.measured))]
+    if verdict.other_promised is not None:
+        rows.append((verdict.other, show_seconds(verdict.other_promised), other or "not tried"))
+    outcome = "the new one stays" if verdict.stays else f"back to {verdict.other}"
+    heads = ("placement", "promised", "measured (quartiles)")
+    return TextTable(f"Compared by steps: {outcome}", heads, tuple(rows))

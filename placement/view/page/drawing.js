@@ -129,7 +129,8 @@ function detail(item) {
   return isKernel(item) ? `kernel of ${n} · ${took}` : `${count(n, "node")} · ${took}`
 }
 function tip(item) {
-  const took = seconds(total("took", item)), measured = total("measured", item)
+  const measured = total("measured", item), sum = total("took", item)
+  const took = isGroup(item) ? seconds(sum) : interval(sum, D.nodes.low[item], D.nodes.high[item])
   const times = measured > 0 ? `${took} predicted, ${seconds(measured)} measured` : took
   const where = devicesOf(item).slice(0, 3).map(([d]) => D.devices[d].name).join(", ")
     + (devicesOf(item).length > 3 ? ", …" : "")

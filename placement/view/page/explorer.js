@@ -81,6 +81,7 @@ function panel() {
     const n = total("critical", item)
     if (n) row("critical", `${count(n, "node")} on the critical path`)
   } else {
+    row("known from", D.nodes.bases[D.nodes.basis[item]])
     row("why here", told.why)
     row("made at", D.nodes.places[D.nodes.place[item]])
     if (state.critical[item]) row("critical", "on the critical path")

@@ -12,6 +12,12 @@ function seconds(v) {
     if (v >= unit) return `${three(v / unit)} ${name}`
   return v ? `${three(v / 1e-9)} ns` : "0 s"
 }
+// A time with its interval, in the unit of the time: 1.3 ms (1.1 to 1.6).
+function interval(v, low, high) {
+  if (low < 0) return seconds(v)
+  const unit = [1, 1e-3, 1e-6, 1e-9].find(unit => v >= unit) ?? 1e-9
+  return `${seconds(v)} (${three(low / unit)} to ${three(high / unit)})`
+}
 function bytes(v) {
   for (const [unit, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [1024, "KiB"]])
     if (v >= unit) return `${three(v / unit)} ${name}`

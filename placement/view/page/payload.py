@@ -152,7 +152,7 @@ def _walk(made: Tree) -> tuple[dict[str, list[Any]], list[int]]:
 def _columns(
     plan: PlanData, made: Tree, order: Sequence[int], number: dict[str, int]
 ) -> dict[str, Any]:
-    tables = {name: _StringTable() for name in ("ops", "outputs", "places", "whys")}
+    tables = {name: _StringTable() for name in ("ops", "outputs", "places", "whys", "bases")}
     measured: dict[tuple[str, str], float] = {}
     for bar in plan.measured.timeline if plan.measured else ():
         key = (bar.track, bar.name)
@@ -161,7 +161,7 @@ def _columns(
         key: []
         for key in (
             "name", "label", "op", "device", "start", "took", "bytes", "output", "place", "why",
-            "held", "measured",
+            "held", "measured", "low", "high", "basis",
         )
     }  # fmt: skip
     for i in order:
@@ -176,6 +176,9 @@ def _columns(
             tables["outputs"](leaf.output), tables["places"](leaf.location),
             tables["whys"]("" if leaf.held else node.why), int(leaf.held),
             -1 if leaf.held else _short(took),
+            -1 if leaf.held or node.low is None else _short(node.low),
+            -1 if leaf.held or node.high is None else _short(node.high),
+            tables["bases"]("" if leaf.held else node.basis),
         )  # fmt: skip
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)

@@ -11,7 +11,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ProtocolError
-from graphflow.runtime.client.cluster_survey import measure_undescribed
+from graphflow.runtime.client.cluster_survey import measure_speeds, measure_undescribed
 from graphflow.runtime.client.handshake import LEASE, Rendezvous
 from graphflow.runtime.protocol.coordinator_events import Replies
 from graphflow.runtime.protocol.worker import MAX_LEASE
@@ -36,6 +36,40 @@ def test_speeds_that_are_none_are_refused_by_the_workers_name(
     hosts: Any = Hosts()
     with pytest.raises(ProtocolError, match=r"worker 0 at tcp:.* reports invalid speeds"):
         measure_undescribed(hosts, cluster)
+
+
+class ProbedHosts:
+    """Hosts whose probes find what a test says, one report a worker for each round."""
+
+    def __init__(self, *rounds: list[float]) -> None:
+        self.rounds = list(rounds)
+
+    def probe_speeds(self) -> dict[int, Any]:
+        rates = self.rounds.pop(0)
+        return {
+            w: {"rate": rate, "seconds": 1.0, "threads": 1, "cores": 8}
+            for w, rate in enumerate(rates)
+        }
+
+
+def test_equal_workers_are_probed_once() -> None:
+    hosts: Any = ProbedHosts([0.9, 0.95])
+    assert measure_speeds(hosts, gf.Cluster.local(2, threads=1)) == {0: 1.0, 1: 1.0}
+    assert not hosts.rounds
+
+
+def test_a_worker_is_slow_if_it_is_slow_in_each_of_three_probes() -> None:
+    two = gf.Cluster.local(2, threads=1)
+    hosts: Any = ProbedHosts([1.0, 0.4], [1.0, 0.5], [1.0, 0.45])
+    assert measure_speeds(hosts, two) == {0: 1.0, 1: 0.5}
+    hosts = ProbedHosts([1.0, 0.4], [0.5, 1.0])
+    assert measure_speeds(hosts, two) == {0: 1.0, 1: 1.0}
+
+
+def test_a_malformed_report_of_a_probe_names_its_worker(cluster: gf.Cluster) -> None:
+    hosts: Any = ProbedHosts([float("nan")])
+    with pytest.raises(ProtocolError, match=r"worker 0 at tcp:.* reports invalid speeds"):
+        measure_speeds(hosts, cluster)
 
 
 @pytest.mark.parametrize("missing", [[-1], [1], [10**9, 0]])

@@ -166,6 +166,9 @@ def test_two_sessions_share_workers_without_sharing_state(
 def test_machines_and_links_are_measured(hosts: RemoteHosts) -> None:
     reports = hosts.measure()
     assert reports[1]["devices"] == ["/worker:1/cpu:0"] and reports[0]["flops"] == 1e9
+    found = hosts.probe_speeds()
+    assert [found[i]["rate"] for i in (0, 1)] == [5.0, 5.0]
+    assert found[0]["pid"] == reports[0]["pid"] != found[1]["pid"]
     small, large = (hosts.probe_link(0, 1, nbytes, 5) for nbytes in (8, 2 * CHUNK_BYTES))
     assert 0 < small < large < 1
 

@@ -147,3 +147,6 @@ class FakeHost:
 
     def measure(self) -> dict[str, Any]:
         return {"devices": list(self.devices), "flops": np.float64(1e9), "pid": os.getpid()}
+
+    def probe_speed(self) -> dict[str, Any]:
+        return {"rate": 5.0, "pid": os.getpid()}
