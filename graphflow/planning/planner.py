@@ -125,10 +125,12 @@ class Planner:
     def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
         """Measure the nodes of fetches in this process, before they are planned."""
         if self._trial:
-            from graphflow.planning.profiling_run import profile_first_steps
+            from graphflow.planning.profiling_run import FIRST_PLAN, profile_first_steps
 
             survey = self._ensure_survey()  # also loads what was learned before
-            if profile_first_steps(self.learned, self._cluster, survey, compiled, bindings):
+            if profile_first_steps(
+                self.learned, self._cluster, survey, compiled, bindings, limits=FIRST_PLAN
+            ):
                 save_corrections(self.learned, self._cluster)
 
     def learn(self, sets: Iterable[CompiledFetches]) -> None:

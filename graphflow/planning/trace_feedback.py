@@ -120,6 +120,7 @@ def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) ->
     """
     if len(took) < MIN_STEPS:
         return False
+    learned.observe_error(plan.fingerprint, plan.makespan, median(took))
     predicted = plan.makespan - plan.overhead
     learned.observe_step(session_kind(plan.cluster), units(plan), predicted, median(took))
     return True
