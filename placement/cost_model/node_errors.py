@@ -144,7 +144,8 @@ def _node_error(
     if prior is None:
         return None
     found = learned.evidence(bucket) if learned else Evidence()
-    deviation = observed_deviation(found.ratios, prior, found.weight)
+    left = max(prior, found.class_deviation)
+    deviation = observed_deviation(found.ratios, left, found.weight)
     measured = op.name in rate.speeds["ops"]
     source: Sequence[Any] = found.source or (bucket.device, op_class(op), measured)
     basis = "calibration of the op" if measured else "calibration of similar ops"
