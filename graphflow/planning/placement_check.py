@@ -200,6 +200,11 @@ def is_spread(plan: Plan) -> bool:
     return len({n.device for n in plan.nodes if n.finish > n.start and n.device != CLIENT}) > 1
 
 
+def has_choice(plan: Plan) -> bool:
+    """Return True if some node may run on more than one device: pins leave a choice."""
+    return plan.model is None or bool((plan.model.problem.allowed.sum(axis=1) > 1).any())
+
+
 def move_seconds(moves: Iterable[tuple[Graph, Plan, Plan]]) -> float:
     """Return the predicted seconds in which variables move from the homes of a plan to those of
     another, by way of the client.

@@ -321,11 +321,19 @@ def test_without_a_trial_the_first_plan_is_taken_at_its_word(bench: Bench) -> No
         assert training.is_spread and s.plan(model[1]).placement == plan.placement
 
 
-def test_sessions_of_one_device_check_nothing() -> None:
+def test_where_there_is_nothing_to_choose_nothing_is_checked() -> None:
     model = towers()
     with gf.Session(ONE) as s:
         Training(s, model).run(2)
         assert s._deployment.check is None
+    with gf.device("/cpu:0"):
+        x = gf.placeholder("float32", (4,))
+        y = gf.exp(x)
+    with gf.device("/cpu:1"):
+        z = gf.exp(y)
+    with gf.Session(TWO) as s:
+        s.run(z, {x: np.zeros(4, "float32")})
+        assert is_spread(s.plan(z)) and s._deployment.check is None
 
 
 def test_fetches_that_are_no_longer_run_end_the_check(
