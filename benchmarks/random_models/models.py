@@ -28,6 +28,7 @@ from benchmarks.random_models.dense import (
 from benchmarks.random_models.ends import change_rank, finish, read_input
 from benchmarks.random_models.network import Network, Pin, Signal, TooLarge
 from benchmarks.random_models.sequences import attention_stack, recurrent_stack, scan_stack
+from graphflow.strategy import Strategy
 
 Stage = Callable[[Network, Signal, int, int], Signal]
 
@@ -79,11 +80,13 @@ class Step:
 
     Attributes:
         fetches: for `Session.run`.
+        loss: a part of the fetches; None for inference.
         feeds: arrays by placeholder.
         layers: the number of layers that could be pinned.
     """
 
     fetches: list[gf.Tensor]
+    loss: gf.Tensor | None
     feeds: dict[gf.Tensor, np.ndarray[Any, Any]]
     layers: int
 
@@ -138,6 +141,18 @@ class Choices:
         """True for a training step."""
         return self.optimizer != INFERENCE
 
+    def make_optimizer(self) -> gf.optim.Optimizer:
+        """Return the optimiser of a training step."""
+        return OPTIMIZERS[self.optimizer](self.is_sparse)
+
+    def minimize(self, loss: gf.Tensor, strategy: Strategy | None) -> gf.Tensor:
+        """Return the node that trains, with clipping and loss scaling as drawn."""
+        clip = (lambda g: gf.optim.clip_by_global_norm(g, 1.0)[0]) if self.clips else None
+        scaling = gf.optim.LossScaling() if self.scales_loss else None
+        return self.make_optimizer().minimize(
+            loss, transform=clip, scaling=scaling, strategy=strategy
+        )
+
 
 @dataclass(frozen=True)
 class RandomModel:
@@ -170,18 +185,23 @@ class RandomModel:
         ]  # fmt: skip
         return f"{family}: " + ", ".join(part for part in parts if part)
 
-    def build(self, pin: Pin | None = None) -> Step:
+    def build(self, pin: Pin | None = None, strategy: Strategy | None = None) -> Step:
         """Return the step and its feeds, the same in each call.
 
         Args:
             pin: names a device for each layer, from 0. Gradients and updates follow their layer.
+            strategy: how a training step is divided over devices.
         """
         gf.random.seed(1_000 * self.seed + self.index)
         net, _ = start_network(self.choices, _generator(self.seed, self.index, self.attempt))
         net.pin = pin
-        fetches = assemble(net, self.choices, self.depth, self.width)
+        output, loss, updates = build_loss(net, self.choices, self.depth, self.width)
+        fetches = [output]
+        if loss is not None:
+            fetches = [loss, self.choices.minimize(loss, strategy), *updates]
         random = _generator(self.seed, self.index, self.attempt, 1)
-        return Step(fetches, {f.placeholder: f.array(random) for f in net.feeds}, net.layers)
+        feeds = {f.placeholder: f.array(random) for f in net.feeds}
+        return Step(fetches, loss, feeds, net.layers)
 
 
 def draw(seed: int, index: int) -> RandomModel:
@@ -228,14 +248,3 @@ def build_loss(
             signal = build(net, change_rank(net, signal, axes, width), each, width)
         output, loss = finish(net, signal, table)
     return output, loss, list(updates)
-
-
-def assemble(net: Network, choices: Choices, depth: int, width: int) -> list[gf.Tensor]:
-    """Return the fetches of a step: loss, training and updates, or the output alone."""
-    output, loss, updates = build_loss(net, choices, depth, width)
-    if loss is None:
-        return [output]
-    optimizer = OPTIMIZERS[choices.optimizer](choices.is_sparse)
-    clip = (lambda g: gf.optim.clip_by_global_norm(g, 1.0)[0]) if choices.clips else None
-    scaling = gf.optim.LossScaling() if choices.scales_loss else None
-    return [loss, optimizer.minimize(loss, transform=clip, scaling=scaling), *updates]

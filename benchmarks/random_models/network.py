@@ -199,4 +199,5 @@ class Network:
             rows: rows of each sample that the product reads.
         """
         self.count(2.0 * self.batch * rows * inputs * outputs, self.batch * rows * outputs)
-        return x @ self.weight(inputs, outputs) + self.bias(outputs)
+        y: gf.Tensor = x @ self.weight(inputs, outputs) + self.bias(outputs)
+        return y

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from graphflow.base.formatting import show_count
 from graphflow.base.gc_pause import without_collection
-from graphflow.base.progress import show_progress
+from graphflow.base.progress import show_progress, show_stage
 from graphflow.errors import DeviceError, FeedError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_executor import StepExecutor
@@ -226,8 +227,10 @@ class Deployment:
         """Place, partition and send; after an error the session is as it was."""
         compiled.sizes = sizes
         is_new = compiled.plan is None and compiled.division is None
-        with show_progress("placing", len(compiled.graph)):
+        devices = show_count(len(self.cluster.devices), "device")
+        with show_progress("placing", len(compiled.graph), f"on {devices}"):
             self.place_and_partition(compiled, bindings)
+            show_stage("sending programs")
             self.send_programs(compiled)
         if is_new and self._checks_first_plans:
             self._check_first_plan(compiled)
@@ -252,6 +255,7 @@ class Deployment:
         self.state.check_loaded_checkpoint(
             names, compiled.division.variables if compiled.division else {}
         )
+        show_stage("partitioning")
         parts = partition(
             graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices,
             self.cluster.pinned,

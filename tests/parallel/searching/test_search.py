@@ -363,7 +363,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
         ratios: dict[str, float] = {}
 
         def played(learned: TraceCorrections, cluster: gf.Cluster, _: object, made: object,
-                   bindings: dict[str, int], busy: bool) -> int:  # fmt: skip
+                   bindings: dict[str, int], busy: bool, limits: object) -> int:  # fmt: skip
             known = trace_observations(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
             steps = []
             for _ in range(5):
