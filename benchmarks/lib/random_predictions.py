@@ -1,28 +1,44 @@
-"""Predict and measure random models on one local worker and on two."""
+"""Predict and measure random models on one worker and on two, beside other placements.
+
+For each model these take turns: one worker; two workers as placed; layers dealt out in turn to the
+two workers; the plan of the placer `auto`; and, if asked for, the strategy that `gf.parallel.auto`
+finds. All but the second are the alternatives with which regret compares the placement.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 import graphflow as gf
 from benchmarks.lib.prediction_summary import Prediction, summary_lines
+from benchmarks.lib.regret import Regret, regret_lines
 from benchmarks.lib.step_timing import StepTime, time_by_turns
+from benchmarks.lib.worker_pairs import Workers
 from benchmarks.random_models import RandomModel, Step
 
 TRACED = 8
 """Traced steps that refine predictions."""
 WARM_STEPS, WARM_SECONDS = 10, 0.5
 """Steps before a placement is measured: the least number that comes first."""
-DEADLINE = 60.0
 
 
-def local_session(workers: int, trial: bool = True) -> gf.Session:
-    """Return a session of local workers of one thread each."""
-    return gf.Session(gf.Cluster.local(workers=workers, threads=1), trial=trial, deadline=DEADLINE)
+@dataclass
+class Measurements:
+    """What a run measured.
+
+    Attributes:
+        failed: models that did not run, each with its error.
+    """
+
+    predictions: list[Prediction] = field(default_factory=list)
+    regrets: list[Regret] = field(default_factory=list)
+    failed: list[tuple[RandomModel, str]] = field(default_factory=list)
 
 
 class Calibration:
@@ -32,11 +48,11 @@ class Calibration:
     since, so that the prediction of a model does not depend on the models before it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: Workers) -> None:
         self._folder = folder
         x = gf.placeholder("float32", ())
-        for workers in (2, 1):
-            with local_session(workers, trial=False) as session:
+        for count in (2, 1):
+            with workers.session(count, trial=False) as session:
                 session.run(x + 1.0, {x: np.float32(0)})
         self._files = {path: path.read_bytes() for path in folder.glob("*.json")}
 
@@ -70,32 +86,126 @@ def warm_up(session: gf.Session, step: Step) -> None:
             return
 
 
-def measure_model(model: RandomModel, rounds: int) -> list[Prediction]:
-    """Return the predictions of a model beside measurements: by workers, before and after traces.
+@dataclass(frozen=True)
+class Alternative:
+    """Another placement of a step: how it runs, and its plan."""
+
+    run: Callable[[], object]
+    plan: gf.Plan
+
+
+def measure_model(
+    model: RandomModel, rounds: int, workers: Workers, searches: bool = False
+) -> tuple[list[Prediction], list[Regret]]:
+    """Return predictions of a model beside measurements, and regrets, before and after traces.
+
+    Args:
+        searches: run the best strategy of `gf.parallel.auto`, too.
 
     Raises:
         GraphflowError: the model does not run.
     """
     step = model.build()
-    rows: list[Prediction] = []
-    with local_session(1) as one, local_session(2) as two:
-        sessions = {1: one, 2: two}
+    predictions: list[Prediction] = []
+    regrets: list[Regret] = []
+    with ExitStack() as stack:
+        sessions = {count: stack.enter_context(workers.session(count)) for count in (1, 2)}
+        for session in sessions.values():  # plans before alternatives can teach anything
+            warm_up(session, step)
+        alternatives = open_alternatives(model, step, stack, workers)
+        found = search(model, step, sessions[2].cluster) if searches else None
+        if found is not None:
+            alternatives["search"] = open_alternative(stack, workers, found)
         for refined in (False, True):
-            plans = {}
-            for workers, session in sessions.items():
+            for session in sessions.values():
                 if refined:
                     refine(session, step)
                 warm_up(session, step)
-                plans[workers] = session.plan(step.fetches)
-            runs: dict[str, Callable[[], object]] = {
-                str(workers): lambda s=session: s.run(step.fetches, step.feeds)
-                for workers, session in sessions.items()
-            }
-            times = time_by_turns({**runs, "floor": fixed_loop()}, rounds)
-            rows += [
-                compare(model, workers, refined, plan, times) for workers, plan in plans.items()
-            ]
-    return rows
+            rows, regret = measure_placements(model, step, sessions, alternatives, refined, rounds)
+            predictions += rows
+            regrets.append(regret)
+    return predictions, regrets
+
+
+def measure_placements(
+    model: RandomModel,
+    step: Step,
+    sessions: Mapping[int, gf.Session],
+    alternatives: Mapping[str, Alternative],
+    refined: bool,
+    rounds: int,
+) -> tuple[list[Prediction], Regret]:
+    """Return a row for each session, by its number of workers, and the regret on two workers."""
+    plans = {count: session.plan(step.fetches) for count, session in sessions.items()}
+    runs = {
+        "one worker": as_alternative(sessions[1], step).run,
+        "placed": as_alternative(sessions[2], step).run,
+        "floor": fixed_loop(),
+    }
+    others = {
+        name: each.run
+        for name, each in alternatives.items()
+        if placement_of(each.plan) != placement_of(plans[2])
+    }
+    times = time_by_turns({**runs, **others}, rounds)
+    rows = [
+        compare(model, count, refined, plans[count], times[name], times["floor"])
+        for count, name in ((1, "one worker"), (2, "placed"))
+    ]
+    rest = {name: times[name] for name in ("one worker", *others)}
+    regret = Regret.of(model.index, str(model), refined, rows[1].used, times["placed"], rest)
+    return rows, regret
+
+
+def open_alternatives(
+    model: RandomModel, step: Step, stack: ExitStack, workers: Workers
+) -> dict[str, Alternative]:
+    """Return other placements on two workers by name: how they run, and their plans.
+
+    One session serves both. It profiles nothing: its plan by `auto` rests on calibration.
+    """
+    session = stack.enter_context(workers.session(2, placer="auto", trial=False))
+    dealt = model.build(lambda number: f"/worker:{number % 2}")
+    found = {}
+    for name, each in (("auto", step), ("round robin", dealt)):
+        warm_up(session, each)
+        found[name] = as_alternative(session, each)
+    return found
+
+
+def open_alternative(stack: ExitStack, workers: Workers, step: Step) -> Alternative:
+    """Return a step that runs in a session of its own, on two workers."""
+    session = stack.enter_context(workers.session(2))
+    warm_up(session, step)
+    return as_alternative(session, step)
+
+
+def as_alternative(session: gf.Session, step: Step) -> Alternative:
+    """Return how a step runs in a session, and its plan."""
+    return Alternative(lambda: session.run(step.fetches, step.feeds), session.plan(step.fetches))
+
+
+def search(model: RandomModel, step: Step, cluster: gf.Cluster) -> Step | None:
+    """Return the step by the best strategy of `gf.parallel.auto`.
+
+    None if that is one device, or if the model does not train or cannot be divided.
+    """
+    if step.loss is None:
+        return None
+    shapes = {tensor: array.shape for tensor, array in step.feeds.items()}
+    optimizer = model.choices.make_optimizer()
+    try:
+        found = gf.parallel.auto(step.loss, cluster, shapes=shapes, optimizer=optimizer, quiet=True)
+        strategy = found.best.strategy
+        return None if strategy is None else model.build(strategy=strategy)
+    except gf.errors.GraphflowError as error:
+        print(f"     no strategy is found: {str(error).splitlines()[0]}", flush=True)
+        return None
+
+
+def placement_of(plan: gf.Plan) -> dict[str, str]:
+    """Return the device of each node of a plan."""
+    return {node.name: node.device for node in plan.nodes}
 
 
 def refine(session: gf.Session, step: Step) -> None:
@@ -107,10 +217,14 @@ def refine(session: gf.Session, step: Step) -> None:
 
 
 def compare(
-    model: RandomModel, workers: int, refined: bool, plan: gf.Plan, times: dict[str, StepTime]
+    model: RandomModel,
+    workers: int,
+    refined: bool,
+    plan: gf.Plan,
+    measured: StepTime,
+    floor: StepTime,
 ) -> Prediction:
     """Return the row of a plan and of what was measured."""
-    measured = times[str(workers)]
     return Prediction(
         model.index,
         str(model),
@@ -120,58 +234,63 @@ def compare(
         plan.makespan,
         measured.seconds,
         measured.noise,
-        times["floor"].noise,
+        floor.noise,
     )
 
 
 def measure_models(
-    models: Sequence[RandomModel], rounds: int, folder: Path
-) -> tuple[list[Prediction], list[tuple[RandomModel, str]]]:
+    models: Sequence[RandomModel],
+    rounds: int,
+    folder: Path,
+    workers: Workers,
+    searches: bool = False,
+) -> Measurements:
     """Measure models one after the other, and print a line for each.
 
     Args:
         folder: the empty folder that `GRAPHFLOW_CACHE` names.
-
-    Returns:
-        The rows of all that ran, and the models that failed, each with its error.
+        searches: run the best strategy of `gf.parallel.auto`, too.
     """
-    rows: list[Prediction] = []
-    failed: list[tuple[RandomModel, str]] = []
-    calibration = Calibration(folder)
-    print("predicted / measured step, ± half of the interquartile range of the measured steps")
+    done = Measurements()
+    calibration = Calibration(folder, workers)
+    print("predicted / measured step, ± half of the interquartile range of the measured steps;")
+    print("regret: as placed on two workers / best alternative, before and after traces")
     print(f"{'':3} {'one worker':^28} {'two workers':^14} {'one, traced':^14} "
-          f"{'two, traced':^14} {'floor':^7} {'s':>4}")  # fmt: skip
+          f"{'two, traced':^14} {'regret':^11} {'floor':^7} {'s':>4}")  # fmt: skip
     for model in models:
         calibration.restore()
         start = time.perf_counter()
         try:
-            found = measure_model(model, rounds)
+            predictions, regrets = measure_model(model, rounds, workers, searches)
         except Exception as error:
-            failed.append((model, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
-            print(f"{model.index:3}  FAILED  {model}\n     {failed[-1][1]}", flush=True)
+            why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            done.failed.append((model, why))
+            print(f"{model.index:3}  FAILED  {model}\n     {why}", flush=True)
             continue
-        rows += found
-        print(show_model(found, time.perf_counter() - start), flush=True)
-    return rows, failed
+        done.predictions += predictions
+        done.regrets += regrets
+        print(show_model(predictions, regrets, time.perf_counter() - start), flush=True)
+    return done
 
 
-def show_model(found: Sequence[Prediction], seconds: float) -> str:
-    """Return the line of a model: four ratios, the noise floor, the seconds that it took."""
+def show_model(predictions: Sequence[Prediction], regrets: Sequence[Regret], seconds: float) -> str:
+    """Return the line of a model: ratios, regrets, the noise floor, the seconds that it took."""
     ratios = " ".join(
         f"{row.ratio:5.2f} ± {row.noise / 2:.2f}" + ("* " if row.used > 1 else "  ")
-        for row in found
+        for row in predictions
     )
-    first = found[0]
+    lost = " ".join(f"{row.ratio:5.2f}" for row in regrets)
+    first = predictions[0]
     return (
-        f"{first.model:3} {first.measured * 1e3:10.2f} ms {ratios} ± {first.floor / 2:.2f} "
+        f"{first.model:3} {first.measured * 1e3:10.2f} ms {ratios} {lost} ± {first.floor / 2:.2f} "
         f"{seconds:5.1f}  {first.description}"
     )
 
 
-def report(rows: Sequence[Prediction], failed: Sequence[tuple[RandomModel, str]]) -> None:
+def report(done: Measurements) -> None:
     """Print the summary of a run."""
     print("\n* both workers compute\n")
-    for line in summary_lines(rows):
+    for line in (*summary_lines(done.predictions), *regret_lines(done.regrets)):
         print(line)
-    for model, why in failed:
+    for model, why in done.failed:
         print(f"FAILED #{model.index} of seed {model.seed}: {model}\n    {why}")

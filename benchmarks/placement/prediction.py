@@ -12,12 +12,19 @@ sessions and a fixed loop of numpy run by turns; how much that loop scatters is 
 and index give the same model on every machine. The summary states errors beyond the noise of each
 model's own steps (half of their interquartile range), against the goals. What traces of one model
 teach is forgotten before the next. The exit status is 1 if a model failed.
+
+Regret is the time as placed on two workers over that of the best alternative in the same run: one
+worker, layers dealt out in turn, the plan of the placer `auto`, or (with `--search`) the strategy
+that `gf.parallel.auto` finds. `--slow` and `--link-mbit` start
+two workers by address, of which one is slow, or between which the link is. The slow one is stopped
+and continued every two milliseconds; the link needs Linux's network namespaces.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -34,7 +41,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, interleaved, write
 
+from benchmarks.lib.constrained_workers import CannotConstrain, constrained_pair
 from benchmarks.lib.random_predictions import measure_models, report
+from benchmarks.lib.worker_pairs import ListedWorkers, LocalWorkers
 from benchmarks.random_models import draw
 
 Model = tuple[list[Any], dict[gf.Tensor, np.ndarray]]
@@ -213,12 +222,35 @@ def random_models(chosen: argparse.Namespace) -> int:
         for model in models:
             print(f"{model.index:3} {model}")
         return 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as files:
         os.environ["GRAPHFLOW_CACHE"] = folder
-        rows, failed = measure_models(models, chosen.rounds, Path(folder))
-    report(rows, failed)
-    write("prediction-random", [row.as_json() for row in rows], chosen.output)
-    return 1 if failed else 0
+        workers = ListedWorkers(chosen.workers, Path(files)) if chosen.workers else LocalWorkers()
+        done = measure_models(models, chosen.rounds, Path(folder), workers, chosen.search)
+    report(done)
+    rows = [row.as_json() for row in (*done.predictions, *done.regrets)]
+    write("prediction-random", rows, chosen.output)
+    return 1 if done.failed else 0
+
+
+def constrained_models(chosen: argparse.Namespace) -> int:
+    """Run random models in a process beside two constrained workers; return its exit status."""
+    given = ["--random", chosen.random, "--seed", chosen.seed, "--rounds", chosen.rounds]
+    given += ["--only", *chosen.only] if chosen.only else []
+    given += ["--output", chosen.output] if chosen.output else []
+    given += ["--search"] if chosen.search else []
+    if chosen.slow:
+        print(f"the second worker has {chosen.slow:.0%} of a core")
+    if chosen.link_mbit:
+        print(f"the link between the two workers carries {chosen.link_mbit:g} Mbit/s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with constrained_pair(chosen.slow, chosen.link_mbit, Path(folder)) as pair:
+                command = [*pair.enter, sys.executable, __file__, *map(str, given)]
+                command += ["--workers", *pair.addresses]
+                return subprocess.run(command, env=pair.environment, check=False).returncode
+        except CannotConstrain as error:
+            print(error)
+            return 2
 
 
 def fixed_models(chosen: argparse.Namespace) -> None:
@@ -253,10 +285,29 @@ def main() -> None:
                          help="of the random models, those of these indices")  # fmt: skip
     options.add_argument("--list", action="store_true",
                          help="describe the random models without running them")  # fmt: skip
+    options.add_argument("--search", action="store_true",
+                         help="compare with the best strategy of gf.parallel.auto, too; "
+                         "some 10 s a model")  # fmt: skip
+    options.add_argument("--slow", type=float, metavar="SHARE",
+                         help="the second worker gets this share of a core")  # fmt: skip
+    options.add_argument("--link-mbit", type=float, metavar="RATE",
+                         help="the link between the two workers carries RATE Mbit/s")  # fmt: skip
+    options.add_argument("--workers", nargs=2, metavar="ADDRESS",
+                         help="measure random models on these two running workers")  # fmt: skip
     chosen = options.parse_args()
     if chosen.random < 0 or chosen.seed < 0 or min(chosen.only or [0]) < 0:
         options.error("--random, --seed and --only take numbers from 0 on")
-    if chosen.random or chosen.only:
+    if chosen.slow is not None and not 0.05 <= chosen.slow <= 1:
+        options.error("--slow takes a share from 0.05 to 1")
+    if chosen.link_mbit is not None and chosen.link_mbit < 1:
+        options.error("--link-mbit takes a rate from 1 on")
+    is_random = bool(chosen.random or chosen.only)
+    needing = ("slow", "link_mbit", "workers", "list", "search")
+    if not is_random and any(getattr(chosen, name) for name in needing):
+        options.error("--slow, --link-mbit, --workers, --search and --list need --random or --only")
+    if is_random and (chosen.slow or chosen.link_mbit) and not chosen.list:
+        sys.exit(constrained_models(chosen))
+    if is_random:
         sys.exit(random_models(chosen))
     fixed_models(chosen)
 

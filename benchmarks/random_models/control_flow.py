@@ -56,7 +56,7 @@ def scanned_layers(net: Network, signal: Signal, depth: int, width: int) -> Sign
         stacked = net.weight(depth, width, width, fan=width)
 
         def apply(h: gf.Tensor, w: gf.Tensor) -> tuple[gf.Tensor, None]:
-            return h + activation(h @ w), None
+            return gf.nn.rms_norm(h + activation(h @ w)), None
 
         h, _ = gf.scan(apply, signal.tensor, stacked)
     return Signal(h, signal.sizes)
@@ -100,7 +100,7 @@ def recomputed_layers(net: Network, signal: Signal, depth: int, width: int) -> S
         with net.layer():
             net.count(3.0 * net.batch * width**2, 2.0 * net.batch * width)
             w, b = net.weight(width, width), net.bias(width)
-            h = gf.checkpoint(lambda x, w=w, b=b: x + gf.nn.gelu(x @ w + b))(h)
+            h = gf.checkpoint(lambda x, w=w, b=b: gf.nn.layer_norm(x + gf.nn.gelu(x @ w + b)))(h)
     return Signal(h, signal.sizes)
 
 

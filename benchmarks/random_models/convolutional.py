@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import graphflow as gf
-from benchmarks.random_models.dense import ACTIVATIONS
+from benchmarks.random_models.dense import ACTIVATIONS, MAX_PLAIN_DEPTH
 from benchmarks.random_models.network import Network, Signal
 
 MAX_CHANNELS = 512
@@ -24,14 +24,18 @@ class ConvStyle:
     every: int
 
     @classmethod
-    def draw(cls, net: Network) -> ConvStyle:
-        """Draw a style, and note it."""
+    def draw(cls, net: Network, depth: int) -> ConvStyle:
+        """Draw a style for layers of a depth, and note it."""
+        residual = net.happens(0.3)
+        norms = ["batch norm", "group norm"]
+        if not residual or depth <= MAX_PLAIN_DEPTH:
+            norms.append("")
         style = cls(
             net.choose("relu", "gelu", "silu", "leaky relu"),
-            net.choose("", "batch norm", "group norm"),
+            net.choose(*norms),
             net.choose(1, 3, 5, 7, weights=(0.1, 0.6, 0.2, 0.1)),
             net.choose("", "depthwise", "grouped", weights=(0.6, 0.25, 0.15)),
-            net.happens(0.3),
+            residual,
             net.choose("strides", "max pooling", "average pooling"),
             net.integer(1, 4),
         )
@@ -42,9 +46,7 @@ class ConvStyle:
         return style
 
 
-def normalize_channels(
-    net: Network, x: gf.Tensor, sizes: tuple[int, int, int], norm: str
-) -> gf.Tensor:
+def normalize_channels(net: Network, x: gf.Tensor, sizes: tuple[int, ...], norm: str) -> gf.Tensor:
     """Return x after a norm over batches or groups of channels."""
     channels, height, width = sizes
     if not norm:
@@ -119,12 +121,12 @@ def encode_image(
 
 def conv_encoder(net: Network, signal: Signal, depth: int, width: int) -> Signal:
     """Return a stack of convolutions that halve the image now and then."""
-    return encode_image(net, signal, depth, width, ConvStyle.draw(net))[0]
+    return encode_image(net, signal, depth, width, ConvStyle.draw(net, depth))[0]
 
 
 def conv_autoencoder(net: Network, signal: Signal, depth: int, width: int) -> Signal:
     """Return an encoder and a decoder of as many halvings and doublings."""
-    style = ConvStyle.draw(net)
+    style = ConvStyle.draw(net, depth)
     enlarge = net.choose("transposed convolution", "nearest upsampling", "linear upsampling")
     skips = net.happens(0.4)
     net.note(enlarge, "skip connections" if skips else "")

@@ -21,6 +21,10 @@ ACTIVATIONS: dict[str, Callable[[gf.Tensor], gf.Tensor]] = {
 }
 
 
+MAX_PLAIN_DEPTH = 6
+"""Layers with shortcuts beyond which a norm keeps numbers from overflowing."""
+
+
 @dataclass(frozen=True)
 class DenseStyle:
     """The choices that the layers of one stack share."""
@@ -33,16 +37,19 @@ class DenseStyle:
     has_bias: bool
 
     @classmethod
-    def draw(cls, net: Network) -> DenseStyle:
-        """Draw a style, and note it."""
-        norms = ("", "layer norm", "rms norm", "batch norm")
-        if net.batch == 1:
-            norms = norms[:3]  # one sample has no variance
+    def draw(cls, net: Network, depth: int) -> DenseStyle:
+        """Draw a style for layers of a depth, and note it."""
+        residual = net.happens(0.4)
+        norms = ["layer norm", "rms norm"]
+        if net.batch > 1:  # one sample has no variance
+            norms.append("batch norm")
+        if not residual or depth <= MAX_PLAIN_DEPTH:
+            norms.append("")
         style = cls(
             net.choose(*ACTIVATIONS),
             net.choose(*norms),
             net.happens(0.5),
-            net.happens(0.4),
+            residual,
             net.choose(0.0, 0.1, 0.5, weights=(0.7, 0.2, 0.1)),
             net.happens(0.8),
         )
@@ -83,7 +90,7 @@ def dense_layer(net: Network, x: gf.Tensor, n: int, m: int, style: DenseStyle) -
 
 def dense_stack(net: Network, signal: Signal, depth: int, width: int) -> Signal:
     """Return a stack of dense layers of one width, or of widths that taper off."""
-    style = DenseStyle.draw(net)
+    style = DenseStyle.draw(net, depth)
     tapers = net.happens(0.2)
     h, (n,) = signal.tensor, signal.sizes
     for number in range(depth):
@@ -99,9 +106,9 @@ def tower_stack(net: Network, signal: Signal, depth: int, width: int) -> Signal:
     meeting = net.choose("concat", "sum", "product")
     net.note(f"{count} towers meet by {meeting}")
     ends = []
-    for _ in range(count):
+    for number in range(count):
         own = signal
-        if net.happens(0.3):  # reads features of its own
+        if number and net.happens(0.3):  # reads features of its own
             size = net.integer(8, 512)
             own = Signal(net.feed(size), (size,))
         ends.append(dense_stack(net, own, max(1, depth // count), width))
@@ -123,8 +130,9 @@ def mixture_of_experts(net: Network, signal: Signal, depth: int, width: int) -> 
     experts = net.integer(2, 8)
     net.note(f"{experts} experts")
     h, (n,) = signal.tensor, signal.sizes
-    style = DenseStyle.draw(net)
-    for _ in range(max(1, depth // experts)):
+    layers = max(1, depth // experts)
+    style = DenseStyle.draw(net, layers)
+    for _ in range(layers):
         with net.layer():
             gate = gf.nn.softmax(net.linear(h, n, experts))
         parts = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import graphflow as gf
-from benchmarks.random_models.dense import ACTIVATIONS, normalize
+from benchmarks.random_models.dense import ACTIVATIONS, MAX_PLAIN_DEPTH, normalize
 from benchmarks.random_models.network import Network, Signal
 
 State = tuple[gf.Tensor, ...]
@@ -19,7 +19,8 @@ def attention_stack(net: Network, signal: Signal, depth: int, width: int) -> Sig
     width = max(heads, width // heads * heads)
     shared = net.choose(heads, 1, weights=(0.8, 0.2))
     masking = net.choose("no mask", "causal", "padding mask", "window")
-    norm, first = net.choose("layer norm", "rms norm", ""), net.happens(0.7)
+    norms = ("layer norm", "rms norm", *([""] if depth <= MAX_PLAIN_DEPTH // 2 else []))
+    norm, first = net.choose(*norms), net.happens(0.7)
     ratio, activation = net.choose(0, 2, 4), net.choose("relu", "gelu", "silu")
     net.note(f"{heads} heads", f"{steps} steps", masking, norm)
     net.note(f"feed-forward ×{ratio}" if ratio else "", "shared keys" if shared < heads else "")
@@ -33,9 +34,8 @@ def attention_stack(net: Network, signal: Signal, depth: int, width: int) -> Sig
 
     def branch(h: gf.Tensor, inner: Callable[[gf.Tensor], gf.Tensor]) -> gf.Tensor:
         """Return h plus a branch, with the norm before the branch or after the sum."""
-        if first:
-            return h + inner(normalize(net, h, width, norm, steps))
-        return normalize(net, h + inner(h), width, norm, steps)
+        total: gf.Tensor = h + inner(normalize(net, h, width, norm, steps) if first else h)
+        return total if first else normalize(net, total, width, norm, steps)
 
     def attend(x: gf.Tensor) -> gf.Tensor:
         return attend_heads(net, x, steps, width, (heads, shared), masking, mask)

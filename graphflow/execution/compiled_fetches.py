@@ -22,7 +22,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import evaluate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_records import MeasuredSteps
+from graphflow.placement.plans.plan_records import MeasuredSteps, PlacementVerdict
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.partitioning.partition import Partition
@@ -74,6 +74,10 @@ class CompiledFetches:
         division: how a strategy partitioned the source before it was optimised.
         variant: number of the division; a strategy may partition batches of other sizes in
             other ways.
+        is_warm: True once a step ran with the present program.
+        warmup_seconds: duration of that step.
+        is_timed: True while placements are compared: steps run one by one, in full, untraced.
+        verdict: how the last comparison of placements ended.
     """
 
     fetches: tuple[Tensor, ...]
@@ -93,6 +97,10 @@ class CompiledFetches:
     cached_step: CachedStep | None = None
     division: PartitionedGraph | None = None
     variant: int = 0
+    is_warm: bool = False
+    warmup_seconds: float = 0.0
+    is_timed: bool = False
+    verdict: PlacementVerdict | None = None
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _accepted: set[Node] = field(

@@ -37,12 +37,16 @@ class Replanned:
             fetches, both are means over the steps that ran.
         no_gain: says that several devices need not be faster than one, if so: of the fetches that
             take most time.
+        measured_before: measured seconds of a step with the old placement, as the mean over the
+            sets of fetches that were timed; None if too few steps ran outside traces. How long
+            steps take with a new placement shows later: see `Plan.report`.
     """
 
     moved: tuple[str, ...]
     before: float
     after: float
     no_gain: str = ""
+    measured_before: float | None = None
 
     @property
     def gain(self) -> float:
@@ -51,15 +55,19 @@ class Replanned:
 
     def __str__(self) -> str:
         remark = f"; {self.no_gain}" if self.no_gain else ""
+        measured = ""
+        if self.measured_before is not None:
+            measured = f" ({show_seconds(self.measured_before)} measured)"
         if self.after >= self.before:
-            return f"the placement stays: {show_seconds(self.before)} a step are predicted{remark}"
+            seconds = show_seconds(self.before)
+            return f"the placement stays: {seconds} a step are predicted{measured}{remark}"
         names = ", ".join(self.moved[:5]) + (", …" if len(self.moved) > 5 else "")
         moves = "no variable moved"
         if self.moved:
             moves = f"{len(self.moved)} variables moved ({names})"
         return (
             f"placed anew: {show_seconds(self.after)} a step are predicted, "
-            f"{show_seconds(self.before)} before; {moves}{remark}"
+            f"{show_seconds(self.before)} before{measured}; {moves}{remark}"
         )
 
 

@@ -149,12 +149,15 @@ class StepExecutor:
                             step, start, monotonic_ns(), result.spans, edges, result.peak,
                             result.errors, exchanges,
                         )  # fmt: skip
-            elif compiled.runs:
+            elif compiled.is_warm:
                 compiled.recent_seconds.append((monotonic_ns() - start) * 1e-9)
+            else:
+                compiled.warmup_seconds = (monotonic_ns() - start) * 1e-9
         else:
             self.committed += 1
         self.last = compiled
         compiled.runs += 1
+        compiled.is_warm = True
         return compiled.values(fetched, arrays)
 
     @property
@@ -208,6 +211,7 @@ class StepExecutor:
             raise
         self.last = compiled
         compiled.runs += 1
+        compiled.is_warm = True
         return compiled.values(result.fetches, arrays)
 
     def _note_failure(
@@ -266,4 +270,6 @@ class StepExecutor:
 
     def _should_sample(self, compiled: CompiledFetches) -> bool:
         """Return True if the next step of some fetches is traced outside a trace block."""
+        if compiled.is_timed:
+            return False
         return self._sampling and window_position(compiled.runs) is not None

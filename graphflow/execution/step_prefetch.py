@@ -232,9 +232,9 @@ class StepStream:
 
     def _should_prefetch(self, compiled: CompiledFetches | None) -> bool:
         """Return True if steps are to begin ahead."""
-        if compiled is None or (
-            self._near and min(compiled.recent_seconds, default=0.0) < QUICK_STEP_SECONDS
-        ):
+        if compiled is None or compiled.is_timed:
+            return False
+        if self._near and min(compiled.recent_seconds, default=0.0) < QUICK_STEP_SECONDS:
             return False
         return self._steps.can_begin
 

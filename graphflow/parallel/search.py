@@ -50,7 +50,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
 from graphflow.placement.plans.plan_builder import outlook
 from graphflow.placement.plans.plan_fetches import known_of, sizes_of
-from graphflow.planning.profiling_run import profile_first_steps
+from graphflow.planning.profiling_run import SEARCH, profile_first_steps
 from graphflow.planning.trace_feedback import is_known, save_corrections
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.sessions.session import Session
@@ -354,7 +354,7 @@ class _StrategySearch:
             return
         made = CompiledFetches(tuple(graph.outputs), graph, graph)
         if profile_first_steps(
-            self._learned, self._cluster, ClusterSurvey(), made, bindings, busy=busy
+            self._learned, self._cluster, ClusterSurvey(), made, bindings, busy=busy, limits=SEARCH
         ):
             save_corrections(self._learned, self._cluster)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from graphflow.base.formatting import show_count
 from graphflow.base.gc_pause import without_collection
-from graphflow.base.progress import show_progress
+from graphflow.base.progress import show_progress, show_stage
 from graphflow.errors import DeviceError, FeedError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_executor import StepExecutor
@@ -28,11 +30,20 @@ from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
+from graphflow.planning.placement_check import (
+    PATIENCE,
+    LostPlacement,
+    PlacementCheck,
+    has_choice,
+    is_spread,
+)
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
 from graphflow.strategy import PartitionedGraph, Strategy, divide_with, strategy_of
 
+MAX_LOST = 16
+"""Placements that lost which are remembered."""
 _WARN_AT = 100
 """Sets of fetches from one source line at which a warning suggests to build the graph once."""
 
@@ -46,6 +57,8 @@ class Deployment:
 
     Attributes:
         compiled: sets of fetches, by `key_of`.
+        check: the comparison of placements that is going on, if any.
+        lost: placements that lost such a comparison, the latest.
     """
 
     def __init__(
@@ -65,7 +78,10 @@ class Deployment:
         self.steps = steps
         self.planner = planner
         self.compiled: dict[tuple[int, ...], CompiledFetches] = {}
+        self.check: PlacementCheck | None = None
+        self.lost: deque[LostPlacement] = deque(maxlen=MAX_LOST)
         self._plan = plan  # None after its first use
+        self._checks_first_plans = plan is None and planner.checks_first_plans
         self._whole = cluster  # strategies partition for it even after workers were lost
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
 
@@ -176,7 +192,8 @@ class Deployment:
                 )
             if compiled.partitions:
                 self.hosts.prepare(compiled.program, bindings)
-            compiled.find_cached_step(self.hosts, each, bindings)
+            if not compiled.is_timed:
+                compiled.find_cached_step(self.hosts, each, bindings)
 
     def _choose_homes(self, tensors: Sequence[Tensor], sizes: Mapping[Node, Any]) -> None:
         """Choose homes of variables as a plan of one graph of all fetches would.
@@ -200,10 +217,12 @@ class Deployment:
             cluster: a new cluster, on which they are placed anew; None keeps their placements.
         """
         for old in list(self.compiled.values()):  # another thread may still run a first step
-            old.program = ""
+            old.program, old.is_warm = "", False
             old.drop_cached_steps()
         if cluster is not None:
             self.compiled.clear()
+            self.lost.clear()
+            self.check = None
             self.cluster, self._plan = cluster, None
             self.planner.move(cluster)
 
@@ -219,9 +238,14 @@ class Deployment:
     ) -> None:
         """Place, partition and send; after an error the session is as it was."""
         compiled.sizes = sizes
-        with show_progress("placing", len(compiled.graph)):
+        is_new = compiled.plan is None and compiled.division is None
+        devices = show_count(len(self.cluster.devices), "device")
+        with show_progress("placing", len(compiled.graph), f"on {devices}"):
             self.place_and_partition(compiled, bindings, arrays)
+            show_stage("sending programs")
             self.send_programs(compiled)
+        if is_new and self._checks_first_plans:
+            self._check_first_plan(compiled)
 
     def place_and_partition(
         self,
@@ -248,6 +272,7 @@ class Deployment:
         self.state.check_loaded_checkpoint(
             names, compiled.division.variables if compiled.division else {}
         )
+        show_stage("partitioning")
         parts = partition(
             graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices,
             self.cluster.pinned,
@@ -257,6 +282,24 @@ class Deployment:
             d: replace(p, checks=self.checks, max_specialisations=kept) for d, p in parts.items()
         }
         compiled.check_memory(self.cluster, bindings)
+
+    def _check_first_plan(self, compiled: CompiledFetches) -> None:
+        """Let the first plan over several devices show by its steps that it is worth them."""
+        plan = compiled.plan
+        if plan is None or not is_spread(plan) or not has_choice(plan):
+            return
+        check = self.check or PlacementCheck(self.steps.committed + PATIENCE)
+        if check.accepts_first_plans:
+            self.begin_check(replace(check, plans={**check.plans, compiled.key: plan}))
+
+    def begin_check(self, check: PlacementCheck | None) -> None:
+        """Time the next steps of the fetches of a check; None: of no fetches."""
+        self.check = check
+        for key, compiled in list(self.compiled.items()):
+            compiled.is_timed = check is not None and key in check.plans
+            if compiled.is_timed:
+                compiled.drop_cached_steps()
+                compiled.recent_seconds.clear()
 
     def send_programs(self, compiled: CompiledFetches) -> None:
         """Send the workers their partitions, and the values of new variables.

@@ -1,17 +1,33 @@
 """Plan fetches that have run again, and move variables to where a better plan has them.
 
+    migrate ─→ steps are timed ─advance_check→ the new placement stays, or all go back
+
 Migration happens between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.replan_policy import WINDOW, Replanned, shows_drift, window_position
 from graphflow.ir.op import Node
+from graphflow.placement.placers.single import OneDevice
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.planning.deployment import Deployment
+from graphflow.planning.placement_check import (
+    PATIENCE,
+    SAMPLES,
+    Durations,
+    Key,
+    PlacementCheck,
+    move_seconds,
+)
+from graphflow.planning.trace_feedback import MIN_STEPS
+from graphflow.runtime.telemetry.logs import Log
+
+_log = Log("graphflow.session")
 
 
 def has_drifted(compiled: CompiledFetches) -> bool | None:
@@ -30,6 +46,8 @@ def has_drifted(compiled: CompiledFetches) -> bool | None:
 def migrate(deployment: Deployment, least: float) -> Replanned:
     """Plan again, and adopt the new plans if they save at least the share `least` of a step.
 
+    The next steps then show whether they do. Plans that lost before are not adopted again.
+
     Raises:
         MemoryLimitError: the graph fits in no memory; nothing has moved.
         WorkerLost: a worker was lost while variables moved.
@@ -39,7 +57,7 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
     if not sets:
         return Replanned((), 0.0, 0.0)
     stay = [planner.plan_as_placed(c) for c in sets]
-    if planner.learn_steps(sets, stay):
+    if planner.learn_steps(zip(stay, [c.recent_seconds for c in sets], strict=True)):
         stay = [planner.plan_as_placed(c) for c in sets]
     one = len(deployment.cluster.devices) == 1
     go = stay if one else _plan_without_homes(deployment, sets, stay)
@@ -49,11 +67,160 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
         for plans in (stay, go)
     )
     slowest = max(range(len(sets)), key=lambda at: stay[at].makespan * steps[at])
-    if after >= before * min(1 - least, 1 - 1e-6):
+    durations = _durations(sets)
+    measured = _mean_duration(sets, durations)
+    has_lost = any(
+        lost.excludes(new, old)
+        for lost in deployment.lost
+        for new, old in zip(go, stay, strict=True)
+    )
+    if has_lost or after >= before * min(1 - least, 1 - 1e-6):
         for compiled, plan in zip(sets, stay, strict=True):
             compiled.plan = plan
-        return Replanned((), before, before, stay[slowest].no_gain or go[slowest].no_gain)
-    return Replanned(_switch_plans(deployment, sets, go), before, after, go[slowest].no_gain)
+        no_gain = stay[slowest].no_gain or go[slowest].no_gain
+        return Replanned((), before, before, no_gain, measured)
+    check = PlacementCheck(deployment.steps.committed + PATIENCE, "the placement before")
+    for compiled, old, new in zip(sets, stay, go, strict=True):
+        if _placed_nodes(new) != _placed_nodes(compiled.plan):
+            check.plans[compiled.key], check.others[compiled.key] = new, old
+    check.other_makespans = {key: plan.makespan for key, plan in check.others.items()}
+    check.other_durations = {key: durations[key] for key in check.plans.keys() & durations.keys()}
+    moved = _switch_plans(deployment, sets, go)
+    deployment.begin_check(check if check.plans else None)
+    return Replanned(moved, before, after, go[slowest].no_gain, measured)
+
+
+def _durations(sets: Sequence[CompiledFetches]) -> Durations:
+    """Return the seconds of the latest steps of the sets of which enough were timed."""
+    return {c.key: [*c.recent_seconds] for c in sets if len(c.recent_seconds) >= MIN_STEPS}
+
+
+def _mean_duration(sets: Sequence[CompiledFetches], durations: Durations) -> float | None:
+    """Return the median seconds of a step, as the mean over the steps of all sets."""
+    timed = [c for c in sets if c.key in durations]
+    runs = sum(c.runs for c in timed)
+    return sum(median(durations[c.key]) * c.runs for c in timed) / runs if runs else None
+
+
+def advance_check(deployment: Deployment) -> None:
+    """After a step: end the comparison of placements if enough steps were timed, and go back if
+    the new placement was slower.
+
+    Raises:
+        WorkerLost: a worker was lost while variables moved.
+    """
+    check = deployment.check
+    if check is None:
+        return
+    timed = [c for c in deployment.compiled.values() if c.is_timed]
+    if check.tries_other:
+        timed = [c for c in timed if c.key in check.durations]
+    if all(len(c.recent_seconds) < SAMPLES for c in timed):
+        if deployment.steps.committed >= check.until:
+            deployment.begin_check(None)
+        return
+    if check.tries_other:
+        check.other_durations = _durations(timed)
+    else:
+        check.durations = _durations(timed)
+        if _try_other(deployment, check):
+            return
+    _end_check(deployment, check)
+
+
+def _try_other(deployment: Deployment, check: PlacementCheck) -> bool:
+    """Move to the other placement to time it, if that is worth the move."""
+    best = None if check.others else _find_one_device(deployment, check)
+    if not check.should_try_other(_move_seconds(deployment, check)):
+        return False
+    if best is not None:  # plan only now: that takes time, too
+        placer = OneDevice(best)
+        for key in check.plans.keys() & deployment.compiled.keys():
+            check.others[key] = deployment.planner.plan(deployment.compiled[key], {}, placer)
+    if all(_placed_nodes(p) == _placed_nodes(check.plans[k]) for k, p in check.others.items()):
+        return False  # pins leave no choice
+    if not check.should_try_other(_move_seconds(deployment, check)):
+        return False
+    check.tries_other = True
+    _adopt(deployment, check.others)
+    deployment.begin_check(check)
+    return True
+
+
+def _find_one_device(deployment: Deployment, check: PlacementCheck) -> int | None:
+    """Let a check of first plans compare with the one device that is predicted to be fastest.
+
+    Return its index; None if no device has the memory.
+    """
+    seconds = {
+        at: {key: plan.baselines[f"one device: {name}"] for key, plan in check.plans.items()}
+        for at, name in enumerate(deployment.cluster.devices)
+        if all(f"one device: {name}" in plan.baselines for plan in check.plans.values())
+    }
+    if not seconds:
+        return None
+    best = min(seconds, key=lambda at: sum(seconds[at].values()))
+    check.other = f"{deployment.cluster.devices[best]} alone"
+    check.other_makespans = seconds[best]
+    return best
+
+
+def _end_check(deployment: Deployment, check: PlacementCheck) -> None:
+    """Keep the placement that is faster, remember the new one if it is slower, and tell."""
+    verdict = check.judge(_move_seconds(deployment, check))
+    deployment.planner.learn_steps(check.timed_plans())
+    if not verdict.stays:
+        deployment.lost.append(check.find_loser())
+    deployment.begin_check(None)  # first: after a loss in the move, nothing is left to compare
+    if verdict.stays and check.tries_other:
+        _adopt(deployment, check.plans)
+    for key in check.plans.keys() & deployment.compiled.keys():
+        compiled = deployment.compiled[key]
+        compiled.verdict = verdict
+        if not compiled.recent_seconds and verdict.stays:
+            compiled.recent_seconds.extend(check.durations.get(key, ()))
+    before = verdict.other_measured
+    _log.tell(
+        "placement.confirmed" if verdict.stays else "placement.reverted",
+        promised=verdict.promised,
+        measured=verdict.measured.median,
+        before=None if before is None else before.median,
+        text=str(verdict),
+    )
+
+
+def _move_seconds(deployment: Deployment, check: PlacementCheck) -> float:
+    """Return the seconds that a move from one placement to the other takes.
+
+    Variables take as long as predicted, and steps that warm up as long as the last ones did.
+    """
+    compiled = {k: c for k, c in deployment.compiled.items() if k in check.plans}
+    seconds = move_seconds(
+        (compiled[key].graph, check.plans[key], other)
+        for key, other in check.others.items()
+        if key in compiled
+    )
+    return seconds + sum(c.warmup_seconds for c in compiled.values())
+
+
+def _adopt(deployment: Deployment, plans: Mapping[Key, Plan]) -> None:
+    """Place fetches by their plans; others that use the variables which move follow them."""
+    sets = [c for c in deployment.compiled.values() if c.partitions]
+    homes = dict(deployment.state.homes)
+    for compiled in sets:
+        if compiled.key in plans:
+            devices = devices_of(plans[compiled.key], compiled.graph)
+            homes |= {node: devices[node] for node in compiled.graph.variables}
+
+    def choose_plan(compiled: CompiledFetches) -> Plan:
+        known = plans.get(compiled.key)
+        if known is None and compiled.plan is not None:
+            present = deployment.state.homes
+            if all(homes[node] == present[node] for node in compiled.graph.variables):
+                known = compiled.plan
+        return known or deployment.planner.plan(compiled, homes)
+
+    _switch_plans(deployment, sets, [choose_plan(compiled) for compiled in sets])
 
 
 def _plan_without_homes(
@@ -82,7 +249,7 @@ def _switch_plans(
     state, steps = deployment.state, deployment.steps
     fresh: dict[int, CompiledFetches] = {}
     for number, (old, plan) in enumerate(zip(sets, plans, strict=True)):
-        if [(n.name, n.device) for n in plan.nodes] == _placed_nodes(old):
+        if _placed_nodes(plan) == _placed_nodes(old.plan):
             old.plan = plan
             continue
         new = CompiledFetches(
@@ -108,5 +275,6 @@ def _switch_plans(
     return tuple(state.names[node] for node in moved)
 
 
-def _placed_nodes(compiled: CompiledFetches) -> list[tuple[str, str]]:
-    return [(n.name, n.device) for n in compiled.plan.nodes] if compiled.plan is not None else []
+def _placed_nodes(plan: Plan | None) -> list[tuple[str, str]]:
+    """Return names and devices of a plan's nodes, in their order."""
+    return [] if plan is None else [(node.name, node.device) for node in plan.nodes]

@@ -6,7 +6,7 @@ variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -26,10 +26,10 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
+from graphflow.planning.node_observations import busiest_seconds
 from graphflow.planning.probe_steps import StepProbe
-from graphflow.planning.step_cost import measure_client
+from graphflow.planning.step_cost import feed_fetches, measure_client, median_seconds
 from graphflow.planning.trace_feedback import (
-    busiest_seconds,
     is_known,
     learn,
     learn_steps,
@@ -53,7 +53,8 @@ class Planner:
 
     Args:
         placer: name of the placement algorithm.
-        trial: True to run a few steps in this process before fetches are planned.
+        trial: True to run a few steps in this process before fetches are planned, and to check
+            the first plan over several devices by its steps.
     """
 
     def __init__(
@@ -118,6 +119,14 @@ class Planner:
             self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
         )
 
+    @property
+    def checks_first_plans(self) -> bool:
+        """True if the first plan over several devices is compared with one device.
+
+        Round robin is a baseline: whoever asks for it wants it as it is.
+        """
+        return self._trial and self._placer != "round_robin"
+
     # Learning ---------------------------------------------------------------------------------
 
     def profile_first_steps(
@@ -161,11 +170,10 @@ class Planner:
         if traced and self._survey is not None:
             save_corrections(self.learned, self._cluster)
 
-    def learn_steps(self, sets: Sequence[CompiledFetches], plans: Sequence[Plan]) -> bool:
-        """Learn from the durations of whole steps; return False if there were too few."""
-        learned = [
-            learn_steps(self.learned, p, c.recent_seconds) for c, p in zip(sets, plans, strict=True)
-        ]
+    def learn_steps(self, steps: Iterable[tuple[Plan, Sequence[float]]]) -> bool:
+        """Learn from plans and durations of their whole steps; return False if there were too
+        few."""
+        learned = [learn_steps(self.learned, plan, seconds) for plan, seconds in steps]
         if any(learned):
             save_corrections(self.learned, self._cluster)
         return any(learned)
@@ -188,11 +196,9 @@ class Planner:
             self._probed = speeds_of_workers(self._hosts, self._cluster)
             # what takes longer because a worker is slow at the moment is no fact of the machine
             keep = min(self._probed.values(), default=1.0) == 1.0
-            found = survey_of(self._hosts, self._cluster, keep)
+            found = survey_of(self._hosts, self._cluster, self._feed_seconds, keep)
             self.learned = load_corrections(self._cluster)
-            cost, client = measure_client(self._cluster, self._seconds_beyond_nodes, keep)
-            links = {**(found.links or {}), **client} or None
-            self._survey = replace(found, steps=cost, links=links)
+            self._survey = measure_client(self._cluster, found, self._seconds_beyond_nodes, keep)
         return self._survey
 
     def _cluster_at_speed(self) -> Cluster:
@@ -215,10 +221,24 @@ class Planner:
         before, self._probed = self._probed, speeds_of_workers(self._hosts, self._cluster)
         kept = {w for w, s in self._probed.items() if is_alike(s, before[w])}
         self._traced = {w: s for w, s in self._traced.items() if w in kept}
-        links = links_of(self._hosts, self._cluster)
+        links = links_of(self._hosts, self._cluster, self._feed_seconds)
         if links is not None:
-            self._survey = replace(self._survey, links={**(self._survey.links or {}), **links})
+            self._survey = replace(self._survey, links=links)
             self.learned.forget_links()
+
+    def _feed_seconds(self, worker: int, nbytes: int, repeats: int) -> float:
+        """Return the median seconds that a feed of `nbytes` takes from here to a worker.
+
+        They are half of a round trip, and the seconds by which the feed makes a step longer.
+        """
+        device = self._cluster.workers[worker].devices[0].name
+        steps: list[float] = []
+        for size in (1, nbytes):
+            run, compiled = self._probe_step(*feed_fetches(device, size), np.ones(size, "uint8"))
+            with self._probe.load_program(compiled):
+                steps.append(median_seconds(run, repeats))
+        round_trip = median_seconds(lambda: self._hosts.forget([], {worker: []}), repeats)
+        return round_trip / 2 + max(0.0, steps[1] - steps[0])
 
     def _seconds_beyond_nodes(
         self, compiled: CompiledFetches, node: Node, shape: tuple[int, ...]
@@ -228,19 +248,24 @@ class Planner:
         Args:
             node, shape: their placeholder, and the shape of what it is fed.
         """
-        compiled.partitions = partition(
-            compiled.graph, compiled.devices, None, {}, self._cluster.devices
-        )
-        run = partial(self._run_fed, compiled, {node.outputs[0]: np.zeros(shape, np.float32)})
+        run, compiled = self._probe_step(compiled, node, np.zeros(shape, np.float32))
         with self._probe.load_program(compiled):
             self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)  # warms up
             took = self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)
             traced = [self._probe.trace_step(run) for _ in range(TRACED_STEPS)]
         return max(median(took) - busiest_seconds(traced), 0.0)
 
+    def _probe_step(
+        self, compiled: CompiledFetches, node: Node, fed: np.ndarray[Any, Any]
+    ) -> tuple[Callable[[], Any], CompiledFetches]:
+        """Partition placed fetches, and return a function that runs a step of them."""
+        compiled.partitions = partition(
+            compiled.graph, compiled.devices, None, {}, self._cluster.devices
+        )
+        return partial(self._run_fed, compiled, {node.outputs[0]: fed}), compiled
+
     def _run_fed(self, compiled: CompiledFetches, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """Run a step of compiled fetches."""
         arrays = compiled.check_feeds(convert_feeds(feeds))
         bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
-        compiled.check_memory(self._cluster, bindings)
         return self._steps.run(compiled, arrays, bindings)

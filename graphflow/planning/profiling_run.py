@@ -25,17 +25,21 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.formatting import show_seconds
 from graphflow.base.interrupts import is_interrupt
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.progress import show_stage
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, owner_module
 from graphflow.ir.spec import evaluate, kind
+from graphflow.ops.kernels.jit.compiler import limit_compilation
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores, host_memory
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
-from graphflow.planning.trace_feedback import node_seconds, observe_steps
+from graphflow.planning.node_observations import node_seconds, observe_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
@@ -43,10 +47,27 @@ from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
 from graphflow.runtime.program.span_recorder import clock
 from graphflow.runtime.telemetry.logs import Log
 
-MAX_STEP_SECONDS = 3.0
-"""Predicted seconds of a step beyond which nothing is profiled."""
-PROFILING_SECONDS = 0.5
-"""Time limit of all steps after the first; at least one runs, and at most `MAX_PROFILED_STEPS`."""
+
+@dataclass(frozen=True)
+class ProfilingLimits:
+    """How much a profiling run may take.
+
+    Args:
+        step_seconds: predicted time of a step beyond which nothing is profiled. At least two run.
+        seconds: time of the whole run, after which no further step begins.
+        characters: LLVM IR of kernels that may be compiled, of which LLVM takes about 1 µs for a
+            character. If a graph's new kernels are more, nothing is profiled.
+    """
+
+    step_seconds: float
+    seconds: float
+    characters: int
+
+
+FIRST_PLAN = ProfilingLimits(0.35, 0.7, 400_000)
+"""Limits before the first plan of fetches, for which somebody waits."""
+SEARCH = ProfilingLimits(3.0, 1.0, 4_000_000)
+"""Limits before a search for a strategy, which takes many times as long."""
 MAX_PROFILED_STEPS = 5
 MIN_UNKNOWN_SHARE = 0.1
 """Least share of a step's predicted time in nodes that were never measured."""
@@ -66,6 +87,7 @@ def profile_first_steps(
     bindings: Mapping[str, int],
     arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
     busy: bool = False,
+    limits: ProfilingLimits = FIRST_PLAN,
 ) -> int:
     """Run fetches on one device of this process and learn what their nodes take.
 
@@ -73,6 +95,7 @@ def profile_first_steps(
         bindings: sizes of the graph's symbols.
         arrays: what is fed; default: zeros, and floats from [0, 1).
         busy: beside a neighbour that does the same, as devices do that share a step.
+        limits: how much all this may take. Beyond, nothing is learned, and the log says why.
 
     Returns:
         How many steps taught something; 0: all was known, or may not be tried.
@@ -84,16 +107,23 @@ def profile_first_steps(
     total = sum(lesson.predicted for lesson in known.values())
     seen = learned.has_observed if busy else learned.knows
     new = sum(each.predicted for each in known.values() if not seen(each.bucket))
-    if new <= MIN_UNKNOWN_SHARE * total or total > MAX_STEP_SECONDS:
+    if new <= MIN_UNKNOWN_SHARE * total:
         return 0
+    if total > limits.step_seconds:
+        _log.tell("trial.ended", reason=f"a step is predicted to take {show_seconds(total)}")
+        return 0
+    until = monotonic() + limits.seconds
+    show_stage("trial, compiling kernels")
     device = cluster.workers[0].devices[0]
     now = thread_time_ns if device.threads == 1 else monotonic_ns
     stages = [_ProfiledDevice(device.threads, now) for _ in range(2 if busy and cores() > 1 else 1)]
     try:
         for stage in stages:
-            stage.load(graph, bindings, arrays or synthetic_feeds(graph, bindings))
+            stage.load(
+                graph, bindings, arrays or synthetic_feeds(graph, bindings), limits.characters
+            )
         with _load_neighbours(stages[1:]):
-            return stages[0].run_steps(learned, known)
+            return stages[0].run_steps(learned, known, until)
     except Exception as error:  # the real step will raise it for the user
         if is_interrupt(error):
             raise
@@ -197,11 +227,13 @@ class _ProfiledDevice:
         graph: Graph,
         bindings: Mapping[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]],
+        characters: int,
     ) -> None:
-        """Compile a graph, and keep its feeds.
+        """Compile a graph, keep its feeds, and run a warm-up step.
 
         Raises:
             DeviceError: a node inside a body is pinned to another device.
+            CompilationLimitExceeded: too many of its kernels are not compiled yet.
         """
         self._bindings = bindings
         self._feeds = {graph.names[node]: array for node, array in arrays.items()}
@@ -209,14 +241,16 @@ class _ProfiledDevice:
         names = {node: graph.names[node] for node in graph.variables}
         parts = partition(graph, devices, order_in_turns(graph), names, [self._DEVICE])
         self._host.add(self._NAME, self._NAME, list(parts.values()))
+        with limit_compilation(characters):
+            self._step(0)
 
-    def run_steps(self, learned: TraceCorrections, known: Mapping[str, TraceObservation]) -> int:
-        """Run a warm-up step, then steps until the time is over; return the number of the
-        latter."""
-        self._step(0)
-        until = monotonic() + PROFILING_SECONDS
+    def run_steps(
+        self, learned: TraceCorrections, known: Mapping[str, TraceObservation], until: float
+    ) -> int:
+        """Run steps until a time of `monotonic`, at least one; return their number."""
         steps: list[dict[str, float]] = []
         while len(steps) < MAX_PROFILED_STEPS and not (steps and monotonic() > until):
+            show_stage("trial steps", len(steps), MAX_PROFILED_STEPS)
             steps.append(self._step(1 + len(steps)))
         observe_steps(learned, known, steps)
         return len(steps)
@@ -224,7 +258,7 @@ class _ProfiledDevice:
     def repeat(self, over: threading.Event) -> None:
         """Run steps until `over` is set or one fails: the profiled device then fails in the same
         way."""
-        step = 0
+        step = 1
         with suppress(Exception):
             while not over.is_set():
                 self._step(step)

@@ -10,6 +10,10 @@ sends and receives messages then runs about twice as long as in a loop of empty 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Any
 
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.frontend.builders import placeholder
@@ -25,19 +29,17 @@ from graphflow.placement.calibration.calibrate import (
     save_step_cost,
     step_cost_of,
 )
-from graphflow.placement.calibration.cluster_rates import Links
+from graphflow.placement.calibration.cluster_rates import link_matrices
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan_builder import session_kind
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 
 ECHO_SIZES = (1 << 8, 1 << 17, 1 << 20)
 """Bytes that the client sends and gets back to measure its link."""
 _CACHE_FILL = 1 << 19
 """Elements that a probe step writes and reads: 2 MiB, more than most second-level caches hold."""
-
-_MAX_WORKERS = 8
-"""Workers elsewhere to which the client's link is measured; others count with the default."""
 
 Timer = Callable[[CompiledFetches, Node, tuple[int, ...]], float]
 """(fetches, their placeholder, shape of its feed) -> seconds of a step beyond its nodes."""
@@ -77,13 +79,33 @@ def client_link(timed: Timer, device: str) -> LinkSpeed:
     return fit_link(ECHO_SIZES, seconds)
 
 
-def step_cost(cluster: Cluster, timed: Timer, link: LinkSpeed | None) -> StepCost:
+def feed_fetches(device: str, nbytes: int) -> tuple[CompiledFetches, Node]:
+    """Return fetches that read one of the bytes fed to a device, and their placeholder."""
+    x = placeholder("uint8", (nbytes,))
+    graph = Graph([x[:1] + 1])
+    compiled = CompiledFetches(graph.outputs, graph, graph)
+    compiled.devices = {node: device for node in graph.nodes if node.op.name not in UNPLACED_OPS}
+    return compiled, x.node
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Return the median seconds of some calls, after one that warms up."""
+    call()
+    times: list[float] = []
+    for _ in range(max(1, repeats)):
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def step_cost(cluster: Cluster, timed: Timer, there_and_back: float) -> StepCost:
     """Return the cost of a step beyond its nodes and transfers, on one and on two devices.
 
     Args:
-        link: from the client to a device; None if they share a process.
+        there_and_back: seconds from the client to a device and back, which plans count as
+            transfers.
     """
-    there_and_back = 0.0 if link is None else 2 * link[0]
     of = units_of(cluster)
     one, *two = (
         max(timed(*probe_fetches(of[:n]), ()) - there_and_back, 1e-6)
@@ -93,8 +115,10 @@ def step_cost(cluster: Cluster, timed: Timer, link: LinkSpeed | None) -> StepCos
     return one, max(one, *two) if two else one
 
 
-def measure_client(cluster: Cluster, timed: Timer, keep: bool) -> tuple[StepCost, Links]:
-    """Return the cost of a step, and the client's links that no profile holds.
+def measure_client(
+    cluster: Cluster, survey: ClusterSurvey, timed: Timer, keep: bool
+) -> ClusterSurvey:
+    """Return a survey with the cost of a step, and with the client's link to local workers.
 
     On this machine, both are kept with its profile, and measured once. The cost on two devices is
     known once a session with two has measured it.
@@ -104,32 +128,22 @@ def measure_client(cluster: Cluster, timed: Timer, keep: bool) -> tuple[StepCost
     """
     kind = session_kind(cluster)
     here = cluster.kind in ("here", "local")
-    kept = calibrate.profile({d.kind for w in cluster.workers for d in w.devices}) if here else {}
-    links: dict[tuple[str, str], LinkSpeed] = {}
-    link = kept.get("links", {}).get("client")
-    if cluster.kind == "local" and link is None:
+    kinds = {device.kind for worker in cluster.workers for device in worker.devices}
+    if cluster.kind == "local" and "client" not in calibrate.profile(kinds)["links"]:
         link = client_link(timed, cluster.devices[0])
         if keep:
             save_links({"client": link})
         else:
-            links |= {ends: link for w in cluster.workers for ends in _ends(w.devices[0].name)}
-    for device in units_of(cluster)[:_MAX_WORKERS] if cluster.kind == "remote" else ():
-        if cluster.link(CLIENT, device) is None:
-            links |= dict.fromkeys(_ends(device), client_link(timed, device))
-    if links:
-        link = next(iter(links.values()))
-    cost = step_cost_of(kept, kind)
+            ends = [(CLIENT, f"/worker:{worker.index}") for worker in cluster.workers]
+            links = {pair: link for a, b in ends for pair in ((a, b), (b, a))}
+            survey = replace(survey, links={**(survey.links or {}), **links})
+    cost = step_cost_of(calibrate.profile(kinds), kind) if here else None
     if cost is None:
-        cost = step_cost(cluster, timed, link)
+        latency, _ = link_matrices(cluster, survey.profiles, survey.links)
+        cost = step_cost(cluster, timed, float(latency[-1, 0] + latency[0, -1]))
         if keep and here and len(units_of(cluster)) > 1:
             save_step_cost(kind, cost)
-    return cost, links
-
-
-def _ends(device: str) -> list[tuple[str, str]]:
-    """Return the ends of the link between the client and a device's worker, in both directions."""
-    worker = device.rpartition("/")[0]
-    return [(CLIENT, worker), (worker, CLIENT)]
+    return replace(survey, steps=cost)
 
 
 def units_of(cluster: Cluster) -> tuple[str, ...]:

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.formatting import show_count, show_seconds
 from graphflow.base.interrupts import is_interrupt
+from graphflow.base.progress import show_stage
 from graphflow.errors import WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
 from graphflow.ir.op import Node
@@ -31,20 +33,27 @@ from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_builder import session_kind
+from graphflow.planning.node_observations import compute_seconds, observe_steps
 from graphflow.planning.probe_steps import StepProbe
 from graphflow.planning.profiling_run import (
-    MAX_STEP_SECONDS,
     may_profile,
     synthetic_feeds,
 )
 from graphflow.planning.step_cost import units_of
-from graphflow.planning.trace_feedback import compute_seconds, observe_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.telemetry.logs import Log
 
+STEP_SECONDS = 0.5
+"""Longest step that is tried, as calibration predicts it. Somebody waits for the first plan."""
+LONG_STEP = 0.1
+"""Seconds of a step from which one untraced and one traced step are enough."""
+ROUND_SECONDS = 0.3
+"""Time limit of the rounds of shorter steps."""
 TRIAL_SECONDS = 1.0
 """A trial that took this long on one worker is not repeated on all of them."""
+MAX_KINDS = 300
+"""Kinds of nodes beyond which compiling their kernels would take too long."""
 ROUNDS = 8
 """Rounds of steps at most; about as many samples as corrections count of each kind of node."""
 
@@ -126,7 +135,14 @@ class WorkerTrial:
                 phases.append(units)
         known = trace_observations(graph, self._cluster, bindings, {}, self._survey.profiles)
         total = sum(each.predicted for each in known.values())
-        return phases if total <= MAX_STEP_SECONDS else []
+        kinds = len({each.bucket for each in known.values()})
+        if total <= STEP_SECONDS and kinds <= MAX_KINDS:
+            return phases
+        _log.tell(
+            "trial.ended",
+            reason=f"a step of {kinds} kinds of nodes is predicted to take {show_seconds(total)}",
+        )
+        return []
 
     def _profile_copies(
         self,
@@ -149,19 +165,23 @@ class WorkerTrial:
         fed = arrays or synthetic_feeds(graph, bindings)
         run = partial(self._run, copies, fed, bindings)
         with self._probe.load_program(copies, names):
-            run()  # compiles
+            show_stage(f"trial on {show_count(len(units), 'worker')}, compiling kernels")
             run()
-            rounds, traced = self._probe.measure_rounds(run, TRIAL_SECONDS / 3, ROUNDS)
-        took = median(rounds)
+            show_stage(f"trial on {show_count(len(units), 'worker')}")
+            took = self._probe.time_steps(run, 0.0, 1)
+            if took[0] > LONG_STEP:
+                traced = [self._probe.trace_step(run)]
+            else:
+                took, traced = self._probe.measure_rounds(run, ROUND_SECONDS, ROUNDS)
         sent = sum(array.nbytes for array in fed.values())
         client = self._client_seconds(sent)
         known = trace_observations(
             graph, self._cluster, bindings, copies.devices, self._survey.profiles, len(units) > 1
         )
         steps = [compute_seconds(copies, step) for step in traced]
-        computed = observe_steps(self._learned, known, steps, took - client)
+        computed = observe_steps(self._learned, known, steps, median(took) - client)
         kind = session_kind(self._cluster)
-        self._learned.observe_step(kind, len(units), computed + client, took)
+        self._learned.observe_step(kind, len(units), computed + client, median(took))
 
     def _client_seconds(self, sent: int) -> float:
         """Return the seconds that feeds of so many bytes and small results travel."""

@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -49,7 +50,7 @@ from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.planning.migration import has_drifted, migrate
+from graphflow.planning.migration import advance_check, has_drifted, migrate
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards
@@ -83,7 +84,9 @@ class Session:
         trial: profile a few steps in this process, on variables of their own, before fetches
             are placed on several processors of this machine. The plan then rests on measured
             times. It is skipped if it would take more than moments, if enough is known, and if
-            a graph has side effects (`print`, `host_call`).
+            a graph has side effects (`print`, `host_call`). The first plan over several devices
+            is then checked by its first steps: the session goes to the best single device if
+            that is faster.
         check_finite: undo a step whose fetches or updates hold NaN or infinity, and raise
             NonFiniteError, which names the first node that made one of finite values. Each
             result is checked, and updates need memory of their own until they commit.
@@ -236,7 +239,7 @@ class Session:
     ) -> list[Any]:
         """Run a step, repeated after losses of workers, and do what is due after it."""
         values = self._recovery.step(tensors, given, begun)
-        self._recovery.retry_on_loss(self._replan_on_drift)
+        self._recovery.retry_on_loss(self._improve_placement)
         self._life.after_step()
         return values
 
@@ -332,9 +335,10 @@ class Session:
                 )
             if compiled.plan is None:
                 compiled.plan = self._recovery.retry_on_loss(lambda: self._plan_compiled(compiled))
-            if compiled.measured is not None:
-                return compiled.plan.with_measured(compiled.measured)
-            return compiled.plan
+            plan = compiled.plan
+            if compiled.verdict is not None:
+                plan = replace(plan, verdict=compiled.verdict)
+            return plan if compiled.measured is None else plan.with_measured(compiled.measured)
 
     def _plan_compiled(self, compiled: CompiledFetches) -> Plan:
         self._planner.profile_first_steps(compiled, compiled.bindings(compiled.sizes))
@@ -375,6 +379,10 @@ class Session:
         and of the links. Variables move between two steps, with the slots of optimisers; later
         steps give the same bits as before. All fetches that ran count, each by its number of steps.
 
+        The next steps are compared with those before. If they are slower beyond the noise, the
+        session goes back, and does not try that placement again until links or nodes are measured
+        to be clearly different. The log and `s.plan(fetches).report()` tell the outcome.
+
         Raises:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
             WorkerLost: a worker was lost while variables moved.
@@ -384,15 +392,17 @@ class Session:
             self._recovery.retry_on_loss(self._planner.remeasure)
             return self._recovery.retry_on_loss(lambda: migrate(self._deployment, 0.0))
 
-    def _replan_on_drift(self) -> None:
-        """At the end of a traced window: learn, and plan again if it drifted from the
-        prediction."""
+    def _improve_placement(self) -> None:
+        """After a step: advance the comparison of placements. At the end of a traced window: learn,
+        and plan again if it drifted from the prediction."""
+        if self._deployment.check is not None:
+            advance_check(self._deployment)
         compiled = self._steps.last if self._automatic else None
         drift = has_drifted(compiled) if compiled is not None else None
         if drift is None:
             return
         self._learn()
-        if drift:
+        if drift and self._deployment.check is None:
             self._planner.remeasure()
             replanned = migrate(self._deployment, GAIN)
             event = "placement.changed" if replanned.after < replanned.before else "placement.kept"

@@ -57,8 +57,10 @@ class StepRunner:
         self._deployment.prepare(compiled, shapes, bindings, arrays)
         with show_progress("first step of", 0 if compiled.runs else len(compiled.graph)):
             values = self._steps.run(compiled, arrays, bindings)
-        if self._caches_steps and (
-            compiled.cached_step is None or compiled.cached_step.bindings is not bindings
+        if (
+            self._caches_steps
+            and not compiled.is_timed
+            and (compiled.cached_step is None or compiled.cached_step.bindings is not bindings)
         ):
             compiled.find_cached_step(self._deployment.hosts, shapes, bindings)
         return values

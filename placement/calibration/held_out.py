@@ -73,7 +73,7 @@ def with_scatter(clock: KernelTimer, speeds: Mapping[str, Any]) -> dict[str, Any
     if len(own) < FEW:
         return dict(speeds)
     scatter = {
-        kind: [_deviation(errors) for errors in pair]
+        kind: [error_deviation(errors) for errors in pair]
         for kind, pair in sorted(classes.items())
         if len(pair[0]) >= FEW
     }
@@ -120,6 +120,6 @@ def _predict(speeds: Mapping[str, Any], op: Op, case: ScaledSample) -> float:
     return Rates(speeds).seconds(op, case.inputs, case.outputs, case.attrs)
 
 
-def _deviation(errors: Sequence[float]) -> float:
+def error_deviation(errors: Sequence[float]) -> float:
     """Return the standard deviation of errors around 0, from their median size."""
     return max(median(map(abs, errors)) / _NORMAL, LEAST_SCATTER)

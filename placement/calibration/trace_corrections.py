@@ -27,6 +27,7 @@ from graphflow.placement.calibration.calibrate import (
     profile_path,
     write_json,
 )
+from graphflow.placement.calibration.held_out import error_deviation
 from graphflow.placement.calibration.measure import lower_quartile
 
 FORMAT = 4
@@ -47,6 +48,8 @@ SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
 TRANSPOSED_MARK = "·"
 """Stands between an op's name and the operands that a product reads transposed."""
+FEW = 5
+"""Errors from which the deviation of others is estimated at least."""
 _CLOSEST = 5
 _REACH = 8.0
 """Steps between buckets, half an octave each, over which half of an observation carries."""
@@ -91,6 +94,8 @@ class Evidence:
         source: Predictions that rest on the same observations have the same source.
         is_own: Such nodes themselves were observed.
         busy: Their neighbours were busy.
+        class_deviation: Standard deviation of calibration's errors for all observed nodes with the
+            same bottleneck; 0 for the bucket itself, or if these are few.
     """
 
     ratios: Sequence[float] = ()
@@ -98,6 +103,7 @@ class Evidence:
     source: tuple[Any, ...] = ()
     is_own: bool = False
     busy: bool = False
+    class_deviation: float = 0.0
 
 
 class TraceCorrections:
@@ -118,6 +124,8 @@ class TraceCorrections:
         self._steps: dict[tuple[str, int, int], list[float]] = {}
         self._profiled: dict[str, None] = {}
         self._families: dict[tuple[str, str, str], list[tuple[Bucket, float]]] | None = None
+        self._deviations: dict[tuple[str, str, str], float] = {}
+        self._errors: dict[str, list[float]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes) + len(self._links) + len(self._steps)
@@ -193,6 +201,29 @@ class TraceCorrections:
         """Return True if such a graph was tried."""
         return graph in self._profiled
 
+    def observe_error(self, graph: str, predicted: float, measured: float) -> None:
+        """Note how far the prediction of a whole step was off.
+
+        Args:
+            graph: Fingerprint of the step's graph.
+            predicted: Seconds, by all that was known, the overhead included.
+            measured: Seconds of steps that were not traced.
+        """
+        if predicted > 0 and LIMITS[0] <= measured / predicted <= LIMITS[1]:
+            _append_sample(self._errors, graph, measured / predicted)
+            self.version += 1
+
+    def step_deviation(self, graph: str) -> float:
+        """Return the standard deviation of errors that all parts of a graph's step share.
+
+        An error of its own latest predictions is expected again. The less there are, the more the
+        first ones of other graphs count.
+        """
+        own = self._errors.get(graph, [])[-RECENT:]
+        again = median(abs(math.log(ratio)) for ratio in own) if own else 0.0
+        first = [ratios[0] for name, ratios in self._errors.items() if name != graph]
+        return math.hypot(again, ratio_deviation(first) / math.sqrt(1.0 + len(own)))
+
     def has_observed(self, bucket: Bucket) -> bool:
         """Return True if such a node was observed, its neighbours idle or busy as it says."""
         return bucket in self._nodes
@@ -225,21 +256,30 @@ class TraceCorrections:
             if own:
                 return Evidence(own[-RECENT:], 1.0, (known,), True, known.busy)
         family = (bucket.device, "op", _op_name(bucket))
+        bound = (bucket.device, "bound", _bottleneck(bucket))
         if family not in self._by_family:
-            family = (bucket.device, "bound", _bottleneck(bucket))
+            family = bound
         alike = self._by_family.get(family)
         if not alike:
             return Evidence()
         ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
         least = ranked[0][0]
         close = [ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2]
-        return Evidence(close, 1.0 / (1.0 + least / _REACH), family)
+        weight = 1.0 / (1.0 + least / _REACH)
+        return Evidence(close, weight, family, class_deviation=self._class_deviation(bound))
+
+    def _class_deviation(self, family: tuple[str, str, str]) -> float:
+        """Return the standard deviation of the errors of a family's predictions by calibration."""
+        if family not in self._deviations:
+            ratios = [ratio for _, ratio in self._by_family.get(family, ())]
+            self._deviations[family] = ratio_deviation(ratios)
+        return self._deviations[family]
 
     @property
     def _by_family(self) -> Mapping[tuple[str, str, str], Sequence[tuple[Bucket, float]]]:
         """Buckets with their ratios, by device and op, and by device and bottleneck."""
         if self._families is None:
-            self._families = {}
+            self._families, self._deviations = {}, {}
             for bucket, ratios in self._nodes.items():
                 told = (bucket, robust_ratio(ratios))
                 for family in (("op", _op_name(bucket)), ("bound", _bottleneck(bucket))):
@@ -285,6 +325,7 @@ class TraceCorrections:
             "links": [[name, size, seconds] for (name, size), seconds in self._links.items()],
             "steps": [[*key, ratios] for key, ratios in self._steps.items()],
             "profiled": list(self._profiled),
+            "errors": [[graph, ratios] for graph, ratios in self._errors.items()],
         }
 
     @staticmethod
@@ -312,9 +353,16 @@ class TraceCorrections:
                 read._steps[key] = _check_samples(ratios, 0.0, LIMITS[1])
             for graph in data["profiled"][-BUCKETS:]:
                 read._profiled[_check_text(graph)] = None
+            for graph, ratios in data.get("errors", [])[-BUCKETS:]:
+                read._errors[_check_text(graph)] = _check_samples(ratios, *LIMITS)
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read
+
+
+def ratio_deviation(ratios: Sequence[float]) -> float:
+    """Return the standard deviation of ln(ratio) around 0; 0 for fewer than `FEW`."""
+    return error_deviation(list(map(math.log, ratios))) if len(ratios) >= FEW else 0.0
 
 
 def robust_ratio(ratios: Sequence[float]) -> float:

@@ -6,16 +6,23 @@ none becomes negative.
 
     σ² = s² + c² · (1 - w · n / (1 + n))
 
-    c   what calibration alone leaves open, found on sizes that it did not fit (`held_out.py`)
+    c   what calibration alone leaves open, found on sizes that it did not fit (`held_out.py`); for
+        nodes that were not observed themselves at least how far it was off for observed ones
     s   scatter of the n latest observations of such nodes in traced steps, by their quartiles:
         one step on a busy machine must not widen the interval
     w   1 for nodes of the same bucket; less, the more different the observed nodes are
 
 Without observations σ is c. One observation counts as much as calibration does, many replace it.
 
+Busy neighbours slow a node down by as much as products or by as much as passes over memory, if that
+was not observed: these are the ends of the interval of its slowdown, and all nodes share the error.
+
 A link that was measured before may have become faster or slower by the factor `ALIKE` without being
 measured again, so ln(ALIKE) is the 80 % interval of a link without observations. Overheads of steps
 consist of messages, and have the same c.
+
+Whole steps teach how far predictions are off for reasons that no node shows: `step_deviation` of
+the corrections. All nodes and transfers of a step share this error.
 
 Errors add up to that of a step: those with one source are the same error, so their seconds are
 added. Those with different sources are independent, so the squares are added. The source of a

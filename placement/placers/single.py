@@ -23,6 +23,16 @@ class Single(Placer):
         return min(singles(evaluator), key=lambda candidate: candidate.key).run.assignment()
 
 
+@dataclass(frozen=True)
+class OneDevice(Placer):
+    """As `Single`, on the device of a given index."""
+
+    device: int
+
+    def place(self, problem: Problem) -> Assignment:
+        return singles(Evaluator(problem))[self.device].run.assignment()
+
+
 def singles(evaluator: Evaluator) -> list[EvaluatedPlacement]:
     """One candidate for each device other than the client."""
     problem = evaluator.problem

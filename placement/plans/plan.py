@@ -54,6 +54,8 @@ class Plan(PlanData):
         low, high: ends of the 80 % interval of the makespan; None where devices are described
             instead of measured. See `placement/calibration/uncertainty.py`.
         rival: the placement on one device, or over several, that this plan was compared with.
+        verdict: how a session compared its latest placement with another by the steps of both;
+            None if it did not. It is not saved.
     """
 
     def explain(self, name: str) -> str:

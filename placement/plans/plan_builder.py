@@ -18,6 +18,7 @@ import numpy as np
 
 from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.progress import show_stage
 from graphflow.errors import MemoryLimitError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
@@ -90,13 +91,17 @@ def plan_graph(
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
     """
     homes = homes or {}
+    show_stage("predicting times")
 
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
         return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
 
     alone, shared = problems(homes)
-    judge = StepJudge(cluster, learned, partial(_step_overhead, alone, cluster, learned, steps))
+    overhead = partial(_step_overhead, alone, cluster, learned, steps)
+    judge = StepJudge(cluster, learned, overhead, fingerprint(graph))
+    show_stage("simulating baselines")
     plain = _baselines(alone, shared)
+    show_stage("choosing devices")
     taken = partial(_device_memory, cluster, bindings)
     placed = _run_placer(alone, shared, placer, plain, judge, taken)
     made = placed.problem
@@ -110,6 +115,7 @@ def plan_graph(
         for name, each in zip(named, plain, strict=True)
         if each.fits
     }
+    show_stage("explaining the plan")
     limits = DeviceConstraints(graph, cluster, homes)
     told = {made.name(i): limits.explain(node) for i, node in enumerate(made.nodes)}
     model = PlanModel(
@@ -140,7 +146,7 @@ def plan_graph(
         peak_memory=_peaks(made, model, cluster, bindings),
         baselines=baselines,
         shapes={graph.names.get(node, node.name): tuple(s) for node, s in shapes.items()},
-        fingerprint=fingerprint(graph),
+        fingerprint=judge.graph,
         reproducible=assignment.reproducible,
         model=model,
     )

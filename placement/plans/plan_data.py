@@ -18,6 +18,7 @@ from graphflow.placement.plans.plan_records import (
     ON_ONE,
     Interval,
     MeasuredSteps,
+    PlacementVerdict,
     PlannedNode,
     PlannedTransfer,
     Rival,
@@ -44,6 +45,7 @@ class PlanData:
     high: float | None = None
     rival: Rival | None = None
     model: PlanModel | None = field(default=None, compare=False, repr=False)
+    verdict: PlacementVerdict | None = field(default=None, compare=False)
 
     @property
     def placement(self) -> Mapping[str, str]:

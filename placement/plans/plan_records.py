@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 
 ON_ONE = "on one device"
@@ -118,3 +119,49 @@ class MeasuredSteps:
     timeline: tuple[Interval, ...]
     peak_memory: Mapping[str, int]
     steps: int
+
+
+@dataclass(frozen=True)
+class StepQuartiles:
+    """Quartiles of the durations of steps, in seconds."""
+
+    low: float
+    median: float
+    high: float
+
+    def __str__(self) -> str:
+        low, median, high = map(show_seconds, (self.low, self.median, self.high))
+        return f"{median} ({low} to {high})"
+
+
+@dataclass(frozen=True)
+class PlacementVerdict:
+    """The outcome of comparing a new placement with another one by the steps of both.
+
+    With several sets of fetches, seconds are means over the steps that were compared.
+
+    Args:
+        stays: True if the new placement stays; False if the session went back to the other.
+        promised: predicted seconds of a step with the new placement, when it was adopted.
+        measured: seconds of a step with the new placement.
+        other: the other placement in words: the one before, or one device.
+        other_promised: predicted seconds of a step with the other placement; None: there is no
+            other that fits in memory.
+        other_measured: seconds of a step with the other placement; None: it did not run.
+    """
+
+    stays: bool
+    promised: float
+    measured: StepQuartiles
+    other: str
+    other_promised: float | None = None
+    other_measured: StepQuartiles | None = None
+
+    def __str__(self) -> str:
+        outcome = "the new placement stays" if self.stays else f"back to {self.other}"
+        text = f"{outcome}: {show_seconds(self.promised)} a step promised, {self.measured} measured"
+        if self.other_promised is not None:
+            text += f"; {self.other}: {show_seconds(self.other_promised)} promised, "
+            measured = self.other_measured
+            text += "not tried" if measured is None else f"{measured} measured"
+        return text

@@ -49,11 +49,13 @@ class StepJudge:
 
     Args:
         overhead: The overhead of a placement whose nodes and transfers take so many seconds.
+        graph: Fingerprint of the graph.
     """
 
     cluster: Cluster
     learned: TraceCorrections | None
     overhead: Callable[[Assignment, float], Overhead]
+    graph: str = ""
 
     def seconds(self, assignment: Assignment, within: float) -> float:
         """Return the seconds of a step whose nodes and transfers take so many."""
@@ -77,6 +79,8 @@ class StepJudge:
         errors["overhead", beyond.units] = overhead_deviation(
             beyond.seconds, run.makespan, beyond.evidence.ratios, beyond.evidence.weight
         )
+        if self.learned:
+            errors["step"] = run.makespan * self.learned.step_deviation(self.graph)
         return PredictedStep(run.makespan + beyond.seconds, errors)
 
     @staticmethod

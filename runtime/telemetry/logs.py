@@ -106,6 +106,12 @@ EVENTS: Mapping[str, LogEvent] = {
     "loop.failed": _event(_E, "an I/O thread ended by an error in graphflow", "session reason"),
     "placement.changed": _event(_I, "a session changed to a better placement", "text"),
     "placement.kept": _event(_D, "a session found no better placement", "text"),
+    "placement.confirmed": _event(
+        _I, "steps confirmed a new placement", "promised measured before text"
+    ),
+    "placement.reverted": _event(
+        _I, "a new placement was slower: the session went back", "promised measured before text"
+    ),
     "trial.ended": _event(_D, "profiling of steps in this process ended early", "reason"),
     # Checkpoints and recovery
     "checkpoint.written": _event(_I, "a checkpoint was written", "step folder seconds"),

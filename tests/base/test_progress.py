@@ -9,7 +9,7 @@ import time
 import pytest
 
 from graphflow.base import progress
-from graphflow.base.progress import show_progress, show_wait
+from graphflow.base.progress import show_progress, show_stage, show_wait
 
 
 class Terminal(io.StringIO):
@@ -50,10 +50,43 @@ def test_nothing_is_told_otherwise(
     assert told(monkeypatch, stream, nodes, silent) == ""
 
 
+def test_the_line_says_which_stage_the_work_is_in_and_how_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "SILENT", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    until = time.monotonic() + 10.0
+    with show_progress("placing", 5_000, "on 8 devices") as work:
+        show_stage("trial steps", 3, 5)
+        while "trial" not in stream.getvalue() and time.monotonic() < until:
+            time.sleep(0.001)
+    assert work is None  # the stage is named by function, wherever the work is done
+    assert "placing 5,000 nodes on 8 devices: trial steps, 3 of 5" in stream.getvalue()
+
+
+def test_work_inside_work_is_a_stage_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    outer = show_progress("placing", 5_000)
+    with outer:
+        show_stage("partitioning")
+        with show_progress("loading a program on 8 workers"):
+            assert str(outer) == "placing 5,000 nodes: loading a program on 8 workers"
+            show_stage("workers", 2)
+            assert str(outer) == "placing 5,000 nodes: workers, 2"
+        assert str(outer) == "placing 5,000 nodes: partitioning"
+    show_stage("nothing is shown any more")
+    assert str(outer) == "placing 5,000 nodes: partitioning"
+
+
 def test_an_error_ends_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     with pytest.raises(KeyError), show_progress("placing", 100_000):
         raise KeyError("no")
+    with show_progress("placing", 100_000):  # which is not a stage of the first
+        assert str(progress._active.get()) == "placing 100,000 nodes"
+    assert progress._active.get() is None
 
 
 def test_a_wait_tells_what_it_still_waits_for_each_second_until_it_is_over(

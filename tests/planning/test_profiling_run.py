@@ -17,8 +17,8 @@ from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
+from graphflow.planning.node_observations import replace_outliers
 from graphflow.planning.profiling_run import may_profile, profile_first_steps
-from graphflow.planning.trace_feedback import replace_outliers
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import partition
 

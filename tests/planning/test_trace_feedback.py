@@ -23,8 +23,9 @@ from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.placement.plans.plan_builder import plan_graph
 from graphflow.planning import planner
+from graphflow.planning.node_observations import observe_steps
 from graphflow.planning.step_cost import client_link, measure_client, probe_fetches, step_cost
-from graphflow.planning.trace_feedback import learn, observe_steps
+from graphflow.planning.trace_feedback import learn
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from tests.placement.speeds import profile
@@ -168,10 +169,10 @@ def test_what_links_take_is_not_counted_again_in_a_steps_own_cost() -> None:
         asked.append(devices_that_compute(compiled))
         return 1e-3 * len(asked[-1])
 
-    one, two = step_cost(TWO, timed, (1e-4, 1e9))
+    one, two = step_cost(TWO, timed, 2e-4)
     assert asked == [set(TWO.devices[:1]), set(TWO.devices)]
     assert (one, two) == pytest.approx((1e-3 - 2e-4, 2e-3 - 2e-4))  # twice the client's latency
-    assert step_cost(ONE, timed, None) == pytest.approx((1e-3, 1e-3))
+    assert step_cost(ONE, timed, 0.0) == pytest.approx((1e-3, 1e-3))
 
 
 def test_the_clients_link_follows_from_echoed_messages() -> None:
@@ -191,14 +192,15 @@ def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: saved[-1] if saved else real)
     monkeypatch.setattr(calibrate, "write_json", lambda path, made, indent: saved.append(made))
     times = [1e-4, 2e-4, 4e-4, 5e-3, 6e-3]
-    cost, links = measure_client(TWO, lambda *a: times.pop(0), keep)
-    assert not times and cost[0] < cost[1]
+    found = measure_client(TWO, ClusterSurvey(), lambda *a: times.pop(0), keep)
+    assert not times and found.steps is not None and found.steps[0] < found.steps[1]
     if not keep:  # a worker is slow at the moment: this session alone counts with that
-        assert not saved and len(links) == 4
+        assert not saved and found.links is not None and len(found.links) == 4
         return
-    assert saved[-1]["steps"] == {"process": list(cost)} and set(saved[-1]["links"]) == {"client"}
-    again = measure_client(TWO, lambda *a: pytest.fail("measured again"), keep)
-    assert again == (cost, {}) and not links
+    assert saved[-1]["steps"] == {"process": list(found.steps)}
+    assert set(saved[-1]["links"]) == {"client"} and not found.links
+    again = measure_client(TWO, ClusterSurvey(), lambda *a: pytest.fail("measured again"), keep)
+    assert again == found
 
 
 def test_a_steps_own_cost_is_part_of_the_prediction_and_of_every_baseline() -> None:

@@ -10,7 +10,9 @@ import ctypes
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, cached_property
 from typing import Any
 
@@ -21,6 +23,29 @@ from graphflow.ops.kernels.jit.object_cache import ObjectCache
 _ARGUMENTS = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 _RELEASING = ctypes.CFUNCTYPE(*_ARGUMENTS)
 _HOLDING = ctypes.PYFUNCTYPE(*_ARGUMENTS)
+
+
+class CompilationLimitExceeded(Exception):
+    """Kernels that are neither in memory nor on disk are more than the caller may compile."""
+
+
+_allowance: ContextVar[list[int] | None] = ContextVar("allowance", default=None)
+
+
+@contextmanager
+def limit_compilation(characters: int) -> Iterator[None]:
+    """Let the block's thread compile at most so many characters of LLVM IR.
+
+    LLVM takes about 1 µs for a character. A count does not depend on the load of the machine.
+
+    Raises:
+        CompilationLimitExceeded: by the call that needs more; nothing of it is compiled.
+    """
+    before = _allowance.set([characters])
+    try:
+        yield
+    finally:
+        _allowance.reset(before)
 
 
 class NativeFunction:
@@ -104,6 +129,7 @@ class _Compiler:
 
         Raises:
             CompileError: a text does not compile.
+            CompilationLimitExceeded: more than `limit_compilation` allows.
         """
         with self._lock:
             missing = []
@@ -111,6 +137,7 @@ class _Compiler:
                 if name not in self._functions and not self._load(name, text):
                     missing.append(name)
             if missing:
+                _spend_allowance([texts[name] for name in missing])
                 self._build({name: texts[name] for name in missing})
             return self._functions
 
@@ -176,6 +203,23 @@ class _Compiler:
             raise CompileError(f"a generated kernel does not compile: {error}\n{text}") from error
         module.triple = self._target.triple
         return module
+
+
+def _spend_allowance(texts: Sequence[str]) -> None:
+    """Count texts that are about to be compiled.
+
+    Raises:
+        CompilationLimitExceeded: this thread may not compile so many.
+    """
+    allowance, size = _allowance.get(), sum(map(len, texts))
+    if allowance is None:
+        return
+    if size > allowance[0]:
+        raise CompilationLimitExceeded(
+            f"{len(texts)} kernels of {size:,} characters are not compiled yet; "
+            f"{allowance[0]:,} characters are allowed"
+        )
+    allowance[0] -= size
 
 
 _TOPLEVEL = re.compile(r"(?m)^(?=declare |define |@|%|attributes |!)")

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.progress import show_stage
 from graphflow.placement.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Problem
 from graphflow.placement.simulation import event_loop
@@ -95,6 +96,7 @@ class Evaluator:
     def judge(self, run: ExecutionResult) -> EvaluatedPlacement:
         """Attach the key to a run."""
         self.evaluations += 1
+        show_stage("placements simulated", self.evaluations)
         over = 0.0
         if self._limited:
             excess = peak_memory(self.problem, run) - self.problem.capacity

@@ -27,7 +27,7 @@ from graphflow.placement.plans.reports.tables import (
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData
-    from graphflow.placement.plans.plan_records import PlannedTransfer
+    from graphflow.placement.plans.plan_records import PlacementVerdict, PlannedTransfer
 
 FEW = 4
 """Devices that are shown one by one also where they have nothing to do."""
@@ -77,6 +77,7 @@ class Report(Printed):
         steps: that were measured.
         low, high: ends of the 80 % interval of the makespan, if that is known.
         no_gain: says that several devices surely gain nothing, if so.
+        verdict: how the session compared this placement with another by the steps of both.
     """
 
     makespan: float
@@ -93,6 +94,7 @@ class Report(Printed):
     low: float | None = None
     high: float | None = None
     no_gain: str = ""
+    verdict: PlacementVerdict | None = None
 
     @property
     def idle(self) -> float:
@@ -146,6 +148,8 @@ class Report(Printed):
         yield TextTable(title, ("node", "", "where", "at", "takes", "line"), tuple(path), left=3)
 
     def _notices(self) -> Iterator[TextTable]:
+        if self.verdict is not None:
+            yield _verdict_table(self.verdict)
         if self.ports:
             heads = ("port", "tensors", "bytes", "bytes/s", "busy", "of its bandwidth")
             rows = tuple(
@@ -201,7 +205,7 @@ def report(plan: PlanData) -> Report:
     return Report(
         plan.makespan, seconds, device_uses(plan), uses, critical_path(plan), ports(plan),
         constraints(plan), plan.placer, plan.reproducible, plan.overhead,
-        measured.steps if measured else 0, plan.low, plan.high, plan.no_gain,
+        measured.steps if measured else 0, plan.low, plan.high, plan.no_gain, plan.verdict,
     )  # fmt: skip
 
 
@@ -256,3 +260,14 @@ def _make_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
     return TextTable(
         title, tuple(heads[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
     )
+
+
+def _verdict_table(verdict: PlacementVerdict) -> TextTable:
+    """Return what was promised of two placements beside what their steps took."""
+    other = "" if verdict.other_measured is None else str(verdict.other_measured)
+    rows = [("new placement", show_seconds(verdict.promised), str(verdict.measured))]
+    if verdict.other_promised is not None:
+        rows.append((verdict.other, show_seconds(verdict.other_promised), other or "not tried"))
+    outcome = "the new one stays" if verdict.stays else f"back to {verdict.other}"
+    heads = ("placement", "promised", "measured (quartiles)")
+    return TextTable(f"Compared by steps: {outcome}", heads, tuple(rows))

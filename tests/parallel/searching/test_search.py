@@ -26,7 +26,7 @@ from graphflow.parallel.searching.candidates import StrategyCandidate, candidate
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
-from graphflow.planning.trace_feedback import observe_steps
+from graphflow.planning.node_observations import observe_steps
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 
@@ -363,7 +363,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
         ratios: dict[str, float] = {}
 
         def played(learned: TraceCorrections, cluster: gf.Cluster, _: object, made: object,
-                   bindings: dict[str, int], busy: bool) -> int:  # fmt: skip
+                   bindings: dict[str, int], busy: bool, limits: object) -> int:  # fmt: skip
             known = trace_observations(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
             steps = []
             for _ in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,69 @@ def test_lessons_about_steps_are_kept() -> None:
     learned.observe_step("process", 2, 1e-3, 1.5e-3)
     again = TraceCorrections.from_dict(learned.to_dict(), "a")
     assert again.step_overhead("process", 2, 1e-3) == learned.step_overhead("process", 2, 1e-3) > 0
+
+
+# Uncertainty ----------------------------------------------------------------------------------
+
+
+def test_the_evidence_of_a_bucket_is_what_its_factor_rests_on() -> None:
+    known = taught(*[3.0] * 20, bucket=EXP)
+    own, near = known.evidence(EXP), known.evidence(like(EXP, flops=30))
+    assert own.is_own and not own.busy and len(own.ratios) == module.RECENT
+    assert not near.is_own and len(near.ratios) == 1 and near.weight < 1
+    assert known.factor(like(EXP, flops=30)) == pytest.approx(3.0**near.weight)
+    assert known.evidence(like(EXP, busy=True)).source == own.source
+    assert not known.evidence(like(EXP, device="|gpu|1")).ratios
+
+
+def test_the_errors_of_observed_nodes_tell_of_their_class_once_they_are_several() -> None:
+    known = TraceCorrections()
+    for i in range(module.FEW):
+        assert known.evidence(like(EXP, flops=60)).class_deviation == 0.0
+        known.observe(like(EXP, flops=i), 2e-3, 1e-3)
+    deviation = known.evidence(like(EXP, flops=60)).class_deviation
+    assert deviation == pytest.approx(math.log(2.0) / 0.6745)
+    assert known.evidence(like(EXP, flops=0)).class_deviation == 0.0
+    for _ in range(module.RECENT):
+        known.observe(like(EXP, flops=3), 4e-3, 1e-3)
+        known.observe(like(EXP, flops=4), 4e-3, 1e-3)
+        known.observe(like(EXP, flops=2), 4e-3, 1e-3)
+    assert known.evidence(like(EXP, flops=60)).class_deviation > deviation
+
+
+def test_whole_steps_tell_how_far_their_own_predictions_and_others_are_off() -> None:
+    known = TraceCorrections()
+    assert known.step_deviation("a") == 0.0
+    known.observe_error("a", 4e-3, 1e-3)
+    assert known.step_deviation("a") > 1.0 and known.step_deviation("b") == 0.0
+    for _ in range(5):
+        known.observe_error("a", 1e-3, 1e-3)
+    assert known.step_deviation("a") < 0.05
+    for other in "bcdef":
+        known.observe_error(other, 2e-3, 1e-3)
+    assert known.step_deviation("new") == pytest.approx(math.log(2.0) / 0.6745)
+    assert 0.05 < known.step_deviation("a") < known.step_deviation("new")
+    known.observe_error("new", 0.0, 1e-3)  # nothing that can be compared
+    known.observe_error("new", 1e-3, 1e3)
+    assert known.step_deviation("new") == pytest.approx(math.log(2.0) / 0.6745)
+
+
+def test_errors_of_steps_are_kept_and_files_without_them_are_read() -> None:
+    known = taught(2.0)
+    known.observe_error("a", 4e-3, 1e-3)
+    data = json.loads(json.dumps(known.to_dict()))
+    assert TraceCorrections.from_dict(data, "basis").step_deviation("a") > 1.0
+    del data["errors"]
+    older = TraceCorrections.from_dict(data, "basis")
+    assert older.factor(MATMUL) == 2.0 and older.step_deviation("a") == 0.0
+    data["errors"] = [["a", ["soon"]]]
+    assert len(TraceCorrections.from_dict(data, "basis")) == 0
+
+
+def test_transfers_are_told_relative_to_the_others_of_their_size() -> None:
+    known = TraceCorrections()
+    for seconds in (1e-3, 1e-3, 3e-3):
+        known.observe_link("process", 1000, seconds)
+    known.observe_link("process", 1 << 20, 5.0)
+    assert sorted(known.link_ratios("process")) == pytest.approx([1.0, 1.0, 1.0, 3.0])
+    assert known.link_ratios("thread") == []

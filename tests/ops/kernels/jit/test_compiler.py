@@ -13,7 +13,13 @@ import pytest
 
 from graphflow.errors import CompileError
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import NativeFunction, _Compiler, name_module
+from graphflow.ops.kernels.jit.compiler import (
+    CompilationLimitExceeded,
+    NativeFunction,
+    _Compiler,
+    limit_compilation,
+    name_module,
+)
 
 
 def adding(number: int) -> tuple[str, str]:
@@ -141,3 +147,19 @@ def test_processes_share_the_folder_while_entries_are_damaged_and_removed(tmp_pa
     want = sum(100 + k for turn in range(8) for i in range(turn % 3, 9, 2) for k in range(i, i + 3))
     assert [child.returncode for child in children] == [0, 0, 0]
     assert [int(text) for text in told] == [want] * 3
+
+
+def test_a_thread_compiles_no_more_than_it_may(fresh: _Compiler) -> None:
+    texts = dict(adding(i) for i in range(4))
+    names, size = list(texts), len(adding(0)[1])
+    fresh.function(names[0], texts[names[0]])
+    with limit_compilation(2 * size + 1):
+        fresh.functions({name: texts[name] for name in names[:3]})  # the first one is there
+        assert fresh.compiled == 3
+        with pytest.raises(CompilationLimitExceeded, match=r"1 kernels of .* characters"):
+            fresh.function(names[3], texts[names[3]])
+        assert fresh.compiled == 3
+        other = threading.Thread(target=fresh.function, args=(names[3], texts[names[3]]))
+        other.start()
+        other.join()
+    assert fresh.compiled == 4
