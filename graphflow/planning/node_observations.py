@@ -11,14 +11,17 @@ from statistics import median
 
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.calibration.measure import lower_quartile
-from graphflow.placement.calibration.trace_corrections import Bucket, TraceCorrections
+from graphflow.placement.calibration.trace_corrections import (
+    Bucket,
+    TraceCorrections,
+)
 from graphflow.placement.cost_model.trace_observations import TraceObservation
 from graphflow.runtime.tracing.events import TraceStep
 
 OUTLIER_RATIO = 2.0
 """How many times longer than in its quickest step a node takes at most, undisturbed."""
 AGREEMENT_RATIO = 1.3
-"""A step confirms a node's least time if the node took at most this many times as long."""
+"""A step agrees with a node's least seconds if the node took at most this many times as long."""
 
 
 def compute_seconds(compiled: CompiledFetches, step: TraceStep) -> dict[str, float]:
@@ -60,8 +63,8 @@ def observe_steps(
     """Learn the times of nodes from traced steps; return the busiest worker's seconds in a step.
 
     The nodes of a bucket count as one sample of each step. A plan adds them up, and a sum scatters
-    less than its parts. A node that was delayed in all steps but one does not count beside others
-    of its bucket. If all nodes of a bucket were, they are a single sample.
+    less than its parts. There are as many samples as steps that agree about the nodes. A node about
+    which most steps disagree was delayed, and counts as others of its bucket do.
 
     A worker of one device cannot compute for longer than a whole step takes. If it does so in
     traced steps, tracing slowed its nodes down, and their times are scaled.
@@ -79,12 +82,20 @@ def observe_steps(
             busy[at.worker] = busy.get(at.worker, 0.0) + lower_quartile(seconds)
     computed = max(busy.values(), default=0.0)
     scale = min(1.0, untraced / computed) if computed else 1.0
-    confirmed = _confirmed_nodes(steps)
-    sure = {known[name].bucket for name in confirmed & known.keys()}
-    counted = {n: at for n, at in known.items() if n in confirmed or at.bucket not in sure}
+    agreeing = _agreeing_steps(steps)
+    usual = _usual_ratios(known, steps)
+    samples = _samples(known, steps, agreeing)
     for number, took in enumerate(kept):
-        for bucket, (measured, predicted) in _sums_by_bucket(counted, took).items():
-            if bucket in sure or number == 0:
+        sums: dict[Bucket, tuple[float, float]] = {}
+        for name in took.keys() & known.keys():
+            bucket, predicted = known[name].bucket, known[name].predicted
+            measured = took[name]
+            if 2 * agreeing[name] < len(steps):
+                measured = min(measured, predicted * usual[bucket])
+            before = sums.get(bucket, (0.0, 0.0))
+            sums[bucket] = before[0] + measured, before[1] + predicted
+        for bucket, (measured, predicted) in sums.items():
+            if number < samples[bucket]:
                 learned.observe(bucket, measured * scale, predicted)
     return computed * scale
 
@@ -111,23 +122,39 @@ def _least_seconds(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return least
 
 
-def _confirmed_nodes(steps: Sequence[Mapping[str, float]]) -> set[str]:
-    """Return the nodes whose least seconds another step confirms; of one step, all."""
-    least = _least_seconds(steps)
+def _agreeing_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """Return by node how many steps agree with its least seconds."""
     return {
-        name
-        for name, seconds in least.items()
-        if len(steps) == 1
-        or sum(took.get(name, inf) <= AGREEMENT_RATIO * seconds for took in steps) > 1
+        name: sum(took.get(name, inf) <= AGREEMENT_RATIO * seconds for took in steps)
+        for name, seconds in _least_seconds(steps).items()
     }
 
 
-def _sums_by_bucket(
-    known: Mapping[str, TraceObservation], took: Mapping[str, float]
-) -> dict[Bucket, tuple[float, float]]:
-    """Return measured and predicted seconds of each bucket of nodes in a step."""
-    sums: dict[Bucket, tuple[float, float]] = {}
-    for name in took.keys() & known.keys():
-        measured, predicted = sums.get(known[name].bucket, (0.0, 0.0))
-        sums[known[name].bucket] = measured + took[name], predicted + known[name].predicted
-    return sums
+def _samples(
+    known: Mapping[str, TraceObservation],
+    steps: Sequence[Mapping[str, float]],
+    agreeing: Mapping[str, int],
+) -> dict[Bucket, int]:
+    """Return by bucket how many steps agree about its nodes, 1 at least.
+
+    The mean over the nodes counts, weighted by their seconds.
+    """
+    weights: dict[Bucket, float] = {}
+    counts: dict[Bucket, float] = {}
+    for name, seconds in _least_seconds(steps).items():
+        if name in known:
+            bucket = known[name].bucket
+            weights[bucket] = weights.get(bucket, 0.0) + seconds
+            counts[bucket] = counts.get(bucket, 0.0) + seconds * agreeing[name]
+    return {bucket: max(1, round(counts[bucket] / weights[bucket])) for bucket in weights}
+
+
+def _usual_ratios(
+    known: Mapping[str, TraceObservation], steps: Sequence[Mapping[str, float]]
+) -> dict[Bucket, float]:
+    """Return by bucket the lower quartile of its nodes' ratios of measured to predicted seconds."""
+    ratios: dict[Bucket, list[float]] = {}
+    for name, seconds in _least_seconds(steps).items():
+        if name in known:
+            ratios.setdefault(known[name].bucket, []).append(seconds / known[name].predicted)
+    return {bucket: lower_quartile(each) for bucket, each in ratios.items()}

@@ -15,7 +15,7 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.calibration.trace_corrections import TraceCorrections, half_octaves
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.node_observations import replace_outliers
 from graphflow.planning.profiling_run import may_profile, profile_first_steps
@@ -67,7 +67,9 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
     profile_first_steps(noisy, TWO, ClusterSurvey(), compiled(fetches), many)
-    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
+    # a clock of Python adds microseconds to each native call
+    long = [bucket for bucket in quiet._nodes if bucket.bytes > half_octaves(1e5)]
+    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in long]
     assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
     assert max(ratios) < 10  # a slice is thousands of times what these nodes take
 
