@@ -49,7 +49,7 @@ def traced_speeds(
                 share = sum(seconds for _, seconds in of) / total[worker]
                 slowness.setdefault(worker, []).append((typical[worker] / fastest, share))
     speeds = {
-        worker: 1.0 / _agreed(of)
+        worker: 1.0 / _agreed_value(of)
         for worker, of in slowness.items()
         if sum(share for _, share in of) >= MIN_SHARE
     }
@@ -57,7 +57,7 @@ def traced_speeds(
     return {worker: as_speed(speed / most) for worker, speed in speeds.items()}
 
 
-def _agreed(values: Sequence[tuple[float, float]]) -> float:
+def _agreed_value(values: Sequence[tuple[float, float]]) -> float:
     """Return the value that is not exceeded by 1 - `AGREEMENT` of the weights.
 
     Args:
