@@ -103,7 +103,7 @@ def _start_worker(
     raise CannotConstrain(f"the worker at {listen} ended with status {process.wait()}")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """End a process; it has a second to do so itself."""
     process.terminate()
     try:

@@ -1,14 +1,14 @@
 """Predict and measure random models on one worker and on two, beside other placements.
 
-For each model four sessions take turns: one worker; two workers as placed; layers dealt out in turn
-to the two workers; and what the placer `auto` finds. The last two are the alternatives with which
-regret compares the placement, besides one worker.
+For each model these take turns: one worker; two workers as placed; layers dealt out in turn to the
+two workers; the plan of the placer `auto`; and, if asked for, the strategy that `gf.parallel.auto`
+finds. All but the second are the alternatives with which regret compares the placement.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,10 +86,21 @@ def warm_up(session: gf.Session, step: Step) -> None:
             return
 
 
+@dataclass(frozen=True)
+class Alternative:
+    """Another placement of a step: how it runs, and its plan."""
+
+    run: Callable[[], object]
+    plan: gf.Plan
+
+
 def measure_model(
-    model: RandomModel, rounds: int, workers: Workers
+    model: RandomModel, rounds: int, workers: Workers, searches: bool = False
 ) -> tuple[list[Prediction], list[Regret]]:
     """Return predictions of a model beside measurements, and regrets, before and after traces.
+
+    Args:
+        searches: run the best strategy of `gf.parallel.auto`, too.
 
     Raises:
         GraphflowError: the model does not run.
@@ -99,35 +110,51 @@ def measure_model(
     regrets: list[Regret] = []
     with ExitStack() as stack:
         sessions = {count: stack.enter_context(workers.session(count)) for count in (1, 2)}
+        for session in sessions.values():  # plans before alternatives can teach anything
+            warm_up(session, step)
         alternatives = open_alternatives(model, step, stack, workers)
+        found = search(model, step, sessions[2].cluster) if searches else None
+        if found is not None:
+            alternatives["search"] = open_alternative(stack, workers, found)
         for refined in (False, True):
-            plans = {}
-            for count, session in sessions.items():
+            for session in sessions.values():
                 if refined:
                     refine(session, step)
                 warm_up(session, step)
-                plans[count] = session.plan(step.fetches)
-            others = {
-                name: run
-                for name, (run, plan) in alternatives.items()
-                if placement_of(plan) != placement_of(plans[2])
-            }
-            runs: dict[str, Callable[[], object]] = {
-                name: lambda s=sessions[count]: s.run(step.fetches, step.feeds)
-                for name, count in (("one worker", 1), ("placed", 2))
-            }
-            times = time_by_turns({**runs, **others, "floor": fixed_loop()}, rounds)
-            for count, name in ((1, "one worker"), (2, "placed")):
-                predictions.append(
-                    compare(model, count, refined, plans[count], times[name], times["floor"])
-                )
-            rest = {name: times[name] for name in ("one worker", *others)}
-            used = predictions[-1].used
-            regrets.append(Regret.of(model.index, str(model), refined, used, times["placed"], rest))
+            rows, regret = measure_placements(model, step, sessions, alternatives, refined, rounds)
+            predictions += rows
+            regrets.append(regret)
     return predictions, regrets
 
 
-Alternative = tuple[Callable[[], object], gf.Plan]
+def measure_placements(
+    model: RandomModel,
+    step: Step,
+    sessions: Mapping[int, gf.Session],
+    alternatives: Mapping[str, Alternative],
+    refined: bool,
+    rounds: int,
+) -> tuple[list[Prediction], Regret]:
+    """Return a row for each session, by its number of workers, and the regret on two workers."""
+    plans = {count: session.plan(step.fetches) for count, session in sessions.items()}
+    runs = {
+        "one worker": as_alternative(sessions[1], step).run,
+        "placed": as_alternative(sessions[2], step).run,
+        "floor": fixed_loop(),
+    }
+    others = {
+        name: each.run
+        for name, each in alternatives.items()
+        if placement_of(each.plan) != placement_of(plans[2])
+    }
+    times = time_by_turns({**runs, **others}, rounds)
+    rows = [
+        compare(model, count, refined, plans[count], times[name], times["floor"])
+        for count, name in ((1, "one worker"), (2, "placed"))
+    ]
+    rest = {name: times[name] for name in ("one worker", *others)}
+    regret = Regret.of(model.index, str(model), refined, rows[1].used, times["placed"], rest)
+    return rows, regret
 
 
 def open_alternatives(
@@ -142,11 +169,38 @@ def open_alternatives(
     found = {}
     for name, each in (("auto", step), ("round robin", dealt)):
         warm_up(session, each)
-        found[name] = (
-            lambda each=each: session.run(each.fetches, each.feeds),
-            session.plan(each.fetches),
-        )
+        found[name] = as_alternative(session, each)
     return found
+
+
+def open_alternative(stack: ExitStack, workers: Workers, step: Step) -> Alternative:
+    """Return a step that runs in a session of its own, on two workers."""
+    session = stack.enter_context(workers.session(2))
+    warm_up(session, step)
+    return as_alternative(session, step)
+
+
+def as_alternative(session: gf.Session, step: Step) -> Alternative:
+    """Return how a step runs in a session, and its plan."""
+    return Alternative(lambda: session.run(step.fetches, step.feeds), session.plan(step.fetches))
+
+
+def search(model: RandomModel, step: Step, cluster: gf.Cluster) -> Step | None:
+    """Return the step by the best strategy of `gf.parallel.auto`.
+
+    None if that is one device, or if the model does not train or cannot be divided.
+    """
+    if step.loss is None:
+        return None
+    shapes = {tensor: array.shape for tensor, array in step.feeds.items()}
+    optimizer = model.choices.make_optimizer()
+    try:
+        found = gf.parallel.auto(step.loss, cluster, shapes=shapes, optimizer=optimizer, quiet=True)
+        strategy = found.best.strategy
+        return None if strategy is None else model.build(strategy=strategy)
+    except gf.errors.GraphflowError as error:
+        print(f"     no strategy is found: {str(error).splitlines()[0]}", flush=True)
+        return None
 
 
 def placement_of(plan: gf.Plan) -> dict[str, str]:
@@ -185,12 +239,17 @@ def compare(
 
 
 def measure_models(
-    models: Sequence[RandomModel], rounds: int, folder: Path, workers: Workers
+    models: Sequence[RandomModel],
+    rounds: int,
+    folder: Path,
+    workers: Workers,
+    searches: bool = False,
 ) -> Measurements:
     """Measure models one after the other, and print a line for each.
 
     Args:
         folder: the empty folder that `GRAPHFLOW_CACHE` names.
+        searches: run the best strategy of `gf.parallel.auto`, too.
     """
     done = Measurements()
     calibration = Calibration(folder, workers)
@@ -202,7 +261,7 @@ def measure_models(
         calibration.restore()
         start = time.perf_counter()
         try:
-            predictions, regrets = measure_model(model, rounds, workers)
+            predictions, regrets = measure_model(model, rounds, workers, searches)
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             done.failed.append((model, why))

@@ -14,7 +14,8 @@ model's own steps (half of their interquartile range), against the goals. What t
 teach is forgotten before the next. The exit status is 1 if a model failed.
 
 Regret is the time as placed on two workers over that of the best alternative in the same run: one
-worker, layers dealt out in turn, or the plan of the placer `auto`. `--slow` and `--link-mbit` start
+worker, layers dealt out in turn, the plan of the placer `auto`, or (with `--search`) the strategy
+that `gf.parallel.auto` finds. `--slow` and `--link-mbit` start
 two workers by address, of which one is slow, or between which the link is. The slow one is stopped
 and continued every two milliseconds; the link needs Linux's network namespaces.
 """
@@ -224,7 +225,7 @@ def random_models(chosen: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as files:
         os.environ["GRAPHFLOW_CACHE"] = folder
         workers = ListedWorkers(chosen.workers, Path(files)) if chosen.workers else LocalWorkers()
-        done = measure_models(models, chosen.rounds, Path(folder), workers)
+        done = measure_models(models, chosen.rounds, Path(folder), workers, chosen.search)
     report(done)
     rows = [row.as_json() for row in (*done.predictions, *done.regrets)]
     write("prediction-random", rows, chosen.output)
@@ -236,6 +237,7 @@ def constrained_models(chosen: argparse.Namespace) -> int:
     given = ["--random", chosen.random, "--seed", chosen.seed, "--rounds", chosen.rounds]
     given += ["--only", *chosen.only] if chosen.only else []
     given += ["--output", chosen.output] if chosen.output else []
+    given += ["--search"] if chosen.search else []
     if chosen.slow:
         print(f"the second worker has {chosen.slow:.0%} of a core")
     if chosen.link_mbit:
@@ -283,6 +285,9 @@ def main() -> None:
                          help="of the random models, those of these indices")  # fmt: skip
     options.add_argument("--list", action="store_true",
                          help="describe the random models without running them")  # fmt: skip
+    options.add_argument("--search", action="store_true",
+                         help="compare with the best strategy of gf.parallel.auto, too; "
+                         "some 10 s a model")  # fmt: skip
     options.add_argument("--slow", type=float, metavar="SHARE",
                          help="the second worker gets this share of a core")  # fmt: skip
     options.add_argument("--link-mbit", type=float, metavar="RATE",
@@ -297,8 +302,9 @@ def main() -> None:
     if chosen.link_mbit is not None and chosen.link_mbit < 1:
         options.error("--link-mbit takes a rate from 1 on")
     is_random = bool(chosen.random or chosen.only)
-    if not is_random and (chosen.slow or chosen.link_mbit or chosen.workers or chosen.list):
-        options.error("--slow, --link-mbit, --workers and --list need --random or --only")
+    needing = ("slow", "link_mbit", "workers", "list", "search")
+    if not is_random and any(getattr(chosen, name) for name in needing):
+        options.error("--slow, --link-mbit, --workers, --search and --list need --random or --only")
     if is_random and (chosen.slow or chosen.link_mbit) and not chosen.list:
         sys.exit(constrained_models(chosen))
     if is_random:

@@ -46,9 +46,7 @@ class ConvStyle:
         return style
 
 
-def normalize_channels(
-    net: Network, x: gf.Tensor, sizes: tuple[int, int, int], norm: str
-) -> gf.Tensor:
+def normalize_channels(net: Network, x: gf.Tensor, sizes: tuple[int, ...], norm: str) -> gf.Tensor:
     """Return x after a norm over batches or groups of channels."""
     channels, height, width = sizes
     if not norm:

@@ -86,9 +86,9 @@ def finish(
             return classify_steps(net, signal, table)
         if len(signal.sizes) == 3 and net.happens(0.6):
             channels = net.choose(1, 3)
-            out = convolve(net, signal, channels, 1)
+            image = convolve(net, signal, channels, 1)
             net.note("image out")
-            return out.tensor, squared_error(net, out.tensor, out.sizes)
+            return image.tensor, squared_error(net, image.tensor, image.sizes)
         pooled = pool(net, signal)
         x, (size,) = pooled.tensor, pooled.sizes
         task = net.choose("classes", "numbers", "yes or no")

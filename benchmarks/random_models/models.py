@@ -28,6 +28,7 @@ from benchmarks.random_models.dense import (
 from benchmarks.random_models.ends import change_rank, finish, read_input
 from benchmarks.random_models.network import Network, Pin, Signal, TooLarge
 from benchmarks.random_models.sequences import attention_stack, recurrent_stack, scan_stack
+from graphflow.strategy import Strategy
 
 Stage = Callable[[Network, Signal, int, int], Signal]
 
@@ -68,6 +69,7 @@ OPTIMIZERS: dict[str, Callable[[bool], gf.optim.Optimizer]] = {
 """Optimisers by name, given whether updates of tables are to be sparse."""
 
 INFERENCE = "inference"
+HALVES = ("float16", "bfloat16")
 MAX_DEPTH, WIDTHS, MAX_BATCH = 60, (8, 2048), 1024
 STATIC = frozenset({"recurrent by scan"})
 """Stages that need the size of the batch while they are built."""
@@ -79,11 +81,13 @@ class Step:
 
     Attributes:
         fetches: for `Session.run`.
+        loss: a part of the fetches; None for inference.
         feeds: arrays by placeholder.
         layers: the number of layers that could be pinned.
     """
 
     fetches: list[gf.Tensor]
+    loss: gf.Tensor | None
     feeds: dict[gf.Tensor, np.ndarray[Any, Any]]
     layers: int
 
@@ -116,9 +120,9 @@ class Choices:
             amount = int(random.integers(2, 4))
             stages = tuple(str(s) for s in random.choice(list(STAGES), amount, replace=False))
             stages = ("tables", *stages) if random.random() < 0.3 else stages
-        dtypes = ("float32", "float64", "float16", "bfloat16")
+        dtypes = ("float32", "float64", *HALVES)
         dtype = str(random.choice(dtypes, p=(0.7, 0.1, 0.1, 0.1)))
-        autocast = dtype if dtype in dtypes[2:] and random.random() < 0.5 else ""
+        autocast = dtype if dtype in HALVES and random.random() < 0.5 else ""
         trains = random.random() > 0.12
         optimizer = str(random.choice(list(OPTIMIZERS))) if trains else INFERENCE
         sparse, clips, scales = (float(x) for x in random.random(3))
@@ -137,6 +141,18 @@ class Choices:
     def trains(self) -> bool:
         """True for a training step."""
         return self.optimizer != INFERENCE
+
+    def make_optimizer(self) -> gf.optim.Optimizer:
+        """Return the optimiser of a training step."""
+        return OPTIMIZERS[self.optimizer](self.is_sparse)
+
+    def minimize(self, loss: gf.Tensor, strategy: Strategy | None) -> gf.Tensor:
+        """Return the node that trains, with clipping and loss scaling as drawn."""
+        clip = (lambda g: gf.optim.clip_by_global_norm(g, 1.0)[0]) if self.clips else None
+        scaling = gf.optim.LossScaling() if self.scales_loss else None
+        return self.make_optimizer().minimize(
+            loss, transform=clip, scaling=scaling, strategy=strategy
+        )
 
 
 @dataclass(frozen=True)
@@ -170,18 +186,23 @@ class RandomModel:
         ]  # fmt: skip
         return f"{family}: " + ", ".join(part for part in parts if part)
 
-    def build(self, pin: Pin | None = None) -> Step:
+    def build(self, pin: Pin | None = None, strategy: Strategy | None = None) -> Step:
         """Return the step and its feeds, the same in each call.
 
         Args:
             pin: names a device for each layer, from 0. Gradients and updates follow their layer.
+            strategy: how a training step is divided over devices.
         """
         gf.random.seed(1_000 * self.seed + self.index)
         net, _ = start_network(self.choices, _generator(self.seed, self.index, self.attempt))
         net.pin = pin
-        fetches = assemble(net, self.choices, self.depth, self.width)
+        output, loss, updates = build_loss(net, self.choices, self.depth, self.width)
+        fetches = [output]
+        if loss is not None:
+            fetches = [loss, self.choices.minimize(loss, strategy), *updates]
         random = _generator(self.seed, self.index, self.attempt, 1)
-        return Step(fetches, {f.placeholder: f.array(random) for f in net.feeds}, net.layers)
+        feeds = {f.placeholder: f.array(random) for f in net.feeds}
+        return Step(fetches, loss, feeds, net.layers)
 
 
 def draw(seed: int, index: int) -> RandomModel:
@@ -203,7 +224,8 @@ def _generator(*numbers: int) -> np.random.Generator:
 
 def start_network(choices: Choices, random: np.random.Generator) -> tuple[Network, tuple[int, int]]:
     """Return a network without layers, and the depth and width that were drawn for it."""
-    net = Network(random, 1, choices.dtype, False, choices.trains)
+    converts = bool(choices.autocast) or choices.dtype in HALVES
+    net = Network(random, 1, choices.dtype, False, choices.trains, converts)
     net.batch = net.integer(1, MAX_BATCH)
     net.open_batch = net.happens(0.3) and not STATIC & set(choices.stages)
     return net, (net.integer(1, MAX_DEPTH), net.integer(*WIDTHS))
@@ -228,14 +250,3 @@ def build_loss(
             signal = build(net, change_rank(net, signal, axes, width), each, width)
         output, loss = finish(net, signal, table)
     return output, loss, list(updates)
-
-
-def assemble(net: Network, choices: Choices, depth: int, width: int) -> list[gf.Tensor]:
-    """Return the fetches of a step: loss, training and updates, or the output alone."""
-    output, loss, updates = build_loss(net, choices, depth, width)
-    if loss is None:
-        return [output]
-    optimizer = OPTIMIZERS[choices.optimizer](choices.is_sparse)
-    clip = (lambda g: gf.optim.clip_by_global_norm(g, 1.0)[0]) if choices.clips else None
-    scaling = gf.optim.LossScaling() if choices.scales_loss else None
-    return [loss, optimizer.minimize(loss, transform=clip, scaling=scaling), *updates]

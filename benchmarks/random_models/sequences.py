@@ -34,9 +34,8 @@ def attention_stack(net: Network, signal: Signal, depth: int, width: int) -> Sig
 
     def branch(h: gf.Tensor, inner: Callable[[gf.Tensor], gf.Tensor]) -> gf.Tensor:
         """Return h plus a branch, with the norm before the branch or after the sum."""
-        if first:
-            return h + inner(normalize(net, h, width, norm, steps))
-        return normalize(net, h + inner(h), width, norm, steps)
+        total: gf.Tensor = h + inner(normalize(net, h, width, norm, steps) if first else h)
+        return total if first else normalize(net, total, width, norm, steps)
 
     def attend(x: gf.Tensor) -> gf.Tensor:
         return attend_heads(net, x, steps, width, (heads, shared), masking, mask)

@@ -18,7 +18,8 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.cluster_survey import (
     ClusterSurvey,
-    links_between,
+    FeedSeconds,
+    measure_remote_links,
     measure_speeds,
     measure_undescribed,
 )
@@ -114,10 +115,13 @@ def _describe_shortage(error: Exception) -> str | None:
     return None
 
 
-def survey_of(hosts: Hosts, cluster: Cluster, keep: bool = True) -> ClusterSurvey:
+def survey_of(
+    hosts: Hosts, cluster: Cluster, feed_seconds: FeedSeconds, keep: bool = True
+) -> ClusterSurvey:
     """Measure what planning for the cluster needs and its description lacks.
 
     Args:
+        feed_seconds: times feeds to a worker.
         keep: keep what is measured of this machine's links for later sessions.
     """
     if cluster.kind == "here":
@@ -125,7 +129,7 @@ def survey_of(hosts: Hosts, cluster: Cluster, keep: bool = True) -> ClusterSurve
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return measure_undescribed(hosts, cluster, keep)
+    return measure_undescribed(hosts, cluster, feed_seconds, keep)
 
 
 def speeds_of_workers(hosts: Hosts, cluster: Cluster) -> dict[int, float]:
@@ -141,12 +145,14 @@ def speeds_of_workers(hosts: Hosts, cluster: Cluster) -> dict[int, float]:
     return measure_speeds(hosts, cluster)
 
 
-def links_of(hosts: Hosts, cluster: Cluster) -> Mapping[tuple[str, str], LinkSpeed] | None:
-    """Measure the links between a cluster's workers; None if they are described or on this
-    machine."""
+def links_of(
+    hosts: Hosts, cluster: Cluster, feed_seconds: FeedSeconds
+) -> Mapping[tuple[str, str], LinkSpeed] | None:
+    """Measure the links of a cluster's workers anew; None if they are on this machine, or if the
+    cluster file describes them."""
     if cluster.kind in ("here", "local"):
         return None
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 
     assert isinstance(hosts, RemoteHosts)
-    return links_between(hosts, cluster, afresh=True)
+    return measure_remote_links(hosts, cluster, feed_seconds, afresh=True) or None

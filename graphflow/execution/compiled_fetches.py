@@ -75,6 +75,7 @@ class CompiledFetches:
         variant: number of the division; a strategy may partition batches of other sizes in
             other ways.
         is_warm: True once a step ran with the present program.
+        warmup_seconds: duration of that step.
         is_timed: True while placements are compared: steps run one by one, in full, untraced.
         verdict: how the last comparison of placements ended.
     """
@@ -97,6 +98,7 @@ class CompiledFetches:
     division: PartitionedGraph | None = None
     variant: int = 0
     is_warm: bool = False
+    warmup_seconds: float = 0.0
     is_timed: bool = False
     verdict: PlacementVerdict | None = None
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`

@@ -151,6 +151,8 @@ class StepExecutor:
                         )  # fmt: skip
             elif compiled.is_warm:
                 compiled.recent_seconds.append((monotonic_ns() - start) * 1e-9)
+            else:
+                compiled.warmup_seconds = (monotonic_ns() - start) * 1e-9
         else:
             self.committed += 1
         self.last = compiled

@@ -34,6 +34,7 @@ from graphflow.planning.placement_check import (
     PATIENCE,
     LostPlacement,
     PlacementCheck,
+    has_choice,
     is_spread,
 )
 from graphflow.planning.planner import Planner
@@ -267,10 +268,12 @@ class Deployment:
 
     def _check_first_plan(self, compiled: CompiledFetches) -> None:
         """Let the first plan over several devices show by its steps that it is worth them."""
-        check = self.check or PlacementCheck(self.steps.committed + PATIENCE)
-        if compiled.plan is None or not is_spread(compiled.plan) or not check.accepts_first_plans:
+        plan = compiled.plan
+        if plan is None or not is_spread(plan) or not has_choice(plan):
             return
-        self.begin_check(replace(check, plans={**check.plans, compiled.key: compiled.plan}))
+        check = self.check or PlacementCheck(self.steps.committed + PATIENCE)
+        if check.accepts_first_plans:
+            self.begin_check(replace(check, plans={**check.plans, compiled.key: plan}))
 
     def begin_check(self, check: PlacementCheck | None) -> None:
         """Time the next steps of the fetches of a check; None: of no fetches."""

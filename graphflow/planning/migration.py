@@ -75,14 +75,16 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
         for new, old in zip(go, stay, strict=True)
     )
     if has_lost or after >= before * min(1 - least, 1 - 1e-6):
-        for compiled, plan in zip(sets, stay, strict=True):
-            compiled.plan = plan
-        no_gain = stay[slowest].no_gain or go[slowest].no_gain
-        return Replanned((), before, before, no_gain, measured)
+        for compiled, old, new in zip(sets, stay, go, strict=True):
+            # An equal plan of the placer also knows which other placement it was preferred to.
+            compiled.plan = new if _placed_nodes(new) == _placed_nodes(old) else old
+        kept = sets[slowest].plan
+        return Replanned((), before, before, kept.no_gain if kept else "", measured)
     check = PlacementCheck(deployment.steps.committed + PATIENCE, "the placement before")
     for compiled, old, new in zip(sets, stay, go, strict=True):
         if _placed_nodes(new) != _placed_nodes(compiled.plan):
             check.plans[compiled.key], check.others[compiled.key] = new, old
+    check.other_makespans = {key: plan.makespan for key, plan in check.others.items()}
     check.other_durations = {key: durations[key] for key in check.plans.keys() & durations.keys()}
     moved = _switch_plans(deployment, sets, go)
     deployment.begin_check(check if check.plans else None)
@@ -112,6 +114,8 @@ def advance_check(deployment: Deployment) -> None:
     if check is None:
         return
     timed = [c for c in deployment.compiled.values() if c.is_timed]
+    if check.tries_other:
+        timed = [c for c in timed if c.key in check.durations]
     if all(len(c.recent_seconds) < SAMPLES for c in timed):
         if deployment.steps.committed >= check.until:
             deployment.begin_check(None)
@@ -120,18 +124,23 @@ def advance_check(deployment: Deployment) -> None:
         check.other_durations = _durations(timed)
     else:
         check.durations = _durations(timed)
-        if not check.is_measured and _try_other(deployment, check):
+        if _try_other(deployment, check):
             return
     _end_check(deployment, check)
 
 
 def _try_other(deployment: Deployment, check: PlacementCheck) -> bool:
     """Move to the other placement to time it, if that is worth the move."""
-    if not check.others:
-        check.others = _plan_on_one_device(deployment, check)
+    best = None if check.others else _find_one_device(deployment, check)
+    if not check.should_try_other(_move_seconds(deployment, check)):
+        return False
+    if best is not None:  # plan only now: that takes time, too
+        placer = OneDevice(best)
+        for key in check.plans.keys() & deployment.compiled.keys():
+            check.others[key] = deployment.planner.plan(deployment.compiled[key], {}, placer)
     if all(_placed_nodes(p) == _placed_nodes(check.plans[k]) for k, p in check.others.items()):
-        check.others = {}  # pins leave no choice
-    if not check.others or not check.is_worth_trying(_move_seconds(deployment, check)):
+        return False  # pins leave no choice
+    if not check.should_try_other(_move_seconds(deployment, check)):
         return False
     check.tries_other = True
     _adopt(deployment, check.others)
@@ -139,41 +148,38 @@ def _try_other(deployment: Deployment, check: PlacementCheck) -> bool:
     return True
 
 
-def _plan_on_one_device(deployment: Deployment, check: PlacementCheck) -> dict[Key, Plan]:
-    """Return plans of a check's fetches on the one device on which they are predicted to be
-    fastest; none if no device has the memory."""
-    devices = deployment.cluster.devices
+def _find_one_device(deployment: Deployment, check: PlacementCheck) -> int | None:
+    """Let a check of first plans compare with the one device that is predicted to be fastest.
+
+    Return its index; None if no device has the memory.
+    """
     seconds = {
-        name: sum(plan.baselines[f"one device: {name}"] for plan in check.plans.values())
-        for name in devices
+        at: {key: plan.baselines[f"one device: {name}"] for key, plan in check.plans.items()}
+        for at, name in enumerate(deployment.cluster.devices)
         if all(f"one device: {name}" in plan.baselines for plan in check.plans.values())
     }
     if not seconds:
-        return {}
-    best = min(seconds, key=lambda name: seconds[name])
-    check.other = f"{best} alone"
-    return {
-        key: deployment.planner.plan(compiled, {}, OneDevice(devices.index(best)))
-        for key, compiled in deployment.compiled.items()
-        if key in check.plans
-    }
+        return None
+    best = min(seconds, key=lambda at: sum(seconds[at].values()))
+    check.other = f"{deployment.cluster.devices[best]} alone"
+    check.other_makespans = seconds[best]
+    return best
 
 
 def _end_check(deployment: Deployment, check: PlacementCheck) -> None:
-    """Keep the placement that is faster, remember the other one if it is the new one, and tell."""
-    verdict = check.compare(_move_seconds(deployment, check))
+    """Keep the placement that is faster, remember the new one if it is slower, and tell."""
+    verdict = check.judge(_move_seconds(deployment, check))
     deployment.planner.learn_steps(check.timed_plans())
     if not verdict.stays:
         deployment.lost.append(check.find_loser())
     deployment.begin_check(None)  # first: after a loss in the move, nothing is left to compare
-    if verdict.stays == check.tries_other:
-        _adopt(deployment, check.plans if verdict.stays else check.others)
-    durations = check.durations if verdict.stays else check.other_durations
+    if verdict.stays and check.tries_other:
+        _adopt(deployment, check.plans)
     for key in check.plans.keys() & deployment.compiled.keys():
         compiled = deployment.compiled[key]
         compiled.verdict = verdict
-        if not compiled.recent_seconds:
-            compiled.recent_seconds.extend(durations.get(key, ()))
+        if not compiled.recent_seconds and verdict.stays:
+            compiled.recent_seconds.extend(check.durations.get(key, ()))
     before = verdict.other_measured
     _log.tell(
         "placement.confirmed" if verdict.stays else "placement.reverted",
@@ -185,12 +191,17 @@ def _end_check(deployment: Deployment, check: PlacementCheck) -> None:
 
 
 def _move_seconds(deployment: Deployment, check: PlacementCheck) -> float:
-    """Return the predicted seconds in which variables move from one placement to the other."""
-    return move_seconds(
-        (deployment.compiled[key].graph, check.plans[key], other)
+    """Return the seconds that a move from one placement to the other takes.
+
+    Variables take as long as predicted, and steps that warm up as long as the last ones did.
+    """
+    compiled = {k: c for k, c in deployment.compiled.items() if k in check.plans}
+    seconds = move_seconds(
+        (compiled[key].graph, check.plans[key], other)
         for key, other in check.others.items()
-        if key in deployment.compiled
+        if key in compiled
     )
+    return seconds + sum(c.warmup_seconds for c in compiled.values())
 
 
 def _adopt(deployment: Deployment, plans: Mapping[Key, Plan]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from statistics import quantiles
+from statistics import median, quantiles
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.replan_policy import GAIN
@@ -50,6 +50,7 @@ class PlacementCheck:
         other: the other placement in words.
         plans: the new plan of each set of fetches.
         others: the other plan of each set. After first plans it is made when it is needed.
+        other_makespans: predicted seconds of a step with the other plans.
         durations: seconds of steps with the new plans, once there are enough.
         other_durations: seconds of steps with the other plans.
         tries_other: True while the other placement is in place, to be timed.
@@ -59,6 +60,7 @@ class PlacementCheck:
     other: str = ""
     plans: dict[Key, Plan] = field(default_factory=dict)
     others: dict[Key, Plan] = field(default_factory=dict)
+    other_makespans: Mapping[Key, float] = field(default_factory=dict)
     durations: Durations = field(default_factory=dict)
     other_durations: Durations = field(default_factory=dict)
     tries_other: bool = False
@@ -68,11 +70,6 @@ class PlacementCheck:
         """True if further sets of fetches that are placed for the first time may join."""
         return not self.others
 
-    @property
-    def is_measured(self) -> bool:
-        """True if steps of both placements were timed."""
-        return bool(self.durations.keys() & self.other_durations.keys())
-
     def timed_plans(self) -> Iterator[tuple[Plan, Sequence[float]]]:
         """Yield the plans whose steps were timed in the check, with the seconds of these."""
         for key, seconds in self.durations.items():
@@ -81,66 +78,69 @@ class PlacementCheck:
             for key, seconds in self.other_durations.items():
                 yield self.others[key], seconds
 
-    def is_worth_trying(self, move: float) -> bool:
-        """Return True if the other placement, which was never timed, should run for a few steps.
+    def should_try_other(self, move: float) -> bool:
+        """Return True if the session should go over to the other placement, and time it.
 
-        It should unless the new one is clearly faster than the other's prediction. The move there
-        and back must cost less than the steps that it may save.
+        If steps of both were timed, the new one must be slower beyond the noise. The other one is
+        timed again nevertheless: what slowed steps down may have been another load of the machine.
+        If the other one was never timed, the new one must not be clearly faster than predicted of
+        the other. What may be saved must be worth the move (there and perhaps back).
 
         Args:
             move: seconds of one move.
         """
-        measured = merge_quartiles(self.durations, self._weights(self.durations))
-        possible = self._mean_makespan(self.others, self.durations) / SURE
-        return (measured.high - possible) * HORIZON > 2 * move
+        if not self.other_makespans:
+            return False
+        new, other = self._quartiles()
+        if other is not None:
+            return is_slower(new, other) and (new.median - other.median) * HORIZON > move
+        least = self._mean(self.other_makespans) / SURE
+        return (new.high - least) * HORIZON > 2 * move
 
-    def compare(self, move: float) -> PlacementVerdict:
-        """Return which placement is to stay. The one in place stays unless the other is faster
+    def judge(self, move: float) -> PlacementVerdict:
+        """Return which placement is to stay: the one in place, unless the other one is faster
         beyond the noise of both, and saves more than the move costs.
 
         Args:
             move: seconds of one move.
         """
-        keys = self.durations.keys() & self.other_durations.keys()
-        weights = self._weights(keys or self.durations)
-        new = merge_quartiles(self.durations, weights)
-        stays, other = not self.tries_other, None
-        if keys:
-            other = merge_quartiles(self.other_durations, weights)
-            here, there = (other, new) if self.tries_other else (new, other)
-            saved = (here.median - there.median) * HORIZON
-            if is_slower(here, there) and saved > move:
-                stays = not stays
+        new, other = self._quartiles()
+        stays = not self.tries_other
+        if self.tries_other and other is not None and is_slower(other, new):
+            stays = (other.median - new.median) * HORIZON > move
         return PlacementVerdict(
             stays,
-            self._mean_makespan(self.plans, weights),
+            self._mean({key: plan.makespan for key, plan in self.plans.items()}),
             new,
             self.other,
-            self._mean_makespan(self.others, weights) if self.others else None,
+            self._mean(self.other_makespans) if self.other_makespans else None,
             other,
         )
 
     def find_loser(self) -> LostPlacement:
-        """Return the plan that lost, of the set of fetches that took most time."""
-        keys = self.durations.keys() & self.other_durations.keys()
-        key = max(keys, key=lambda key: sum(self.durations[key]))
-        new, other = (
-            merge_quartiles(each, {key: 1}) for each in (self.durations, self.other_durations)
-        )
-        return LostPlacement(
-            self.plans[key],
-            new.median / other.median,
-            _work(self.plans[key]) / _work(self.others[key]),
-        )
+        """Return the new plan of the set of fetches that took most time, of those that were timed
+        with both."""
+        key = max(self._weights(), key=lambda key: sum(self.durations[key]))
+        new, other = median(self.durations[key]), median(self.other_durations[key])
+        predicted = _work(self.plans[key]) / _work(self.others[key])
+        return LostPlacement(self.plans[key], new / other, predicted)
 
-    def _weights(self, keys: Iterable[Key]) -> dict[Key, int]:
-        """Return how often each set ran while the new placement was timed."""
+    def _quartiles(self) -> tuple[StepQuartiles, StepQuartiles | None]:
+        """Return quartiles with the new and the other placement, over the same sets."""
+        weights = self._weights()
+        new = merge_quartiles(self.durations, weights)
+        is_timed = weights.keys() <= self.other_durations.keys()
+        return new, merge_quartiles(self.other_durations, weights) if is_timed else None
+
+    def _weights(self) -> dict[Key, int]:
+        """Return how often each set ran while the new placement was timed, of those for which the
+        other one was timed as well, if there are any."""
+        keys = self.durations.keys() & self.other_durations.keys() or self.durations.keys()
         return {key: len(self.durations[key]) for key in keys}
 
-    def _mean_makespan(self, plans: Mapping[Key, Plan], keys: Iterable[Key]) -> float:
-        weights = self._weights(keys)
-        total = sum(plans[key].makespan * weight for key, weight in weights.items())
-        return total / sum(weights.values())
+    def _mean(self, seconds: Mapping[Key, float]) -> float:
+        weights = self._weights()
+        return sum(seconds[key] * n for key, n in weights.items()) / sum(weights.values())
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,11 @@ def merge_quartiles(durations: Durations, weights: Mapping[Key, int]) -> StepQua
 def is_spread(plan: Plan) -> bool:
     """Return True if several devices compute."""
     return len({n.device for n in plan.nodes if n.finish > n.start and n.device != CLIENT}) > 1
+
+
+def has_choice(plan: Plan) -> bool:
+    """Return True if some node may run on more than one device: pins leave a choice."""
+    return plan.model is None or bool((plan.model.problem.allowed.sum(axis=1) > 1).any())
 
 
 def move_seconds(moves: Iterable[tuple[Graph, Plan, Plan]]) -> float:

@@ -6,7 +6,7 @@ variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,11 +26,13 @@ from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
 from graphflow.planning.trace_feedback import (
+    feed_fetches,
     idle_fetches,
     is_known,
     learn,
     learn_steps,
     load_corrections,
+    median_seconds,
     save_corrections,
     step_cost,
     step_seconds,
@@ -169,7 +171,7 @@ class Planner:
             self._probed = speeds_of_workers(self._hosts, self._cluster)
             # what takes longer because a worker is slow at the moment is no fact of the machine
             keep = min(self._probed.values(), default=1.0) == 1.0
-            found = survey_of(self._hosts, self._cluster, keep)
+            found = survey_of(self._hosts, self._cluster, self._feed_seconds, keep)
             self.learned = load_corrections(self._cluster)
             cost = step_cost(self._cluster, found, self._idle_seconds, keep)
             self._survey = replace(found, steps=cost)
@@ -195,14 +197,40 @@ class Planner:
         before, self._probed = self._probed, speeds_of_workers(self._hosts, self._cluster)
         kept = {w for w, s in self._probed.items() if is_alike(s, before[w])}
         self._traced = {w: s for w, s in self._traced.items() if w in kept}
-        links = links_of(self._hosts, self._cluster)
+        links = links_of(self._hosts, self._cluster, self._feed_seconds)
         if links is not None:
             self._survey = replace(self._survey, links=links)
             self.learned.forget_links()
 
     def _idle_seconds(self, devices: Sequence[str]) -> float:
         """Return the median seconds of a step that computes next to nothing on some devices."""
-        compiled, node = idle_fetches(devices)
+        return self._time_steps(*idle_fetches(devices), np.zeros((), "float32"), step_seconds)
+
+    def _feed_seconds(self, worker: int, nbytes: int, repeats: int) -> float:
+        """Return the median seconds that a feed of `nbytes` takes from here to a worker.
+
+        They are half of a round trip, and the seconds by which the feed makes a step longer.
+        """
+        device = self._cluster.workers[worker].devices[0].name
+        least, more = (
+            self._time_steps(
+                *feed_fetches(device, size),
+                np.ones(size, "uint8"),
+                partial(median_seconds, repeats=repeats),
+            )
+            for size in (1, nbytes)
+        )
+        round_trip = median_seconds(lambda: self._hosts.forget([], {worker: []}), repeats)
+        return round_trip / 2 + max(0.0, more - least)
+
+    def _time_steps(
+        self,
+        compiled: CompiledFetches,
+        node: Node,
+        fed: np.ndarray[Any, Any],
+        time: Callable[[Callable[[], Any]], float],
+    ) -> float:
+        """Return the seconds of steps of fetches that the session does not count as its own."""
         compiled.partitions = partition(
             compiled.graph, compiled.devices, None, {}, self._cluster.devices
         )
@@ -211,7 +239,7 @@ class Planner:
         before = steps.committed, steps.last, steps.trace
         steps.trace = None
         try:
-            took = step_seconds(partial(self._run_fed, compiled, {node.outputs[0]: np.float32(0)}))
+            took = time(partial(self._run_fed, compiled, {node.outputs[0]: fed}))
         finally:
             steps.committed, steps.last, steps.trace = before
         self._hosts.forget([compiled.program], {})
@@ -221,5 +249,4 @@ class Planner:
         """Run a step of compiled fetches."""
         arrays = compiled.check_feeds(convert_feeds(feeds))
         bindings = compiled.bindings({node: a.shape for node, a in arrays.items()})
-        compiled.check_memory(self._cluster, bindings)
         return self._steps.run(compiled, arrays, bindings)

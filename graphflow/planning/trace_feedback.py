@@ -208,6 +208,15 @@ def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
     return compiled, x.node
 
 
+def feed_fetches(device: str, nbytes: int) -> tuple[CompiledFetches, Node]:
+    """Return fetches that read one of the bytes fed to a device, and their placeholder."""
+    x = placeholder("uint8", (nbytes,))
+    graph = Graph([x[:1] + 1])
+    compiled = CompiledFetches(graph.outputs, graph, graph)
+    compiled.devices = {node: device for node in graph.nodes if node.op.name not in UNPLACED_OPS}
+    return compiled, x.node
+
+
 def step_cost(
     cluster: Cluster,
     survey: ClusterSurvey,
@@ -254,3 +263,14 @@ def step_seconds(call: Callable[[], Any]) -> float:
         call()
         times.append(perf_counter() - start)
     return lower_quartile(times[len(times) // 2 :])
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Return the median seconds of some calls, after one that warms up."""
+    call()
+    times: list[float] = []
+    for _ in range(max(1, repeats)):
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times)

@@ -123,7 +123,8 @@ SLOW = 0.05
 def measure_links(probe: Probe, workers: int) -> dict[tuple[str, str], LinkSpeed]:
     """Return latency and bandwidth between each two workers, by name, "/worker:0"."""
     pairs = combinations(range(workers), 2)
-    return symmetric_links({pair: time_messages(probe, *pair) for pair in pairs})
+    times = {pair: time_messages(probe, *pair) for pair in pairs}
+    return symmetric_links(times, [f"/worker:{i}" for i in range(workers)])
 
 
 def time_messages(probe: Probe, source: int, target: int, repeats: int = 7) -> list[float]:
@@ -139,12 +140,18 @@ def time_messages(probe: Probe, source: int, target: int, repeats: int = 7) -> l
 
 
 def symmetric_links(
-    times: Mapping[tuple[int, int], Sequence[float]],
+    times: Mapping[tuple[int, int], Sequence[float]], names: Sequence[str]
 ) -> dict[tuple[str, str], LinkSpeed]:
-    """Return links by name, equal in both directions: half of a round trip was measured."""
+    """Return links by the names of their ends, equal in both directions.
+
+    Half of a round trip was measured.
+
+    Args:
+        times: Seconds of messages of `SIZES`, by indices of names.
+    """
     found: dict[tuple[str, str], LinkSpeed] = {}
     for (a, b), seconds in times.items():
-        one, other = f"/worker:{a}", f"/worker:{b}"
+        one, other = names[a], names[b]
         found[one, other] = found[other, one] = fit_link(SIZES, seconds)
     return found
 

@@ -1,6 +1,6 @@
-"""Links between workers of other machines, kept from session to session.
+"""Links to workers of other machines, and between them, kept from session to session.
 
-    probe ─links─→ {(worker, worker): LinkSpeed}
+    probe ─links─→ {(end, end): LinkSpeed}
              └─→ a file beside this machine's profile: by addresses, seconds of messages, and when
 
 Networks change. So a kept link counts if a small and a larger message take about as long as before,
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ LINKS = 4096
 """Links that are kept, the latest ones."""
 
 Pair = tuple[str, str]
-"""The addresses of two workers, in order."""
+"""The addresses of two ends, in order."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +53,35 @@ class _LinkRecord:
 
 
 def load_or_measure_links(
-    probe: Probe, addresses: Sequence[str], *, afresh: bool = False, folder: Path | None = None
+    probe: Probe,
+    addresses: Mapping[str, str],
+    pairs: Iterable[tuple[int, int]] | None = None,
+    *,
+    afresh: bool = False,
+    folder: Path | None = None,
 ) -> dict[tuple[str, str], LinkSpeed]:
-    """Return latency and bandwidth between each two workers, by name.
+    """Return latency and bandwidth between ends, by their names.
 
     Kept links are used while they hold; others are measured and kept.
 
     Args:
-        addresses: Of the workers.
+        addresses: By the names of the ends, "/worker:0" or "/client".
+        pairs: Indices of the ends of each link. Default: all pairs.
         afresh: Measure all links.
     """
+    names = list(addresses)
     path = network_path(folder)
     known = {} if afresh else _load(path)
     found, new = {}, {}
-    for a, b in combinations(range(len(addresses)), 2):
-        pair = _pair(addresses[a], addresses[b])
+    for a, b in combinations(range(len(names)), 2) if pairs is None else pairs:
+        pair = _pair(addresses[names[a]], addresses[names[b]])
         kept = known.get(pair)
         if kept is None or not _is_unchanged(probe, a, b, kept):
             kept = new[pair] = _LinkRecord(time_messages(probe, a, b), time.time())
         found[a, b] = kept.times
     if new:
         _save(path, new)
-    return symmetric_links(found)
+    return symmetric_links(found, names)
 
 
 def network_path(folder: Path | None = None) -> Path:

@@ -205,12 +205,13 @@ class TraceCorrections:
     def step_deviation(self, graph: str) -> float:
         """Return the standard deviation of errors that all parts of a graph's step share.
 
-        Its own latest predictions tell of it, and the first one of each other graph.
+        An error of its own latest predictions is expected again. The less there are, the more the
+        first ones of other graphs count.
         """
         own = self._errors.get(graph, [])[-RECENT:]
+        again = median(abs(math.log(ratio)) for ratio in own) if own else 0.0
         first = [ratios[0] for name, ratios in self._errors.items() if name != graph]
-        others = ratio_deviation(first)
-        return math.hypot(ratio_deviation(own, 1), others / math.sqrt(1.0 + len(own)))
+        return math.hypot(again, ratio_deviation(first) / math.sqrt(1.0 + len(own)))
 
     def has_observed(self, bucket: Bucket) -> bool:
         """Return True if such a node was observed, its neighbours idle or busy as it says."""
@@ -345,9 +346,9 @@ class TraceCorrections:
         return read
 
 
-def ratio_deviation(ratios: Sequence[float], least: int = FEW) -> float:
-    """Return the standard deviation of ln(ratio) around 0; 0 for fewer than `least`."""
-    return error_deviation(list(map(math.log, ratios))) if len(ratios) >= least else 0.0
+def ratio_deviation(ratios: Sequence[float]) -> float:
+    """Return the standard deviation of ln(ratio) around 0; 0 for fewer than `FEW`."""
+    return error_deviation(list(map(math.log, ratios))) if len(ratios) >= FEW else 0.0
 
 
 def robust_ratio(ratios: Sequence[float]) -> float:

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -57,29 +58,15 @@ class NodeErrors:
     Attributes:
         deviation: Standard deviation of ln(actual / predicted).
         source: Number of its source: nodes with the same one err together.
-        seen_busy: Its observations are of a device with busy neighbours.
         slowdown: Standard deviation of what busy neighbours add to that; all nodes err together.
+            0 where neighbours are idle, or were busy when the node was observed.
         sources: Of the numbers.
     """
 
     deviation: Floats
     source: Ints
-    seen_busy: np.ndarray[Any, Any]
     slowdown: Floats
     sources: ErrorSources
-
-    def with_slowdown(self, quiet: Floats, busy: Floats) -> NodeErrors:
-        """Return the errors of nodes with busy neighbours.
-
-        Where these were not observed, calibration's slowdown is their basis. A node may as well be
-        slowed down not at all, or twice: these are the ends of the interval.
-
-        Args:
-            quiet, busy: (n, d) seconds without and with busy neighbours.
-        """
-        known = np.isfinite(busy) & (quiet > 0) & ~self.seen_busy
-        ratio = np.divide(busy, quiet, out=np.ones_like(busy), where=known)
-        return replace(self, slowdown=np.abs(np.log(ratio)) / QUANTILE)
 
 
 def node_errors(
@@ -100,8 +87,8 @@ def node_errors(
     if any(device.is_described for worker in times.cluster.workers for device in worker.devices):
         return None
     made = NodeErrors(
-        np.zeros(compute.shape), np.zeros(compute.shape, np.int64), np.zeros(compute.shape, bool),
-        np.zeros(compute.shape), sources,
+        np.zeros(compute.shape), np.zeros(compute.shape, np.int64), np.zeros(compute.shape),
+        sources,
     )  # fmt: skip
     columns: dict[str, list[int]] = {}
     named = device_classes(times.cluster)
@@ -113,8 +100,8 @@ def node_errors(
         runs = np.isfinite(rows) & (rows > 0)
         some = np.flatnonzero(runs.any(axis=1))
         seconds = rows[some, runs[some].argmax(axis=1)].tolist()
-        known: dict[tuple[int, float], tuple[float, int, bool]] = {}
-        found: list[tuple[float, int, bool]] = []
+        known: dict[tuple[int, float], tuple[float, int, float]] = {}
+        found: list[tuple[float, int, float]] = []
         for i, key in zip(
             some.tolist(), zip(times.alike[some].tolist(), seconds, strict=True), strict=True
         ):
@@ -126,7 +113,7 @@ def node_errors(
                 known[key] = error
             found.append(known[key])
         for array, values in zip(
-            (made.deviation, made.source, made.seen_busy), zip(*found, strict=True), strict=False
+            (made.deviation, made.source, made.slowdown), zip(*found, strict=True), strict=False
         ):
             array[some[:, np.newaxis], members] = np.array(values)[:, np.newaxis]
     return made
@@ -138,8 +125,12 @@ def _node_error(
     bucket: Bucket,
     learned: TraceCorrections | None,
     sources: ErrorSources,
-) -> tuple[float, int, bool] | None:
-    """Return deviation, source, and whether busy neighbours were observed; None if unknown."""
+) -> tuple[float, int, float] | None:
+    """Return deviation, source and slowdown of a node; None if they are unknown.
+
+    If busy neighbours were not observed, calibration tells of them: they slow nodes down by as much
+    as products, or by as much as passes over memory. These are the ends of the interval.
+    """
     prior = calibration_deviation(rate.speeds, op)
     if prior is None:
         return None
@@ -153,4 +144,6 @@ def _node_error(
         basis = f"{show_count(len(found.ratios), 'observation')} in traced steps"
     elif found.ratios:
         basis = "similar ops in traced steps"
-    return deviation, sources.number(tuple(source), basis), found.is_own and found.busy
+    unseen = bucket.busy and not (found.is_own and found.busy)
+    slowdown = abs(math.log(rate.memory / rate.compute)) / QUANTILE if unseen else 0.0
+    return deviation, sources.number(tuple(source), basis), slowdown

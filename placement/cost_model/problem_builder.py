@@ -124,8 +124,7 @@ def build_problems(
     busy, busy_errors = builder.predict(limits, profiles, True, learned, sources)
     quiet = np.minimum(compute, busy)
     alone = builder.problem(quiet, *builder.links(profiles, links, learned))
-    slower = None if busy_errors is None else busy_errors.with_slowdown(quiet, busy)
-    shared = replace(alone, problem=alone.problem.with_compute(busy), errors=slower)
+    shared = replace(alone, problem=alone.problem.with_compute(busy), errors=busy_errors)
     return replace(alone, errors=errors), shared
 
 

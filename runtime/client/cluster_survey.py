@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from graphflow.placement.calibration.worker_speeds import (
     speeds_of,
 )
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import CLIENT
 
 if TYPE_CHECKING:
     from graphflow.runtime.client.remote_hosts import RemoteHosts
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 SPEED_ROUNDS = 3
 """Probes of workers' speeds at most: a worker is slow if it is slow in all of them."""
+ROUND_PAUSE = 0.2
+"""Seconds between two of these probes, in which others may end what they do."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class ClusterSurvey:
 
     Attributes:
         profiles: the speeds of each worker's machine.
-        links: the latency and rate of each link between workers.
+        links: the latency and rate of links between workers, and from the client to them.
         steps: the cost of a step that does nothing.
     """
 
@@ -50,12 +55,18 @@ class ClusterSurvey:
     steps: StepCost | None = None
 
 
-def measure_undescribed(hosts: RemoteHosts, cluster: Cluster, keep: bool = True) -> ClusterSurvey:
+FeedSeconds = Callable[[int, int, int], float]
+"""(worker, nbytes, repeats) -> median seconds from the client to a worker."""
+
+
+def measure_undescribed(
+    hosts: RemoteHosts, cluster: Cluster, feed_seconds: FeedSeconds, keep: bool = True
+) -> ClusterSurvey:
     """Measure all that the cluster file does not describe and no earlier run has kept.
 
     Workers that a session starts are on this machine, whose profile is kept. Their links are
     measured once, and kept with it. Workers elsewhere measure themselves, in about a second each,
-    and keep their own profile; the links between them are kept here.
+    and keep their own profile; the links to them and between them are kept here.
 
     Args:
         keep: False while a worker is slower than its machine; then links of this machine are
@@ -71,7 +82,7 @@ def measure_undescribed(hosts: RemoteHosts, cluster: Cluster, keep: bool = True)
     with show_progress(f"measuring {len(cluster.workers)} workers and the links between them"):
         found = None if is_described(cluster) else hosts.measure()
         _check_reports(cluster, found or {}, is_profile)
-        return ClusterSurvey(found, links_between(hosts, cluster))
+        return ClusterSurvey(found, measure_remote_links(hosts, cluster, feed_seconds))
 
 
 def measure_speeds(hosts: RemoteHosts, cluster: Cluster) -> dict[int, float]:
@@ -82,7 +93,9 @@ def measure_speeds(hosts: RemoteHosts, cluster: Cluster) -> dict[int, float]:
     """
     reports: dict[int, Mapping[str, Any]] = {}
     speeds: dict[int, float] = {}
-    for _ in range(SPEED_ROUNDS):
+    for number in range(SPEED_ROUNDS):
+        if number:
+            time.sleep(ROUND_PAUSE)
         found = hosts.probe_speeds()
         _check_reports(cluster, found, is_speed_report)
         reports = {w: better_report(each, reports.get(w, each)) for w, each in found.items()}
@@ -105,18 +118,34 @@ def _check_reports(
             )
 
 
-def links_between(
-    hosts: RemoteHosts, cluster: Cluster, *, afresh: bool = False
-) -> Mapping[tuple[str, str], LinkSpeed] | None:
-    """Return the links between workers elsewhere; None if the cluster file describes all of them.
+def measure_remote_links(
+    hosts: RemoteHosts, cluster: Cluster, feed_seconds: FeedSeconds, *, afresh: bool = False
+) -> Mapping[tuple[str, str], LinkSpeed]:
+    """Return the links to workers elsewhere and between them that the cluster file leaves out.
+
+    If the file gives all speeds of devices and of links between workers, the client's links keep
+    their defaults.
 
     Args:
         afresh: measure them again, whatever is kept.
     """
-    if not _has_unknown_links(cluster):
-        return None
-    addresses = [str(worker.address) for worker in cluster.workers]
-    return load_or_measure_links(hosts.probe_link, addresses, afresh=afresh)
+    workers = len(cluster.workers)
+    ends = [*(worker.devices[0].name for worker in cluster.workers), CLIENT]
+    unknown = [
+        (a, b)
+        for a, b in combinations(range(len(ends)), 2)
+        if None in (cluster.link(ends[a], ends[b]), cluster.link(ends[b], ends[a]))
+    ]
+    if is_described(cluster) and all(b == workers for _, b in unknown):
+        return {}
+
+    def probe(source: int, target: int, nbytes: int, repeats: int) -> float:
+        if target == workers:
+            return feed_seconds(source, nbytes, repeats)
+        return hosts.probe_link(source, target, nbytes, repeats)
+
+    addresses = {f"/worker:{worker.index}": str(worker.address) for worker in cluster.workers}
+    return load_or_measure_links(probe, {**addresses, CLIENT: CLIENT}, unknown, afresh=afresh)
 
 
 def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> LinkSpeed:
@@ -125,12 +154,3 @@ def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> LinkSpeed:
     link = (median(latency for latency, _ in found), median(rate for _, rate in found))
     save_links({"process": link, "client": link})
     return link
-
-
-def _has_unknown_links(cluster: Cluster) -> bool:
-    return any(
-        cluster.link(a.devices[0].name, b.devices[0].name) is None
-        for a in cluster.workers
-        for b in cluster.workers
-        if a is not b
-    )

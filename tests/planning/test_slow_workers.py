@@ -17,13 +17,14 @@ import pytest
 
 import graphflow as gf
 from graphflow.placement.calibration import calibrate
+from graphflow.planning.planner import Planner
 from graphflow.runtime.client import cluster_survey
 from graphflow.runtime.client.remote_hosts import RemoteHosts
 from tests.faults.running import Worker, cluster_file
 from tests.placement.speeds import profile
 
 TWO = gf.Cluster.local(workers=2, threads=1)
-SLOW = "/worker:1/cpu:0"
+FAST, SLOW = TWO.devices
 PERIOD = 0.03  # seconds
 
 
@@ -195,3 +196,36 @@ def test_steps_of_a_slow_worker_teach_nothing_about_other_workers(
             for _ in range(4):
                 s.run(there)
         assert not s._planner.learned._nodes
+
+
+def test_a_worker_that_is_slow_to_feed_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Planner._feed_seconds
+    rates = {0: 1e12, 1: 1e12}  # bytes/s; what feeds really take is a part of what is told
+    fed: list[float] = []
+
+    def feed_seconds(planner: Planner, worker: int, nbytes: int, repeats: int) -> float:
+        fed.append(real(planner, worker, nbytes, 1))
+        return nbytes / rates[worker]
+
+    monkeypatch.setattr(Planner, "_feed_seconds", feed_seconds)
+    set_speeds(monkeypatch, 1.0, 1.0)
+    x = gf.placeholder("float32", (256, 1024), name="x")
+    sums = [gf.sum(x @ gf.variable(np.ones((1024, 512), "float32"))) for _ in range(4)]
+    feeds = {x: np.ones((256, 1024), "float32")}
+    workers = [Worker(), Worker()]
+    try:
+        file = cluster_file(tmp_path, [w.ready().address for w in workers], measured=True)
+        with gf.Session(str(file), trial=False) as s:
+            before = s.run(sums, feeds)
+            assert {n.device for n in s.plan(sums).nodes if n.op == "matmul"} == {FAST, SLOW}
+            rates[1] = 1e6
+            s.replan()
+            assert {n.device for n in s.plan(sums).nodes if n.op == "matmul"} == {FAST}
+            assert s.run(sums, feeds) == before
+            assert s.step == 2
+    finally:
+        for worker in workers:
+            worker.end()
+    assert all(0 < seconds < 1 for seconds in fed)

@@ -222,6 +222,47 @@ def test_calibration_sees_a_throttled_link_and_moves_the_placement(
     assert run.wait() == 0, run.told()
 
 
+FED = """
+import sys, time, numpy as np, graphflow as gf
+x = gf.placeholder("float32", (512, 1024), name="x")
+def tower():
+    y = x
+    for _ in range(3):
+        y = gf.tanh(y @ gf.variable(gf.init.full((1024, 1024), 1e-3)))
+    return gf.sum(y)
+total = tower() + tower()
+with gf.Session(sys.argv[1], trial=False) as s:
+    s.run(total, {x: np.ones((512, 1024), "float32")})
+    plan = s.plan(total)
+    print("used", *sorted({n.device for n in plan.nodes if n.op == "matmul"}), flush=True)
+    by = {tuple(sorted(pair)): link for pair, link in s._planner._survey.links.items()}
+    print("rate", by["/client", "/worker:0"][1], by["/client", "/worker:1"][1], flush=True)
+"""
+
+
+@pytest.mark.slow  # probes of four megabytes over a slow link
+def test_a_worker_behind_a_throttled_link_is_not_fed(
+    hosts: Hosts, keys: Mapping[str, str], tmp_path: Path, running: list[Running]
+) -> None:
+    two = hosts.hosts[:2]
+    for host in two:
+        running.append(
+            Worker(f"tcp://{host.address}:7001", "--key", "box", inside=host.enter, env=keys)
+        )
+    addresses = [worker.ready().address for worker in running if isinstance(worker, Worker)]
+    two[1].throttle("100mbit")
+    file = cluster_file(
+        tmp_path, addresses, 'key = "boss"', "deadline = 60.0", key="box", measured=True
+    )
+    env = {**keys, "GRAPHFLOW_CACHE": str(tmp_path / "cache")}
+    run = Running([sys.executable, "-c", FED, str(file)], inside=two[0].enter, env=env)
+    running.append(run)
+    assert run.line("used").split() == ["used", "/worker:0/cpu:0"]
+    near, far = map(float, run.line("rate").split()[1:])
+    assert far == pytest.approx(12e6, rel=0.2) and near > 4 * far
+    assert run.wait() == 0, run.told()
+
+
 OPEN = """
 import sys, time, numpy as np, graphflow as gf
 x = gf.placeholder("float32", (None,), name="x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from graphflow.placement.calibration.link_cache import (
 )
 
 ADDRESSES = ("tcp://10.0.0.1:7001", "tcp://10.0.0.2:7001", "tcp://10.0.0.3:7001")
+
+
+def ends(addresses: Sequence[str]) -> dict[str, str]:
+    """Addresses of workers, by name."""
+    return {f"/worker:{i}": address for i, address in enumerate(addresses)}
 
 
 class Wires:
@@ -36,7 +42,7 @@ class Wires:
     def measured(self, folder: Path, count: int = 3, **options: Any) -> int:
         """Bytes sent to learn of links between so many workers, which must be told as they are."""
         before = self.sent
-        found = load_or_measure_links(self, ADDRESSES[:count], folder=folder, **options)
+        found = load_or_measure_links(self, ends(ADDRESSES[:count]), folder=folder, **options)
         for a in range(count):
             for b in {*range(count)} - {a}:
                 latency, bandwidth = found[f"/worker:{a}", f"/worker:{b}"]
@@ -68,10 +74,10 @@ def test_a_link_that_changed_is_measured_anew_and_no_other(wires: Wires, tmp_pat
 
 def test_the_order_of_workers_in_a_file_does_not_matter(wires: Wires, tmp_path: Path) -> None:
     wires.rate[frozenset((0, 1))] = 1e8
-    found = load_or_measure_links(wires, ADDRESSES, folder=tmp_path)
+    found = load_or_measure_links(wires, ends(ADDRESSES), folder=tmp_path)
     before = wires.sent
     wires.rate = {frozenset((1, 2)): 1e8}
-    turned = load_or_measure_links(wires, ADDRESSES[::-1], folder=tmp_path)
+    turned = load_or_measure_links(wires, ends(ADDRESSES[::-1]), folder=tmp_path)
     assert wires.sent - before < before / 10
     assert turned["/worker:2", "/worker:1"] == found["/worker:0", "/worker:1"]
 

@@ -11,11 +11,16 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ProtocolError
-from graphflow.runtime.client.cluster_survey import measure_speeds, measure_undescribed
+from graphflow.runtime.client.cluster_survey import (
+    measure_remote_links,
+    measure_speeds,
+    measure_undescribed,
+)
 from graphflow.runtime.client.handshake import LEASE, Rendezvous
 from graphflow.runtime.protocol.coordinator_events import Replies
 from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Ready, Welcome
+from tests.faults.running import cluster_file
 
 
 @pytest.fixture
@@ -35,7 +40,26 @@ def test_speeds_that_are_none_are_refused_by_the_workers_name(
 
     hosts: Any = Hosts()
     with pytest.raises(ProtocolError, match=r"worker 0 at tcp:.* reports invalid speeds"):
-        measure_undescribed(hosts, cluster)
+        measure_undescribed(hosts, cluster, lambda *a: 0.0)
+
+
+def test_links_from_the_client_are_measured_unless_the_file_describes_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    addresses = ["tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002"]
+    hosts: Any = SimpleNamespace(probe_link=lambda a, b, nbytes, repeats: 1e-3 + nbytes / 1e8)
+
+    def feed_seconds(worker: int, nbytes: int, repeats: int) -> float:
+        return 1e-4 + nbytes / (1e9, 1e7)[worker]
+
+    cluster = gf.Cluster.load(cluster_file(tmp_path, addresses, measured=True))
+    found = measure_remote_links(hosts, cluster, feed_seconds)
+    assert found["/worker:0", "/worker:1"] == pytest.approx((1e-3, 1e8), rel=1e-3)
+    assert found["/client", "/worker:0"] == pytest.approx((1e-4, 1e9), rel=1e-3)
+    assert found["/worker:1", "/client"] == pytest.approx((1e-4, 1e7), rel=1e-3)
+    described = gf.Cluster.load(cluster_file(tmp_path, addresses))
+    assert measure_remote_links(hosts, described, lambda *a: pytest.fail("measured")) == {}
 
 
 class ProbedHosts:

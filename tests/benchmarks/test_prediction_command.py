@@ -1,0 +1,95 @@
+"""The command that measures random models: what it lists, refuses, reports and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lib import random_predictions
+from benchmarks.lib.prediction_summary import Prediction
+from benchmarks.lib.regret import Regret
+from benchmarks.lib.step_timing import StepTime
+from benchmarks.lib.worker_pairs import LocalWorkers
+from benchmarks.random_models import RandomModel, draw
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "placement" / "prediction.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=100.0
+    )
+
+
+def test_list_describes_models_without_running_them() -> None:
+    done = run("--random", "3", "--seed", "9", "--list")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{index:3} {draw(9, index)}" for index in range(3)]
+    assert run("--only", "2", "--seed", "9", "--list").stdout == f"  2 {draw(9, 2)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--random", "-1"], "from 0 on"),
+        (["--random", "1", "--slow", "2"], "a share from 0.05 to 1"),
+        (["--random", "1", "--link-mbit", "0"], "a rate from 1 on"),
+        (["--slow", "0.5"], "need --random or --only"),
+        (["--search"], "need --random or --only"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], told: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_a_model_that_fails_is_reported_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    models = [draw(2, 0), draw(2, 1)]
+
+    def measure(
+        model: RandomModel, rounds: int, *options: object
+    ) -> tuple[list[Prediction], list[Regret]]:
+        if model is models[0]:
+            raise RuntimeError("out of luck\nand more")
+        row = Prediction(model.index, str(model), 1, 1, False, 1.0, 1.0, 0.1, 0.1)
+        one = StepTime(1.0, 0.1)
+        return [row], [Regret.of(model.index, str(model), False, 1, one, {"one worker": one})]
+
+    class Nothing:
+        def __init__(self, *arguments: object) -> None: ...
+
+        def restore(self) -> None: ...
+
+    monkeypatch.setattr(random_predictions, "measure_model", measure)
+    monkeypatch.setattr(random_predictions, "Calibration", Nothing)
+    done = random_predictions.measure_models(models, 3, tmp_path, LocalWorkers())
+    random_predictions.report(done)
+    text = capsys.readouterr().out
+    assert done.failed == [(models[0], "RuntimeError: out of luck")]
+    assert [row.model for row in done.predictions] == [1]
+    assert f"FAILED #0 of seed 2: {models[0]}" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.slow  # calibrates, and measures a model
+def test_a_small_model_is_measured_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    done = run("--only", "0", "--seed", "9", "--rounds", "3", "--output", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(path.read_text())["results"]
+    kinds = [(row["workers"], row["refined"]) for row in rows if "workers" in row]
+    assert kinds == [(1, False), (2, False), (1, True), (2, True)]
+    assert [row["refined"] for row in rows if "best" in row] == [False, True]
+    assert all(row["ratio"] > 0 for row in rows)
+    assert "regret after traces: 1 rows" in done.stdout
