@@ -246,6 +246,7 @@ def test_a_load_that_came_with_a_replan_and_stays_is_not_taken_for_a_slower_plac
         verdict = s.plan(model[1]).verdict
         assert verdict is not None and verdict.stays and training.is_spread
         assert verdict.other_measured == StepQuartiles(3e-3, 3e-3, 3e-3)
+        assert s.replan().measured_before == pytest.approx(2e-3)
 
 
 def test_a_change_within_the_noise_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,13 +458,14 @@ def test_workers_whose_steps_are_slower_together_leave_them_to_one(
     options: dict[str, Any] = {"checkpoint": tmp_path / "c", "every": 7} if way == "killed" else {}
     with gf.Session(PROCESSES, placer=alternating, **options) as s:
         training = Training(s, model)
+        run = training.stream if way == "stream" else training.run
         training.run(1)
         assert training.is_spread
         for steps in (4, 3, CHECK, CHECK):
-            (training.stream if way == "stream" else training.run)(steps)
+            run(steps)
             if way == "killed" and steps != 4:
                 os.kill(s._life.hosts.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
-        training.run(2 * CHECK)
+        run(2 * CHECK)
         assert not training.is_spread
         seen = training.outcome
     assert seen == train_alone(model, len(seen[0]))
