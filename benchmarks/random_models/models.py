@@ -69,6 +69,7 @@ OPTIMIZERS: dict[str, Callable[[bool], gf.optim.Optimizer]] = {
 """Optimisers by name, given whether updates of tables are to be sparse."""
 
 INFERENCE = "inference"
+HALVES = ("float16", "bfloat16")
 MAX_DEPTH, WIDTHS, MAX_BATCH = 60, (8, 2048), 1024
 STATIC = frozenset({"recurrent by scan"})
 """Stages that need the size of the batch while they are built."""
@@ -119,9 +120,9 @@ class Choices:
             amount = int(random.integers(2, 4))
             stages = tuple(str(s) for s in random.choice(list(STAGES), amount, replace=False))
             stages = ("tables", *stages) if random.random() < 0.3 else stages
-        dtypes = ("float32", "float64", "float16", "bfloat16")
+        dtypes = ("float32", "float64", *HALVES)
         dtype = str(random.choice(dtypes, p=(0.7, 0.1, 0.1, 0.1)))
-        autocast = dtype if dtype in dtypes[2:] and random.random() < 0.5 else ""
+        autocast = dtype if dtype in HALVES and random.random() < 0.5 else ""
         trains = random.random() > 0.12
         optimizer = str(random.choice(list(OPTIMIZERS))) if trains else INFERENCE
         sparse, clips, scales = (float(x) for x in random.random(3))
@@ -223,7 +224,8 @@ def _generator(*numbers: int) -> np.random.Generator:
 
 def start_network(choices: Choices, random: np.random.Generator) -> tuple[Network, tuple[int, int]]:
     """Return a network without layers, and the depth and width that were drawn for it."""
-    net = Network(random, 1, choices.dtype, False, choices.trains)
+    converts = bool(choices.autocast) or choices.dtype in HALVES
+    net = Network(random, 1, choices.dtype, False, choices.trains, converts)
     net.batch = net.integer(1, MAX_BATCH)
     net.open_batch = net.happens(0.3) and not STATIC & set(choices.stages)
     return net, (net.integer(1, MAX_DEPTH), net.integer(*WIDTHS))

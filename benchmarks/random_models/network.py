@@ -23,14 +23,19 @@ Choice = TypeVar("Choice")
 Pin = Callable[[int], str]
 """From the number of a layer to a device name, which may be partial."""
 
-MAX_SECONDS = 0.3
-"""Estimated seconds of a step on one core beyond which sizes are drawn again."""
+MAX_SECONDS = 0.15
+"""Estimated seconds of a step on one core beyond which sizes are drawn again.
+
+The estimate is rough: few steps take three times as long.
+"""
 MAX_BYTES = 6e8
 """Estimated bytes of weights, slots, gradients and activations, likewise."""
-FLOPS = {"float32": 3e10, "float64": 1.5e10, "float16": 1.5e10, "bfloat16": 1.5e10}
-"""Rough floating-point operations a second of a core, by dtype."""
+FLOPS = 3e10
+"""Rough floating-point operations a second of a core in float32; half as many in other dtypes."""
 BANDWIDTH = 5e9
 """Rough bytes a second of a core for passes over activations."""
+CONVERTED_BYTES = 24
+"""Bytes moved for each element of 16 bits, which kernels convert to float32 and back."""
 ITERATION_SECONDS = 2e-5
 """Rough overhead of one iteration of a loop."""
 SLOTS = 2
@@ -78,6 +83,7 @@ class Network:
         dtype: of weights and activations.
         open_batch: placeholders leave the size of the batch to the feed.
         trains: the step trains; then work counts three times.
+        converts: the step computes with 16-bit floats, or products of these by autocast.
         pin: names the device of each layer; None to leave placement open.
         feeds: what a step reads.
         notes: what a description tells beyond sizes.
@@ -89,6 +95,7 @@ class Network:
     dtype: str
     open_batch: bool
     trains: bool
+    converts: bool
     pin: Pin | None = None
     feeds: list[Feed] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -136,10 +143,11 @@ class Network:
     def seconds(self) -> float:
         """Estimated seconds of a step on one core."""
         passes = 3 if self.trains else 1
-        width = np.dtype(self.dtype).itemsize
+        width = CONVERTED_BYTES if self.converts else np.dtype(self.dtype).itemsize
+        rate = FLOPS if self.dtype == "float32" and not self.converts else FLOPS / 2
         moved = passes * (2 * self.elements + (1 + SLOTS) * self.weights) * width
         return (
-            passes * self.flops / FLOPS[self.dtype]
+            passes * self.flops / rate
             + moved / BANDWIDTH
             + passes * self.iterations * ITERATION_SECONDS
         )

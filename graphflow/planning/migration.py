@@ -76,10 +76,11 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
         for new, old in zip(go, stay, strict=True)
     )
     if has_lost or after >= before * min(1 - least, 1 - 1e-6):
-        for compiled, plan in zip(sets, stay, strict=True):
-            compiled.plan = plan
-        no_gain = stay[slowest].no_gain or go[slowest].no_gain
-        return Replanned((), before, before, no_gain, measured)
+        for compiled, old, new in zip(sets, stay, go, strict=True):
+            # An equal plan of the placer also knows which other placement it was preferred to.
+            compiled.plan = new if _placed_nodes(new) == _placed_nodes(old) else old
+        kept = sets[slowest].plan
+        return Replanned((), before, before, kept.no_gain if kept else "", measured)
     check = PlacementCheck(deployment.steps.committed + PATIENCE, "the placement before")
     for compiled, old, new in zip(sets, stay, go, strict=True):
         if _placed_nodes(new) != _placed_nodes(compiled.plan):
