@@ -9,7 +9,6 @@ count that at least two workers ran, relative to the worker that was fastest at 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.calibration.trace_corrections import Bucket
@@ -17,57 +16,56 @@ from graphflow.placement.calibration.worker_speeds import as_speed
 from graphflow.placement.cost_model.trace_observations import TraceObservation
 
 MIN_SHARE = 0.2
-"""Least share of a worker's time in a step that must be comparable."""
+"""Least share of a worker's time in nodes that can be compared."""
+AGREEMENT = 0.75
+"""Share of that time in kinds of nodes that all must be slower. What tensors are in the cache, for
+one, makes some nodes of a kind slower than others."""
 
 
 def traced_speeds(
     known: Mapping[str, TraceObservation], steps: Sequence[Mapping[str, float]]
 ) -> dict[int, float]:
-    """Return speeds of the workers that can be compared; 1 if one is no slower than another.
-
-    A worker is slow if it was so in three of four steps. Other work of its machine delays single
-    ones.
+    """Return speeds of the workers that can be compared, the fastest being 1.
 
     Args:
         known: By name of a node.
-        steps: Measured seconds of nodes, by name.
+        steps: Measured seconds of nodes, by name. Of each kind of node the lower quartile counts,
+            since other work of a machine delays single ones.
     """
-    ratios: dict[Bucket, dict[int, list[float]]] = {}
+    kinds: dict[Bucket, dict[int, list[tuple[float, float]]]] = {}
+    total: dict[int, float] = {}
     for took in steps:
         for name in took.keys() & known.keys():
-            at = known[name]
-            by_worker = ratios.setdefault(at.bucket, {})
-            by_worker.setdefault(at.worker, []).append(took[name] / at.predicted)
-    fastest = {
-        bucket: min(median(of_worker) for of_worker in by_worker.values())
-        for bucket, by_worker in ratios.items()
-        if len(by_worker) > 1
+            at, seconds = known[name], took[name]
+            by_worker = kinds.setdefault(at.bucket, {})
+            by_worker.setdefault(at.worker, []).append((seconds / at.predicted, seconds))
+            total[at.worker] = total.get(at.worker, 0.0) + seconds
+    slowness: dict[int, list[tuple[float, float]]] = {}
+    for by_worker in kinds.values():
+        if len(by_worker) > 1:
+            typical = {w: lower_quartile([ratio for ratio, _ in of]) for w, of in by_worker.items()}
+            fastest = min(typical.values())
+            for worker, of in by_worker.items():
+                share = sum(seconds for _, seconds in of) / total[worker]
+                slowness.setdefault(worker, []).append((typical[worker] / fastest, share))
+    speeds = {
+        worker: 1.0 / _agreed_value(of)
+        for worker, of in slowness.items()
+        if sum(share for _, share in of) >= MIN_SHARE
     }
-    found: dict[int, list[float]] = {}
-    for took in steps:
-        for worker, slowness in _slowness(known, took, fastest).items():
-            found.setdefault(worker, []).append(slowness)
-    return {w: as_speed(1.0 / lower_quartile(slowness)) for w, slowness in found.items()}
+    most = max(speeds.values(), default=1.0)
+    return {worker: as_speed(speed / most) for worker, speed in speeds.items()}
 
 
-def _slowness(
-    known: Mapping[str, TraceObservation],
-    took: Mapping[str, float],
-    fastest: Mapping[Bucket, float],
-) -> dict[int, float]:
-    """Return for each worker how many times longer than the fastest one it took in a step."""
-    every: dict[int, float] = {}
-    measured: dict[int, float] = {}
-    expected: dict[int, float] = {}
-    for name in took.keys() & known.keys():
-        at, seconds = known[name], took[name]
-        every[at.worker] = every.get(at.worker, 0.0) + seconds
-        if at.bucket in fastest:
-            likely = at.predicted * fastest[at.bucket]
-            measured[at.worker] = measured.get(at.worker, 0.0) + seconds
-            expected[at.worker] = expected.get(at.worker, 0.0) + likely
-    return {
-        worker: seconds / expected[worker]
-        for worker, seconds in measured.items()
-        if seconds >= MIN_SHARE * every[worker]
-    }
+def _agreed_value(values: Sequence[tuple[float, float]]) -> float:
+    """Return the value that is not exceeded by 1 - `AGREEMENT` of the weights.
+
+    Args:
+        values: Each with its weight.
+    """
+    left = (1.0 - AGREEMENT) * sum(weight for _, weight in values)
+    for value, weight in sorted(values):
+        left -= weight
+        if left <= 0:
+            return value
+    return max(value for value, _ in values)

@@ -29,7 +29,7 @@ from graphflow.placement.placers.peft import Peft
 from graphflow.placement.placers.round_robin import deal_round_robin, round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
 from graphflow.placement.problems.problem import Assignment, Ints, Problem
-from graphflow.placement.simulation.simulator import peak_memory
+from graphflow.placement.simulation.memory_use import peak_memory
 
 THOROUGH = 500_000
 """Problems of at most this many (n + e)·d also get the greedy placer and each device alone; beyond,

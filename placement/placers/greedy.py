@@ -21,13 +21,12 @@ from graphflow.placement.placers.construction.earliest_finish import (
 from graphflow.placement.placers.construction.evaluator import (
     EvaluatedPlacement,
     Evaluator,
-    frugal_order,
     lower_bound,
 )
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import cheapest_devices, singles
 from graphflow.placement.problems.problem import Assignment, Problem
-from graphflow.placement.simulation.simulator import peak_memory
+from graphflow.placement.simulation.memory_use import peak_memory
 
 ISLANDS = 2
 """Hosts (of different kinds) that are tried alone, where the way between hosts is long."""
@@ -137,10 +136,9 @@ def _constructions(evaluator: Evaluator, grains: list[Units]) -> Iterator[Evalua
 
 def _frugal(evaluator: Evaluator, grains: list[Units]) -> Iterator[EvaluatedPlacement]:
     """Placements for when memory is short: by room, and in orders that keep little alive."""
-    frugal = frugal_order(evaluator.problem)
     for units in grains:
         for device in (by_memory(units), by_affinity(units)):
-            yield evaluator.by_order(device, frugal)
+            yield evaluator.by_order(device, evaluator.frugal)
             yield evaluator.best(device)
 
 

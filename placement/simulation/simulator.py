@@ -24,6 +24,7 @@ from graphflow.errors import ProblemError
 from graphflow.placement.problems.problem import Assignment, Floats, Ints, Problem
 from graphflow.placement.simulation.execution_result import ExecutionResult, TransferRow
 from graphflow.placement.simulation.link_contention import EventQueue, Transfer, Transfers
+from graphflow.placement.simulation.memory_use import peak_memory
 from graphflow.placement.simulation.native_execution import execute_native, is_native
 
 TRANSFER = np.dtype(
@@ -345,62 +346,6 @@ def timeline(problem: Problem, run: ExecutionResult) -> Timeline:
     ):
         array.setflags(write=False)
     return result
-
-
-def peak_memory(problem: Problem, run: ExecutionResult) -> Floats:
-    """(d,) bytes: persistent memory plus the most transient memory alive at once, by device.
-
-    Where instants coincide, what the order of execution does not decide counts as alive.
-    """
-    device = np.array(run.device, dtype=np.int64)
-    resident = np.bincount(device, weights=problem.memory, minlength=problem.devices).astype(
-        np.float64
-    )
-    if problem.output_memory is None or problem.nodes == 0:
-        return resident
-    rows = _memory_events(problem, run)
-    where = np.array([row[0] for row in rows], dtype=np.int64)
-    when = np.array([row[1] for row in rows])
-    tick = np.array([row[2] for row in rows])
-    change = np.array([row[3] for row in rows])
-    order = np.lexsort((tick, when, where))
-    for at in range(problem.devices):
-        mine = order[where[order] == at]
-        if len(mine):
-            resident[at] += max(0.0, float(np.cumsum(change[mine]).max()))
-    return resident
-
-
-def _memory_events(problem: Problem, run: ExecutionResult) -> list[tuple[int, float, float, float]]:
-    """Allocations and releases as (device, time, tick, bytes)."""
-    assert problem.output_memory is not None
-    output_memory = problem.output_memory.tolist()
-    rows: list[tuple[int, float, float, float]] = []
-    sent: dict[tuple[int, int], TransferRow] = {(row[0], row[3]): row for row in run.transfers}
-    late = float(2 * problem.nodes)
-    for node, outputs in enumerate(problem.outputs):
-        at = run.device[node]
-        end = (run.finish[node], float(run.finished[node]))
-        for tensor, size, readers in outputs:
-            ends: dict[int, tuple[float, float]] = {}
-            for reader in readers:
-                done = (run.finish[reader], float(run.finished[reader]))
-                to = run.device[reader]
-                if done > ends.get(to, (-1.0, -1.0)):
-                    ends[to] = done
-            for to, done in ends.items():
-                if to == at:
-                    end = max(end, done)
-                    continue
-                row = sent[tensor, to]
-                end = max(end, (row[5], late))
-                if size:
-                    rows.append((to, row[4], -1.0, size))
-                    rows.append((to, done[0], done[1], -size))
-        if output_memory[node]:
-            rows.append((at, run.start[node], float(run.started[node]), output_memory[node]))
-            rows.append((at, end[0], end[1], -output_memory[node]))
-    return rows
 
 
 def _queues(order: list[int] | None, device: list[int], devices: int) -> list[list[int]] | None:

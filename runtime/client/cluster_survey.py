@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from statistics import median
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 SPEED_ROUNDS = 3
 """Probes of workers' speeds at most: a worker is slow if it is slow in all of them."""
+ROUND_PAUSE = 0.2
+"""Seconds between two of these probes, in which others may end what they do."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ def measure_speeds(hosts: RemoteHosts, cluster: Cluster) -> dict[int, float]:
     """
     reports: dict[int, Mapping[str, Any]] = {}
     speeds: dict[int, float] = {}
-    for _ in range(SPEED_ROUNDS):
+    for number in range(SPEED_ROUNDS):
+        if number:
+            time.sleep(ROUND_PAUSE)
         found = hosts.probe_speeds()
         _check_reports(cluster, found, is_speed_report)
         reports = {w: better_report(each, reports.get(w, each)) for w, each in found.items()}

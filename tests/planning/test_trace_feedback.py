@@ -18,6 +18,7 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.calibrate import step_overhead
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.calibration.worker_speeds import with_speeds
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.plans.plan import Plan, devices_of
@@ -149,6 +150,25 @@ def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
     scans = [b for b in known._nodes if b.op == "scan"]
     assert len(scans) == 1
     assert known.factor(scans[0]) == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_worker_that_traces_find_slow_teaches_its_speed_and_nothing_else() -> None:
+    def towers() -> tuple[Tensor, list[Tensor]]:
+        x = gf.placeholder("float32", (None, 256), name="x")
+        sums = []
+        for i in range(8):
+            w = gf.variable(np.eye(256, dtype="float32"), name=f"w{i}")
+            sums.append(gf.sum(gf.tanh(x @ w)))
+        return x, sums
+
+    compiled, truth, planned = trace_fetches(towers, 512, with_speeds(TWO, {1: 0.5}))
+    assert len({n.device for n in truth.nodes if n.op == "matmul"}) == 2
+    known = TraceCorrections()
+    assert learn(known, TWO, ClusterSurvey(), compiled) == {0: 1.0, 1: pytest.approx(0.5, rel=0.1)}
+    taught = planned(known, {0: profile(), 1: profile()})
+    assert taught.makespan == pytest.approx(truth.makespan, rel=0.1)
+    for bucket in known._nodes:
+        assert known.factor(bucket) == pytest.approx(1.0, rel=0.1)
 
 
 # What a step costs ----------------------------------------------------------------------------

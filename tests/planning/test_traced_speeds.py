@@ -42,5 +42,15 @@ def test_a_worker_that_is_disturbed_in_some_steps_is_not_slow() -> None:
     assert traced_speeds(KNOWN, steps) == {0: 1.0, 1: 1.0}
 
 
+def test_one_kind_of_node_that_is_slower_on_a_worker_does_not_make_the_worker_slow() -> None:
+    known = {
+        f"{op}{worker}": observation(op, worker) for op in ("matmul", "exp") for worker in (0, 1)
+    }
+    step = {"matmul0": 1.0, "matmul1": 1.0, "exp0": 1.0, "exp1": 2.0}
+    assert traced_speeds(known, [step] * 4) == {0: 1.0, 1: 1.0}
+    step["matmul1"] = 2.0
+    assert traced_speeds(known, [step] * 4) == {0: 1.0, 1: 0.5}
+
+
 def test_differences_within_the_noise_are_none() -> None:
     assert traced_speeds(KNOWN, [{"a": 1.0, "b": 1.2}] * 4) == {0: 1.0, 1: 1.0}

@@ -4,12 +4,16 @@ finishes it first.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from graphflow.placement.placers.construction.coarsening import Units
-from graphflow.placement.problems.problem import Problem
+from graphflow.placement.placers.loops.dispatch import Loops, loops
+from graphflow.placement.problems.problem import Floats, Ints, Problem
+
+PLACEMENTS = 8.0
+"""How many placements a placer builds of one problem, to judge whether compiling is worth it."""
 
 
 def earliest_finish(units: Units, priority: list[float]) -> tuple[list[int], list[int]]:
@@ -24,147 +28,45 @@ def earliest_finish(units: Units, priority: list[float]) -> tuple[list[int], lis
 
     Time O((n + e)·d + n log n).
     """
-    problem = units.problem
-    state = _PartialSchedule(units)
-    missing = list(problem.input_counts)
-    ready = [(priority[node], node) for node in range(problem.nodes) if missing[node] == 0]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        node = heappop(ready)[1]
-        order.append(node)
-        state.put(node, state.choose(node))
-        for _, _, readers in problem.outputs[node]:
-            for reader in readers:
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    heappush(ready, (priority[reader], reader))
-    return state.device, order
+    problem, slots = units.problem, units.problem.slots
+    n, d = problem.nodes, problem.devices
+    run = loops("earliest_finish", PLACEMENTS * (n + len(problem.edges)) * d)
+    take, floats, ints = run.take, run.floats, run.ints
+    memory, used = _reserve(units)
+    transient = problem.output_memory
+    read, count = np.diff(slots.read_start), len(slots.node)
+    incoming = np.argsort(slots.reader, kind="stable")
+    inputs = np.bincount(slots.reader, minlength=n)
+    device, order = ints(n, -1), ints(n)
+    run.earliest_finish(
+        n, d, bool(np.isfinite(problem.capacity).any()), problem.contention,
+        transient is not None, take(np.array(priority, dtype=np.float64)), take(units.of_node),
+        take(problem.prefer), take(units.allowed.astype(np.int64)), take(units.work),
+        take(memory), floats(n) if transient is None else take(transient), take(problem.capacity),
+        take(problem.compute), take(problem.latency), take(problem.bandwidth),
+        take(np.concatenate([[0], np.cumsum(inputs)])),
+        take(np.repeat(np.arange(count), read)[incoming]), take(slots.node), take(slots.size),
+        take(slots.start), take(slots.read_start), take(slots.reader), _counts(run, inputs),
+        _counts(run, read), _counts(run, np.diff(slots.start)), ints(units.count, -1), floats(d),
+        floats(d), _counts(run, used), floats(d * d), floats(count * d), floats(d), floats(n),
+        ints(n), device, floats(n), order,
+    )  # fmt: skip
+    return list(map(int, device)), list(map(int, order))
 
 
-class _PartialSchedule:
-    """A schedule under construction: which node occupies which device until when, and transfers."""
+def _counts(run: Loops, array: Ints | Floats) -> Any:
+    """Return a writable copy of an array as the loops take it."""
+    return array.copy() if run.compiled else array.tolist()
 
-    def __init__(self, units: Units) -> None:
-        problem = units.problem
-        n, d = problem.nodes, problem.devices
-        self.problem = problem
-        self.unit: list[int] = units.of_node.tolist()
-        self.work, self.memory = units.work.tolist(), units.memory.tolist()
-        self.choices: list[list[int]] = [np.flatnonzero(row).tolist() for row in units.allowed]
-        self.prefer = problem.prefer.tolist()
-        self.home = [-1] * units.count
-        self.device = [-1] * n
-        self.finish = [0.0] * n
-        self.available, self.promised = [0.0] * d, [0.0] * d
-        self.inputs: list[list[tuple[int, int, float]]] = [[] for _ in range(n)]
-        self.unread: dict[int, int] = {}
-        for node, outputs in enumerate(problem.outputs):
-            for tensor, size, readers in outputs:
-                self.unread[tensor] = len(readers)
-                for reader in readers:
-                    self.inputs[reader].append((tensor, node, size))
-        self.arrived: dict[tuple[int, int], float] = {}
-        self.copies: dict[int, list[int]] = {}
-        self.link: dict[tuple[int, int], float] = {}
-        self.capacity: list[float] = problem.capacity.tolist()
-        self.limited = bool(np.isfinite(problem.capacity).any())
-        self.transient = (
-            [0.0] * n if problem.output_memory is None else problem.output_memory.tolist()
-        )
-        self.counts_copies = problem.output_memory is not None
-        self.used = [0.0] * d
-        self.alive = [len(outputs) for outputs in problem.outputs]
-        for unit, choices in enumerate(self.choices):
-            if len(choices) == 1:  # room that nobody else may take
-                self.used[choices[0]] += self.memory[unit]
-                self.memory[unit] = 0.0
 
-    def choose(self, node: int) -> int:
-        unit = self.unit[node]
-        if self.home[unit] >= 0:
-            return self.home[unit]
-        choices = self.choices[unit]
-        if len(choices) == 1:
-            return choices[0]
-        if self.limited:
-            room = [self.capacity[at] - self.used[at] - self._need(node, at) for at in choices]
-            roomy = [at for at, left in zip(choices, room, strict=True) if left >= 0.0]
-            choices = roomy or [choices[room.index(max(room))]]
-        liked = self.device[self.prefer[node]] if self.prefer[node] >= 0 else -1
-        best, best_score = choices[0], float("inf")
-        for at in choices:
-            begin = max(
-                self.available[at],
-                max((self._arrival(*i, at) for i in self.inputs[node]), default=0.0),
-            )
-            score = begin + self.promised[at] + self.work[unit][at]
-            if score < best_score * (1 - 1e-12) or (
-                at == liked and score <= best_score * (1 + 1e-12)
-            ):
-                best, best_score = at, score
-        return best
-
-    def put(self, node: int, at: int) -> None:
-        unit, seconds = self.unit[node], self.problem.compute_rows[node][at]
-        if self.limited:
-            self.used[at] += self._need(node, at)
-        if self.home[unit] < 0:
-            self.home[unit] = at
-            self.promised[at] += self.work[unit][at]
-        self.promised[at] = max(0.0, self.promised[at] - seconds)
-        begin = self.available[at]
-        for tensor, maker, size in self.inputs[node]:
-            arrival = self._arrival(tensor, maker, size, at)
-            source = self.device[maker]
-            if source != at and (tensor, at) not in self.arrived:
-                self.arrived[tensor, at] = arrival
-                self.copies.setdefault(tensor, []).append(at)
-                self.link[source, at] = arrival - self.problem.latency_rows[source][at]
-            begin = max(begin, arrival)
-            self._release(tensor, maker, size)
-        if self.limited and not self.problem.outputs[node]:
-            self.used[at] -= self.transient[node]
-        self.device[node] = at
-        self.finish[node] = self.available[at] = begin + seconds
-
-    def _arrival(self, tensor: int, maker: int, size: float, at: int) -> float:
-        source = self.device[maker]
-        if source == at:
-            return self.finish[maker]
-        known = self.arrived.get((tensor, at))
-        if known is not None:
-            return known
-        leaves = self.finish[maker]
-        if self.problem.contention:
-            leaves = max(leaves, self.link.get((source, at), 0.0))
-        return (
-            leaves
-            + self.problem.latency_rows[source][at]
-            + size / self.problem.bandwidth_rows[source][at]
-        )
-
-    def _need(self, node: int, at: int) -> float:
-        """Bytes that a node adds to a device."""
-        unit = self.unit[node]
-        need: float = self.transient[node] + (self.memory[unit] if self.home[unit] < 0 else 0.0)
-        if self.counts_copies:
-            for tensor, maker, size in self.inputs[node]:
-                if self.device[maker] != at and (tensor, at) not in self.arrived:
-                    need += size
-        return need
-
-    def _release(self, tensor: int, maker: int, size: float) -> None:
-        """Free a tensor and its copies when its last reader has been placed."""
-        self.unread[tensor] -= 1
-        if not self.limited or self.unread[tensor]:
-            return
-        if self.counts_copies:
-            for at in self.copies.get(tensor, ()):
-                self.used[at] -= size
-        self.alive[maker] -= 1
-        if self.alive[maker] == 0:
-            self.used[self.device[maker]] -= self.transient[maker]
+def _reserve(units: Units) -> tuple[Floats, Floats]:
+    """Return the persistent bytes of units that have a choice, and what the others take of each
+    device: room that nobody else may take."""
+    memory, used = units.memory.copy(), np.zeros(units.problem.devices)
+    only = np.flatnonzero(units.allowed.sum(axis=1) == 1)
+    np.add.at(used, units.allowed[only].argmax(axis=1), memory[only])
+    memory[only] = 0.0
+    return memory, used
 
 
 def by_affinity(units: Units) -> list[int]:

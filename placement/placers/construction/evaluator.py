@@ -4,6 +4,7 @@ wishes.
 
 from __future__ import annotations
 
+from functools import cached_property
 from heapq import heappop, heappush
 
 import numpy as np
@@ -14,8 +15,9 @@ from graphflow.placement.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Problem
 from graphflow.placement.simulation import event_loop
 from graphflow.placement.simulation.execution_result import ExecutionResult
+from graphflow.placement.simulation.memory_use import peak_memory
 from graphflow.placement.simulation.native_execution import is_native, link_arrays
-from graphflow.placement.simulation.simulator import execute, peak_memory, schedule
+from graphflow.placement.simulation.simulator import execute, schedule
 
 Key = tuple[float, float, float, int]
 """Less is better: bytes over capacity; seconds of makespan (and a share of the transfers'); seconds
@@ -51,6 +53,11 @@ class Evaluator:
         self.natural = _positions(problem.topological.tolist())
         self._limited = _may_exceed(problem)
         self._preferences = [(v, p) for v, p in enumerate(problem.prefer.tolist()) if p >= 0]
+
+    @cached_property
+    def frugal(self) -> list[int]:
+        """The order that keeps little alive; it depends on no device map."""
+        return frugal_order(self.problem)
 
     def by_rank(self, device: list[int]) -> EvaluatedPlacement:
         """Critical path first: an idle device takes the ready node with the longest way to the
@@ -88,9 +95,7 @@ class Evaluator:
             return found  # nothing to wait for: every order takes as long
         found = min(found, self.by_rank(device), key=lambda candidate: candidate.key)
         if not found.fits:
-            found = min(
-                found, self.by_order(device, frugal_order(self.problem)), key=lambda c: c.key
-            )
+            found = min(found, self.by_order(device, self.frugal), key=lambda c: c.key)
         return found
 
     def judge(self, run: ExecutionResult) -> EvaluatedPlacement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphflow.base.argument_checks import checks_argument_names
-from graphflow.base.formatting import show_bytes, show_count, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_interval
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
 from graphflow.placement.plans.plan_data import PlanData
@@ -36,7 +36,10 @@ class Comparison:
         rows: list[tuple[str, ...]] = [
             ("devices", *(summary(plan) for plan in self.plans)),
             ("placer", *(plan.placer for plan in self.plans)),
-            ("predicted step", *(show_seconds(plan.makespan) for plan in self.plans)),
+            (
+                "predicted step",
+                *(show_interval(plan.makespan, plan.low, plan.high) for plan in self.plans),
+            ),
             ("speed-up", *(_ratio(first, plan.makespan) for plan in self.plans)),
         ]
         if any(plan.measured is not None for plan in self.plans):

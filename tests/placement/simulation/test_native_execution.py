@@ -11,6 +11,7 @@ from graphflow.placement import Problem
 from graphflow.placement.placers.construction.evaluator import Evaluator, upward_ranks
 from graphflow.placement.simulation import native_execution
 from graphflow.placement.simulation.execution_result import ExecutionResult
+from graphflow.placement.simulation.memory_use import peak_memory
 from graphflow.placement.simulation.simulator import execute, schedule
 from tests.placement.instances import problems
 
@@ -38,8 +39,10 @@ def test_machine_code_simulates_to_the_bits_of_python(problem: Problem, seed: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native_execution, "NATIVE_ABOVE", 10**9)
         expected = results(problem, seed)
+        peaks = [peak_memory(problem, run).tolist() for run in expected]
         patch.setattr(native_execution, "NATIVE_ABOVE", -1)
         assert results(problem, seed) == expected
+        assert [peak_memory(problem, run).tolist() for run in expected] == peaks
 
 
 @given(problem=problems(max_nodes=24))

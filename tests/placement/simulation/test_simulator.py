@@ -11,7 +11,8 @@ from graphflow.errors import PlacementError, ProblemError
 from graphflow.placement import Assignment, Problem, Timeline, simulate
 from graphflow.placement.placers.construction.evaluator import lower_bound
 from graphflow.placement.placers.exact import Exact
-from graphflow.placement.simulation.simulator import execute, peak_memory, schedule
+from graphflow.placement.simulation.memory_use import peak_memory
+from graphflow.placement.simulation.simulator import execute, schedule
 from tests.placement.instances import problems, topcuoglu
 
 
