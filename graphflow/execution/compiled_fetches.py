@@ -76,8 +76,8 @@ class CompiledFetches:
             other ways.
         is_warm: True once a step ran with the present program.
         warmup_seconds: duration of that step.
-        is_timed: True while placements are compared: steps run one by one, in full, untraced.
-        verdict: how the last comparison of placements ended.
+        is_timed: True while placements are compared: steps run one by one, in full.
+        verdict: the outcome of the last comparison.
     """
 
     fetches: tuple[Tensor, ...]
@@ -273,6 +273,13 @@ class CompiledFetches:
         """Forget the cached steps, after the workers have freed the program."""
         self.cached_step = None
         self._cached_steps.clear()
+
+    def note_duration(self, bindings: Mapping[str, int], seconds: float) -> None:
+        """Note the duration of a step; while placements are compared, of the planned sizes only."""
+        if not self.is_warm:
+            self.warmup_seconds = seconds
+        elif not self.is_timed or bindings == self.bindings(self.sizes):
+            self.recent_seconds.append(seconds)
 
     def keep_measured(self) -> None:
         """Summarise the traced steps, if any, at the end of a trace block."""

@@ -149,10 +149,8 @@ class StepExecutor:
                             step, start, monotonic_ns(), result.spans, edges, result.peak,
                             result.errors, exchanges,
                         )  # fmt: skip
-            elif compiled.is_warm:
-                compiled.recent_seconds.append((monotonic_ns() - start) * 1e-9)
             else:
-                compiled.warmup_seconds = (monotonic_ns() - start) * 1e-9
+                compiled.note_duration(bindings, (monotonic_ns() - start) * 1e-9)
         else:
             self.committed += 1
         self.last = compiled

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from graphflow.errors import MemoryLimitError
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.replan_policy import WINDOW, Replanned, shows_drift, window_position
 from graphflow.ir.op import Node
@@ -134,16 +135,19 @@ def _try_other(deployment: Deployment, check: PlacementCheck) -> bool:
     best = None if check.others else _find_one_device(deployment, check)
     if not check.should_try_other(_move_seconds(deployment, check)):
         return False
-    if best is not None:  # plan only now: that takes time, too
-        placer = OneDevice(best)
-        for key in check.plans.keys() & deployment.compiled.keys():
-            check.others[key] = deployment.planner.plan(deployment.compiled[key], {}, placer)
-    if all(_placed_nodes(p) == _placed_nodes(check.plans[k]) for k, p in check.others.items()):
-        return False  # pins leave no choice
-    if not check.should_try_other(_move_seconds(deployment, check)):
+    try:
+        if best is not None:  # plan only now: that takes time, too
+            placer = OneDevice(best)
+            for key in check.plans.keys() & deployment.compiled.keys():
+                check.others[key] = deployment.planner.plan(deployment.compiled[key], {}, placer)
+            if not check.should_try_other(_move_seconds(deployment, check)):
+                return False
+        if _is_same(check.plans, check.others):
+            return False
+        _adopt(deployment, check.others)
+    except MemoryLimitError:  # raised before anything has moved
         return False
     check.tries_other = True
-    _adopt(deployment, check.others)
     deployment.begin_check(check)
     return True
 
@@ -274,6 +278,11 @@ def _switch_plans(
         if steps.last is sets[number]:
             steps.last = new
     return tuple(state.names[node] for node in moved)
+
+
+def _is_same(plans: Mapping[Key, Plan], others: Mapping[Key, Plan]) -> bool:
+    """Return True if plans place all nodes as others do: pins may leave little choice."""
+    return all(_placed_nodes(plans[key]) == _placed_nodes(others[key]) for key in others)
 
 
 def _placed_nodes(plan: Plan | None) -> list[tuple[str, str]]:

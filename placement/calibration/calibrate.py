@@ -84,7 +84,7 @@ DEFAULT_LINKS: dict[str, LinkSpeed] = {
 def measure_machine(devices: Iterable[Any] = ("cpu",)) -> Profile:
     """Measure kinds of devices, the hand-over between threads, and the link to the GPU.
 
-    Takes about two seconds a kind, a GPU some more.
+    Takes three to four seconds a kind, a GPU some more.
 
     Args:
         devices: Kinds ("cpu"), device names ("/worker:0/cpu:0") or `Device`s; equal kinds once.

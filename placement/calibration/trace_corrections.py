@@ -48,7 +48,7 @@ SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
 TRANSPOSED_MARK = "·"
 """Stands between an op's name and the operands that a product reads transposed."""
-FEW = 5
+FEW = 3
 """Errors from which the deviation of others is estimated at least."""
 _CLOSEST = 5
 _REACH = 8.0

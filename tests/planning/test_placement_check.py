@@ -14,6 +14,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import MemoryLimitError
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.replan_policy import FIRST, WINDOW
 from graphflow.execution.step_executor import StepExecutor
@@ -24,6 +25,7 @@ from graphflow.placement import Assignment, Placer, Problem, register_placer
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import base
+from graphflow.placement.placers.single import OneDevice
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment
 from graphflow.placement.plans.plan_records import StepQuartiles
@@ -124,6 +126,13 @@ class Training:
         for _ in range(steps):
             feeds = {self.x: data(len(self.losses))}
             self.losses.append(self.s.run(self.fetches, feeds)[0].tobytes())
+
+    def stream(self, steps: int) -> None:
+        """Run as many steps in one call, some of which begin ahead."""
+        first = len(self.losses)
+        feeds = ({self.x: data(first + i)} for i in range(steps))
+        found = self.s.run(self.fetches, feeds, steps=steps)
+        self.losses += [loss.tobytes() for loss, _ in found]
 
     @property
     def is_spread(self) -> bool:
@@ -237,6 +246,7 @@ def test_a_load_that_came_with_a_replan_and_stays_is_not_taken_for_a_slower_plac
         verdict = s.plan(model[1]).verdict
         assert verdict is not None and verdict.stays and training.is_spread
         assert verdict.other_measured == StepQuartiles(3e-3, 3e-3, 3e-3)
+        assert s.replan().measured_before == pytest.approx(2e-3)
 
 
 def test_a_change_within_the_noise_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,16 +388,30 @@ def test_the_automatic_mode_goes_back_once(
 
 
 def test_a_stream_of_steps_goes_through_a_check(bench: Bench) -> None:
-    x, fetches = towers()
+    model = towers()
     bench.links, bench.one, bench.two = FAST, 1e-3, 3e-3
     with gf.Session(TWO) as s:
-        training = Training(s, (x, fetches))
-        feeds = ({x: data(i)} for i in range(4 * CHECK))
-        found = s.run(fetches, feeds, steps=4 * CHECK)
-        training.losses = [loss.tobytes() for loss, _ in found]
+        training = Training(s, model)
+        training.stream(4 * CHECK)
         assert not training.is_spread
         seen = training.outcome
-    assert seen == train_alone((x, fetches), 4 * CHECK)
+    assert seen == train_alone(model, 4 * CHECK)
+
+
+def test_a_plan_on_one_device_but_for_pins_is_not_compared_with_itself(bench: Bench) -> None:
+    x = gf.placeholder("float32", (4,))
+    with gf.device("/cpu:0"):
+        y = gf.exp(x)
+    with gf.device("/cpu:1"):
+        z = gf.exp(y)
+    total = gf.sum(gf.exp(gf.exp(z)))
+    bench.one = bench.two = 9.0
+    with gf.Session(TWO) as s:
+        for _ in range(CHECK):
+            assert s._deployment.check is None or not s._deployment.check.durations
+            s.run(total, {x: np.zeros(4, "float32")})
+        verdict = s.plan(total).verdict
+        assert verdict is not None and verdict.stays and not s._deployment.lost
 
 
 @dataclass(frozen=True)
@@ -423,30 +447,73 @@ def alternating(monkeypatch: pytest.MonkeyPatch) -> str:
     return "alternating"
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["calls", "stream", pytest.param("killed", marks=pytest.mark.slow)])
 def test_workers_whose_steps_are_slower_together_leave_them_to_one(
-    alternating: str,
-    is_killed: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    alternating: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Durations are real here: dozens of messages between processes against one sweep over a few
     kilobytes."""
     monkeypatch.setattr(Bench, "seconds", lambda bench, c, took: took)
     model = chain()
-    options: dict[str, Any] = {"checkpoint": tmp_path / "c", "every": 7} if is_killed else {}
+    options: dict[str, Any] = {"checkpoint": tmp_path / "c", "every": 7} if way == "killed" else {}
     with gf.Session(PROCESSES, placer=alternating, **options) as s:
         training = Training(s, model)
+        run = training.stream if way == "stream" else training.run
         training.run(1)
         assert training.is_spread
         for steps in (4, 3, CHECK, CHECK):
-            training.run(steps)
-            if is_killed and steps != 4:
+            run(steps)
+            if way == "killed" and steps != 4:
                 os.kill(s._life.hosts.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
-        training.run(2 * CHECK)
+        run(2 * CHECK)
         assert not training.is_spread
         seen = training.outcome
     assert seen == train_alone(model, len(seen[0]))
+
+
+def test_steps_of_other_sizes_do_not_count(alternating: str, bench: Bench) -> None:
+    x, (loss, _) = chain()
+    with gf.Session(TWO, placer=alternating) as s:
+        s.run(loss, {x: np.zeros((2, WIDTH), "float32")})
+        for step in range(2 * SAMPLES):
+            assert s._deployment.check is not None and not s._deployment.check.durations
+            s.run(loss, {x: np.zeros((2 + (step + 1) % 2, WIDTH), "float32")})
+        assert s._deployment.check is None or s._deployment.check.durations
+
+
+def test_all_fetches_of_the_variables_go_along(alternating: str, bench: Bench) -> None:
+    x, fetches = model = chain()
+    look = gf.exp(fetches[0])
+    bench.two = 1.0
+    with gf.Session(TWO, placer=alternating) as s:
+        training = Training(s, model)
+        training.run(3)
+        s.run(look, {x: data(0)})
+        assert is_spread(s.plan(look))
+        training.run(2 * CHECK)
+        assert not training.is_spread and not is_spread(s.plan(look))
+        seen, last = training.outcome, s.run(look, {x: data(0)})
+    assert seen == train_alone(model, len(seen[0]))
+    with gf.Session(ONE) as s:
+        training = Training(s, model)
+        training.run(len(seen[0]))
+        assert s.run(look, {x: data(0)}).tobytes() == last.tobytes()
+
+
+def test_where_one_device_has_not_the_memory_the_plan_stays(
+    alternating: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(placer: OneDevice, problem: Problem) -> Assignment:
+        raise MemoryLimitError("too large")
+
+    monkeypatch.setattr(OneDevice, "place", place)
+    bench.two = 1.0
+    with gf.Session(TWO, placer=alternating) as s:
+        training = Training(s, chain())
+        training.run(3 * CHECK)
+        assert training.is_spread
+        verdict = s.plan(training.fetches).verdict
+        assert verdict is not None and verdict.stays and verdict.other_measured is None
 
 
 # Decisions ------------------------------------------------------------------------------------
