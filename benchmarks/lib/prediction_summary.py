@@ -15,7 +15,7 @@ class Prediction:
     """A predicted step beside its measurement.
 
     Attributes:
-        model, description: the model's number and its line.
+        model, family, description: the model's number, its kind, and its line.
         workers: of the session; `used` of them compute.
         refined: predicted after traced steps, not by calibration alone.
         predicted, measured: seconds of a step.
@@ -24,6 +24,7 @@ class Prediction:
     """
 
     model: int
+    family: str
     description: str
     workers: int
     used: int
@@ -65,6 +66,8 @@ class Goals:
     factor: float
 
 
+MAX_NOISE = 0.3
+"""Median noise of rows beyond which goals that are reached say nothing."""
 GOALS = {False: Goals(0.10, 0.25, 1.5), True: Goals(0.05, 0.15, 1.25)}
 """By whether traces refined the prediction."""
 
@@ -117,6 +120,9 @@ def summary_lines(rows: Sequence[Prediction], worst: int = 5) -> Iterable[str]:
             if chosen:
                 name = {1: "one worker", 2: "two workers", None: "all"}[workers]
                 yield f"{when}, {name:<11}: {show_summary(Summary.of(chosen), goals)}"
+    yield "predicted / measured by family, medians before and after traces:"
+    for family in dict.fromkeys(row.family for row in rows):
+        yield f"  {show_family(family, [row for row in rows if row.family == family])}"
     for refined in GOALS:
         kind = [row for row in rows if row.refined is refined]
         if kind:
@@ -128,12 +134,22 @@ def summary_lines(rows: Sequence[Prediction], worst: int = 5) -> Iterable[str]:
 def show_summary(found: Summary, goals: Goals) -> str:
     """Return one line of a summary and its goals."""
     missed = found.misses(goals)
-    verdict = "reached" if not missed else f"MISSED ({', '.join(missed)})"
+    verdict = f"MISSED ({', '.join(missed)})" if missed else "reached"
+    if not missed and found.noise > MAX_NOISE:
+        verdict = "too noisy to judge"
     return (
         f"{found.rows:3} rows, beyond noise: median {found.median:4.0%} (goal {goals.median:.0%}), "
         f"95 % below {found.most:4.0%} ({goals.most:.0%}), worst {found.factor:.2f}× "
         f"({goals.factor}×), noise {found.noise:.0%}: {verdict}"
     )
+
+
+def show_family(family: str, rows: Sequence[Prediction]) -> str:
+    """Return one line of a family: the direction in which its predictions are off."""
+    models = len({row.model for row in rows})
+    ratios = [[row.ratio for row in rows if row.refined is refined] for refined in GOALS]
+    medians = "  ".join(f"{median(each):5.2f}" if each else "    –" for each in ratios)
+    return f"{medians}  {family}, {models} model{'s' * (models > 1)}"
 
 
 def show_prediction(row: Prediction) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +197,10 @@ def search(model: RandomModel, step: Step, cluster: gf.Cluster) -> Step | None:
     try:
         found = gf.parallel.auto(step.loss, cluster, shapes=shapes, optimizer=optimizer, quiet=True)
         strategy = found.best.strategy
-        return None if strategy is None else model.build(strategy=strategy)
+        if strategy is None:
+            return None
+        train = model.choices.minimize(step.loss, strategy)
+        return replace(step, fetches=[step.loss, train, *step.fetches[2:]])
     except gf.errors.GraphflowError as error:
         print(f"     no strategy is found: {str(error).splitlines()[0]}", flush=True)
         return None
@@ -227,6 +230,7 @@ def compare(
     """Return the row of a plan and of what was measured."""
     return Prediction(
         model.index,
+        model.choices.family,
         str(model),
         workers,
         len({node.device for node in plan.nodes if node.finish > node.start}),

@@ -12,6 +12,8 @@ from benchmarks.lib.step_timing import StepTime
 
 MEDIAN_GOAL = 1.00
 WORST_GOAL = 1.10
+MAX_NOISE = 0.3
+"""Median noise of rows beyond which goals that are reached say nothing."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,15 @@ def regret_lines(rows: Sequence[Regret], worst: int = 5) -> Iterator[str]:
             )
             if is_missed
         ]
+        noise = median(row.noise for row in kind)
+        verdict = "too noisy to judge" if noise > MAX_NOISE else "reached"
+        if missed:
+            verdict = f"MISSED ({', '.join(missed)})"
         yield (
             f"regret {'after' if refined else 'before'} traces: {len(kind)} rows, median "
             f"{median(row.ratio for row in kind):.2f}, beyond noise {middle:.2f} (goal "
             f"{MEDIAN_GOAL:.2f}), worst beyond noise {most:.2f} ({WORST_GOAL:.2f}), noise "
-            f"{median(row.noise for row in kind):.0%}: "
-            + (f"MISSED ({', '.join(missed)})" if missed else "reached")
+            f"{noise:.0%}: {verdict}"
         )
         for row in sorted(kind, key=lambda row: -row.beyond_noise)[:worst]:
             if row.beyond_noise > 1.0:

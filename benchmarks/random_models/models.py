@@ -80,7 +80,7 @@ class Step:
     """A step that a session can run.
 
     Attributes:
-        fetches: for `Session.run`.
+        fetches: for `Session.run`: loss, training, updates of running moments; or the output.
         loss: a part of the fetches; None for inference.
         feeds: arrays by placeholder.
         layers: the number of layers that could be pinned.
@@ -146,8 +146,12 @@ class Choices:
         """Return the optimiser of a training step."""
         return OPTIMIZERS[self.optimizer](self.is_sparse)
 
-    def minimize(self, loss: gf.Tensor, strategy: Strategy | None) -> gf.Tensor:
-        """Return the node that trains, with clipping and loss scaling as drawn."""
+    def minimize(self, loss: gf.Tensor, strategy: Strategy | None = None) -> gf.Tensor:
+        """Return the node that trains, with clipping and loss scaling as drawn.
+
+        Args:
+            strategy: how the step is divided over devices.
+        """
         clip = (lambda g: gf.optim.clip_by_global_norm(g, 1.0)[0]) if self.clips else None
         scaling = gf.optim.LossScaling() if self.scales_loss else None
         return self.make_optimizer().minimize(
@@ -186,12 +190,11 @@ class RandomModel:
         ]  # fmt: skip
         return f"{family}: " + ", ".join(part for part in parts if part)
 
-    def build(self, pin: Pin | None = None, strategy: Strategy | None = None) -> Step:
+    def build(self, pin: Pin | None = None) -> Step:
         """Return the step and its feeds, the same in each call.
 
         Args:
             pin: names a device for each layer, from 0. Gradients and updates follow their layer.
-            strategy: how a training step is divided over devices.
         """
         gf.random.seed(1_000 * self.seed + self.index)
         net, _ = start_network(self.choices, _generator(self.seed, self.index, self.attempt))
@@ -199,7 +202,7 @@ class RandomModel:
         output, loss, updates = build_loss(net, self.choices, self.depth, self.width)
         fetches = [output]
         if loss is not None:
-            fetches = [loss, self.choices.minimize(loss, strategy), *updates]
+            fetches = [loss, self.choices.minimize(loss), *updates]
         random = _generator(self.seed, self.index, self.attempt, 1)
         feeds = {f.placeholder: f.array(random) for f in net.feeds}
         return Step(fetches, loss, feeds, net.layers)

@@ -51,7 +51,7 @@ from graphflow.runtime.telemetry.logs import Log
 
 @dataclass(frozen=True)
 class ProfilingLimits:
-    """How much a profiling run may take.
+    """Limits of a profiling run.
 
     Args:
         step_seconds: predicted time of a step beyond which nothing is profiled. At least two run.

@@ -134,6 +134,9 @@ def _elsewhere(plan: PlanData, node: PlannedNode) -> list[str]:
                 f"{show_seconds(whole)} ({'+' if change >= 0 else '-'}"
                 f"{show_seconds(abs(change))})"
             )
+            if plan.low is not None and plan.high is not None:
+                is_chance = 0 < -change < (plan.high - plan.low) / 2
+                text += ": no gain expected, a step is less certain" if is_chance else ""
         lines.append(text)
     return lines
 

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import graphflow as gf
 from benchmarks.lib import random_predictions
 from benchmarks.lib.prediction_summary import Prediction
 from benchmarks.lib.regret import Regret
@@ -62,7 +64,7 @@ def test_a_model_that_fails_is_reported_and_the_next_one_runs(
     ) -> tuple[list[Prediction], list[Regret]]:
         if model is models[0]:
             raise RuntimeError("out of luck\nand more")
-        row = Prediction(model.index, str(model), 1, 1, False, 1.0, 1.0, 0.1, 0.1)
+        row = Prediction(model.index, "dense", str(model), 1, 1, False, 1.0, 1.0, 0.1, 0.1)
         one = StepTime(1.0, 0.1)
         return [row], [Regret.of(model.index, str(model), False, 1, one, {"one worker": one})]
 
@@ -80,6 +82,28 @@ def test_a_model_that_fails_is_reported_and_the_next_one_runs(
     assert [row.model for row in done.predictions] == [1]
     assert f"FAILED #0 of seed 2: {models[0]}" in text
     assert "Traceback" not in text
+
+
+def test_the_strategy_of_the_search_trains_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = (draw(6, index) for index in range(100))
+    model = next(m for m in models if m.choices.family == "dense" and 8 <= m.batch <= 64
+                 and m.choices.trains and m.choices.dtype == "float32")  # fmt: skip
+    two = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
+    step = model.build()
+    chosen = SimpleNamespace(best=SimpleNamespace(strategy=gf.parallel.Data(replicas=2)))
+    monkeypatch.setattr(gf.parallel, "auto", lambda *arguments, **options: chosen)
+    found = random_predictions.search(model, step, two)
+    assert found is not None
+    with gf.Session() as one, gf.Session(two, trial=False) as divided:
+        losses = [
+            session.run(each.fetches, each.feeds)[0]
+            for session, each in ((one, step), (divided, found))
+        ]
+        devices = {node.device for node in divided.plan(found.fetches).nodes}
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert {"/worker:0/cpu:0", "/worker:0/cpu:1"} <= devices
+    chosen.best.strategy = None
+    assert random_predictions.search(model, step, two) is None
 
 
 @pytest.mark.slow  # calibrates, and measures a model

@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.prediction_summary import GOALS, Prediction, Summary, summary_lines
+from benchmarks.lib.prediction_summary import (
+    GOALS,
+    Prediction,
+    Summary,
+    show_summary,
+    summary_lines,
+)
 from benchmarks.lib.step_timing import BLOCK_STEPS, MIN_ROUNDS, StepTime, time_by_turns
 
-ROW = Prediction(0, "dense: depth 1", 1, 1, False, 1.0, 1.0, 0.0, 0.1)
+ROW = Prediction(0, "dense", "dense: depth 1", 1, 1, False, 1.0, 1.0, 0.0, 0.1)
 
 
 def row(predicted: float, measured: float = 1.0, noise: float = 0.0) -> Prediction:
@@ -60,6 +66,11 @@ def test_the_report_tells_workers_and_traces_apart_and_the_worst_first() -> None
     assert "#2" in worst
 
 
+def test_goals_that_only_noise_reaches_are_not_reached() -> None:
+    assert "too noisy to judge" in show_summary(Summary.of([row(1.1, noise=0.5)]), GOALS[False])
+    assert "MISSED" in show_summary(Summary.of([row(3.0, noise=0.5)]), GOALS[False])
+
+
 def test_step_times_are_medians_of_blocks_and_the_scatter_of_steps() -> None:
     found = StepTime.from_blocks([[1.0, 1.0, 1.0], [1.0, 9.0, 1.0], [2.0, 2.0, 2.0]])
     assert found.seconds == 1.0
@@ -74,3 +85,15 @@ def test_turns_interleave_and_blocks_are_long_enough() -> None:
     order = [name for i, name in enumerate(calls) if i == 0 or calls[i - 1] != name]
     assert order == ["a", "b"] * (MIN_ROUNDS + 1), "one turn finds the lengths of blocks"
     assert calls.count("a") > MIN_ROUNDS * BLOCK_STEPS
+
+
+def test_the_report_tells_families_and_the_direction_of_their_errors() -> None:
+    rows = [
+        replace(row(2.0), model=1, family="tied"),
+        replace(row(4.0), model=2, family="tied"),
+        replace(row(0.5), model=3),
+        replace(row(1.1), model=3, refined=True),
+    ]
+    lines = list(summary_lines(rows))
+    assert "   3.00      –  tied, 2 models" in lines
+    assert "   0.50   1.10  dense, 1 model" in lines

@@ -39,3 +39,8 @@ def test_the_summary_judges_median_and_worst_before_and_after_traces() -> None:
     assert "one 1000.00" in lines[1]
     assert lines[2].endswith("reached")
     assert len(lines) == 3
+
+
+def test_goals_that_only_noise_reaches_are_not_reached() -> None:
+    (line,) = regret_lines([regret(1.2, noise=0.8, one=1.0)])
+    assert line.endswith("too noisy to judge")

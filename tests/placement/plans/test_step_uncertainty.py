@@ -216,6 +216,24 @@ def test_reports_explanations_and_pages_tell_the_interval_and_the_doubt() -> Non
     assert "No gain expected" in svg and "known from: calibration of similar ops" in svg
 
 
+def test_a_move_that_gains_less_than_the_interval_is_told_as_no_gain() -> None:
+    made = planned(UNSURE, placer="round_robin")
+
+    def gains(width: float | None) -> list[str]:
+        """Return what is told of moves that save time, with a step known to a share of it."""
+        ends = (None, None) if width is None else (1 - width, 1 + width)
+        low, high = (None if end is None else end * made.makespan for end in ends)
+        plan = replace(made, low=low, high=high)
+        told = "\n".join(plan.explain(node.name) for node in plan.nodes).splitlines()
+        assert not [line for line in told if "(+" in line and ": no gain" in line]
+        return [line for line in told if " to compute" in line and "(-" in line]
+
+    assert gains(0.9)
+    assert all(": no gain expected" in line for line in gains(0.9))
+    for width in (1e-9, None):
+        assert not [line for line in gains(width) if ": no gain expected" in line]
+
+
 def test_the_data_of_the_page_holds_the_interval_of_each_node() -> None:
     made = doubtful()
     nodes = payload(made)["nodes"]
