@@ -11,7 +11,6 @@ from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibration.calibrate import LinkSpeed
-from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.plan import Plan
@@ -135,9 +134,14 @@ def survey_of(
 def speeds_of_workers(hosts: Hosts, cluster: Cluster) -> dict[int, float]:
     """Measure how fast workers are at the moment; empty if there is nothing to compare.
 
-    That is so for a single worker, and for a cluster file that gives all speeds.
+    That is so unless two workers have CPUs whose speeds no cluster file gives.
     """
-    if len(cluster.workers) == 1 or is_described(cluster):
+    measured = [
+        worker
+        for worker in cluster.workers
+        if any(device.kind == "cpu" and not device.is_described for device in worker.devices)
+    ]
+    if len(measured) < 2:
         return {}
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 

@@ -36,7 +36,7 @@ class Replanned:
         after: predicted seconds of a step with the present placement. With several sets of
             fetches, both are means over the steps that ran.
         no_gain: says that several devices need not be faster than one, if so: of the fetches that
-            take most time.
+            take most time; or that the placement predicted to be faster was slower when tried.
         measured_before: measured seconds of a step with the old placement, as the mean over the
             sets of fetches that were timed; None if too few steps ran outside traces. How long
             steps take with a new placement shows later: see `Plan.report`.

@@ -29,6 +29,7 @@ from graphflow.planning.trace_feedback import MIN_STEPS
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.session")
+_LOST = "another placement was slower when it was tried, and nothing has changed enough since"
 
 
 def has_drifted(compiled: CompiledFetches) -> bool | None:
@@ -80,7 +81,8 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
             # An equal plan of the placer also knows which other placement it was preferred to.
             compiled.plan = new if _placed_nodes(new) == _placed_nodes(old) else old
         kept = sets[slowest].plan
-        return Replanned((), before, before, kept.no_gain if kept else "", measured)
+        no_gain = _LOST if has_lost else kept.no_gain if kept else ""
+        return Replanned((), before, before, no_gain, measured)
     check = PlacementCheck(deployment.steps.committed + PATIENCE, "the placement before")
     for compiled, old, new in zip(sets, stay, go, strict=True):
         if _placed_nodes(new) != _placed_nodes(compiled.plan):
@@ -221,7 +223,7 @@ def _adopt(deployment: Deployment, plans: Mapping[Key, Plan]) -> None:
         known = plans.get(compiled.key)
         if known is None and compiled.plan is not None:
             present = deployment.state.homes
-            if all(homes[node] == present[node] for node in compiled.graph.variables):
+            if all(homes.get(node) == present.get(node) for node in compiled.graph.variables):
                 known = compiled.plan
         return known or deployment.planner.plan(compiled, homes)
 

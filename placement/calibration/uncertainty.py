@@ -14,8 +14,9 @@ none becomes negative.
 
 Without observations σ is c. One observation counts as much as calibration does, many replace it.
 
-Busy neighbours slow a node down by as much as products or by as much as passes over memory, if that
-was not observed: these are the ends of the interval of its slowdown, and all nodes share the error.
+Busy neighbours slow a node down by as much as products or by as much as passes over memory. If that
+was not observed, the interval of the slowdown is as wide as these are apart. All nodes share its
+error.
 
 A link that was measured before may have become faster or slower by the factor `ALIKE` without being
 measured again, so ln(ALIKE) is the 80 % interval of a link without observations. Overheads of steps

@@ -32,7 +32,7 @@ PROBE_SECONDS = 0.1
 NOISE = 0.2
 """A share of at least 1 - NOISE of the fastest worker's counts as full speed."""
 LEAST_SPEED = 0.01
-_SIDE = 192  # rows of the matrices that the probe multiplies: a fraction of a millisecond
+_SIDE = 256  # rows of the matrices that the probe multiplies: a fraction of a millisecond
 
 SpeedReport = Mapping[str, Any]
 """{"rate": kernels in a second of wall time, of each thread; "seconds": processor seconds of one

@@ -129,7 +129,7 @@ def _node_error(
     """Return deviation, source and slowdown of a node; None if they are unknown.
 
     If busy neighbours were not observed, calibration tells of them: they slow nodes down by as much
-    as products, or by as much as passes over memory. These are the ends of the interval.
+    as products, or by as much as passes over memory. The interval is as wide as these are apart.
     """
     prior = calibration_deviation(rate.speeds, op)
     if prior is None:
@@ -145,5 +145,5 @@ def _node_error(
     elif found.ratios:
         basis = "similar ops in traced steps"
     unseen = bucket.busy and not (found.is_own and found.busy)
-    slowdown = abs(math.log(rate.memory / rate.compute)) / QUANTILE if unseen else 0.0
+    slowdown = abs(math.log(rate.memory / rate.compute)) / (2 * QUANTILE) if unseen else 0.0
     return deviation, sources.number(tuple(source), basis), slowdown

@@ -1,7 +1,7 @@
 """The event loop of the simulator as a loop over flat arrays, which runs as machine code.
 
-It follows the rules of `simulator.execute` for links that no pairs share, and gives the same bits.
-Large problems run it, because placers simulate them tens of times.
+It follows the rules of `simulator.execute` for links that no pairs share, and gives the same bits;
+`shared_event_loop` has the others. Placers simulate large problems tens of times.
 """
 
 from __future__ import annotations

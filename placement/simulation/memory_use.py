@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphflow.placement.problems.problem import Floats, Ints, Problem
-from graphflow.placement.simulation import native_execution
 from graphflow.placement.simulation.execution_result import ExecutionResult, TransferRow
+from graphflow.placement.simulation.native_execution import is_large
 
 
 def peak_memory(problem: Problem, run: ExecutionResult) -> Floats:
@@ -20,9 +20,8 @@ def peak_memory(problem: Problem, run: ExecutionResult) -> Floats:
     )
     if problem.output_memory is None or problem.nodes == 0:
         return resident
-    large = problem.nodes + len(problem.edges) > native_execution.NATIVE_ABOVE
     where, when, tick, change = (
-        _event_columns(problem, run, device) if large else _event_rows(problem, run)
+        _event_columns(problem, run, device) if is_large(problem) else _event_rows(problem, run)
     )
     order = np.lexsort((tick, when, where))
     for at in range(problem.devices):

@@ -25,7 +25,7 @@ from graphflow.placement.problems.problem import Assignment, Floats, Ints, Probl
 from graphflow.placement.simulation.execution_result import ExecutionResult, TransferRow
 from graphflow.placement.simulation.link_contention import EventQueue, Transfer, Transfers
 from graphflow.placement.simulation.memory_use import peak_memory
-from graphflow.placement.simulation.native_execution import execute_native, is_native
+from graphflow.placement.simulation.native_execution import execute_native, is_large
 
 TRANSFER = np.dtype(
     [
@@ -132,7 +132,7 @@ def execute(
     `started` and `finished` number the starts and ends of nodes as they are processed: they order
     what happens at one instant, where nodes that cost nothing start and end together.
     """
-    if is_native(problem):
+    if is_large(problem):
         return execute_native(problem, device, priority, order)
     devices = _Devices(problem, device, priority, order)
     run = _execute_shared if problem.ways else _alone

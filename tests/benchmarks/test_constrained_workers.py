@@ -84,7 +84,7 @@ def test_a_throttled_link_carries_a_megabyte_no_faster_than_its_rate(tmp_path: P
             done = subprocess.run(
                 [*pair.enter, sys.executable, "-c", TRANSFER, str(tmp_path), *pair.addresses],
                 env={**pair.environment, "GRAPHFLOW_CACHE": str(tmp_path)},
-                capture_output=True, text=True, check=False, timeout=60.0,
+                capture_output=True, text=True, check=False, timeout=100.0,
             )  # fmt: skip
     except CannotConstrain as error:
         pytest.skip(str(error))

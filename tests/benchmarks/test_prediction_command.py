@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -23,19 +24,23 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "placement" / "prediction.py"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=100.0
-    )
+def status_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Run the script in this process, and return its exit status."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return ended.value.code
 
 
-def test_list_describes_models_without_running_them() -> None:
-    done = run("--random", "3", "--seed", "9", "--list")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{index:3} {draw(9, index)}" for index in range(3)]
-    assert run("--only", "2", "--seed", "9", "--list").stdout == f"  2 {draw(9, 2)}\n"
+def test_list_describes_models_without_running_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(monkeypatch, "--random", "3", "--seed", "9", "--list") == 0
+    described = [f"{index:3} {draw(9, index)}" for index in range(3)]
+    assert capsys.readouterr().out.splitlines() == described
+    assert status_of(monkeypatch, "--only", "2", "--seed", "9", "--list") == 0
+    assert capsys.readouterr().out.splitlines() == described[2:]
 
 
 @pytest.mark.parametrize(
@@ -48,10 +53,14 @@ def test_list_describes_models_without_running_them() -> None:
         (["--search"], "need --random or --only"),
     ],
 )
-def test_wrong_options_are_refused(arguments: list[str], told: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert told in done.stderr
+def test_wrong_options_are_refused(
+    arguments: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert status_of(monkeypatch, *arguments) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_model_that_fails_is_reported_and_the_next_one_runs(
@@ -109,7 +118,11 @@ def test_the_strategy_of_the_search_trains_the_same_loss(monkeypatch: pytest.Mon
 @pytest.mark.slow  # calibrates, and measures a model
 def test_a_small_model_is_measured_and_written(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    done = run("--only", "0", "--seed", "9", "--rounds", "3", "--output", str(path))
+    arguments = ["--only", "0", "--seed", "9", "--rounds", "3", "--output", str(path)]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, timeout=100.0,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(path.read_text())["results"]
     kinds = [(row["workers"], row["refined"]) for row in rows if "workers" in row]

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,9 @@ def test_a_replan_that_made_steps_slower_is_taken_back_and_not_repeated(
         text = str(s.plan(model[1]).report())
         assert "back to the placement before" in text and "1.2 ms" in text
         for _ in range(3):  # it lost, and nothing has changed
-            assert s.replan().moved == () and not training.is_spread
+            told = s.replan()
+            assert told.moved == () and "slower when it was tried" in str(told)
+            assert not training.is_spread
             training.run(3)
         bench.links = FAST  # links that save much more than it was slower by
         assert s.replan().moved and training.is_spread
@@ -464,7 +467,8 @@ def test_workers_whose_steps_are_slower_together_leave_them_to_one(
         for steps in (4, 3, CHECK, CHECK):
             run(steps)
             if way == "killed" and steps != 4:
-                os.kill(s._life.hosts.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
+                with suppress(ProcessLookupError):  # nobody has missed it since the last time
+                    os.kill(s._life.hosts.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
         run(2 * CHECK)
         assert not training.is_spread
         seen = training.outcome

@@ -25,6 +25,10 @@ _RELEASING = ctypes.CFUNCTYPE(*_ARGUMENTS)
 _HOLDING = ctypes.PYFUNCTYPE(*_ARGUMENTS)
 
 
+WRITTEN = 3
+"""Characters that may be written for each that may be compiled: writing takes a sixth as long."""
+
+
 class CompilationLimitExceeded(Exception):
     """Kernels that are neither in memory nor on disk are more than the caller may compile."""
 
@@ -34,14 +38,15 @@ _allowance: ContextVar[list[int] | None] = ContextVar("allowance", default=None)
 
 @contextmanager
 def limit_compilation(characters: int) -> Iterator[None]:
-    """Let the block's thread compile at most so many characters of LLVM IR.
+    """Let the block's thread compile at most so many characters of LLVM IR, and write `WRITTEN`
+    times as many, of which some may be on disk.
 
     LLVM takes about 1 µs for a character. A count does not depend on the load of the machine.
 
     Raises:
         CompilationLimitExceeded: by the call that needs more; nothing of it is compiled.
     """
-    before = _allowance.set([characters])
+    before = _allowance.set([characters, WRITTEN * characters])
     try:
         yield
     finally:
@@ -256,7 +261,16 @@ def vector_width() -> int:
 
 
 def name_module(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
-    """Return the name and text of a module with one function, named by a hash of its text."""
+    """Return the name and text of a module with one function, named by a hash of its text.
+
+    Raises:
+        CompilationLimitExceeded: this thread writes more than `limit_compilation` allows.
+    """
     text = f"{needs}\n{body}"
+    allowance = _allowance.get()
+    if allowance is not None:
+        allowance[1] -= len(text)
+        if allowance[1] < 0:
+            raise CompilationLimitExceeded("kernels have more characters than may be written")
     name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
     return name, f"{needs}\ndefine void @{name}{body}\n"

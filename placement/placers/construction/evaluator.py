@@ -16,7 +16,7 @@ from graphflow.placement.problems.problem import Problem
 from graphflow.placement.simulation import event_loop
 from graphflow.placement.simulation.execution_result import ExecutionResult
 from graphflow.placement.simulation.memory_use import peak_memory
-from graphflow.placement.simulation.native_execution import is_native, link_arrays
+from graphflow.placement.simulation.native_execution import is_large, link_arrays
 from graphflow.placement.simulation.simulator import execute, schedule
 
 Key = tuple[float, float, float, int]
@@ -119,7 +119,7 @@ def upward_ranks(problem: Problem, device: list[int]) -> list[float]:
     """Seconds from each node's start to the end of the step along its longest path, for a device
     map.
     """
-    if is_native(problem):
+    if is_large(problem):
         slots, found = problem.slots, np.zeros(problem.nodes)
         native(event_loop, "upward_ranks")(
             problem.nodes, problem.devices, np.array(device, dtype=np.int64), problem.topological,

@@ -19,7 +19,7 @@ def arrival_of(
     slot: int, at: int, d: int, contention: bool, slot_node: Any, slot_size: Any, latency: Any,
     bandwidth: Any, device: Any, finish: Any, link: Any, arrived: Any,
 ) -> float:  # fmt: skip
-    """When a tensor would be on a device; one that is there already does not travel again."""
+    """Return when a tensor is on a device; one that is there already does not travel again."""
     maker = slot_node[slot]
     source = device[maker]
     if source == at:

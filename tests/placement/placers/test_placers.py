@@ -24,8 +24,14 @@ from graphflow.placement import (
 )
 from graphflow.placement.placers import base
 from graphflow.placement.placers.construction.coarsening import levels
-from graphflow.placement.placers.construction.evaluator import frugal_order, lower_bound
+from graphflow.placement.placers.construction.evaluator import (
+    EvaluatedPlacement,
+    Evaluator,
+    frugal_order,
+    lower_bound,
+)
 from graphflow.placement.placers.greedy import Greedy
+from graphflow.placement.simulation.execution_result import ExecutionResult
 from tests.placement.instances import problems, topcuoglu, towers
 
 
@@ -343,3 +349,24 @@ def test_a_taken_name_and_a_foreign_object_are_refused() -> None:
 def test_greedy_refuses_settings_without_sense(settings_: dict[str, float]) -> None:
     with pytest.raises(PlacementError):
         Greedy(**settings_)  # type: ignore[arg-type]
+
+
+def test_the_greedy_placer_simulates_a_large_problem_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n, d = 5_000, 8
+    rng = np.random.default_rng(0)
+    edges = np.array([(int(rng.integers(max(0, v - 40), v)), v) for v in range(1, n)])
+    seconds = rng.uniform(1.0, 2.0, (n, 1)) * np.ones((1, d))
+    problem = Problem(seconds, edges, rng.uniform(0.0, 1.0, len(edges)), contention=True)
+    judged: list[object] = []
+    judge = Evaluator.judge
+
+    def count(self: Evaluator, run: ExecutionResult) -> EvaluatedPlacement:
+        judged.append(run)
+        return judge(self, run)
+
+    monkeypatch.setattr(Evaluator, "judge", count)
+    budget = Greedy().budget // (n + len(edges))
+    place(problem, "greedy")
+    assert d < len(judged) <= 2 * d + 6 + 6 * 4 + budget  # baselines, six grains, refinement

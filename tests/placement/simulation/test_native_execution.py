@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,12 +64,27 @@ def test_slots_are_the_tensors_of_each_node_in_order_of_their_first_edge(
     assert problem.input_counts == tuple(reads.count(node) for node in range(problem.nodes))
 
 
-def test_a_problem_with_shared_links_is_simulated_in_python() -> None:
-    n = native_execution.NATIVE_ABOVE + 2
-    edges = [(i, i + 1) for i in range(n - 1)]
-    bare = Problem(np.ones((n, 2)), np.array(edges), np.ones(n - 1), contention=True)
-    shared = Problem(
-        np.ones((n, 2)), np.array(edges), np.ones(n - 1), contention=True,
-        shared=np.array([1.0]), routes=np.array([[0, 1, 0]]),
+def with_shared_links(problem: Problem, seed: int) -> Problem:
+    """The problem with links that some pairs of its devices share."""
+    rng, d = np.random.default_rng(seed), problem.devices
+    routes = [
+        (a, b, link)
+        for a in range(d)
+        for b in range(d)
+        for link in range(2)
+        if a != b and rng.random() < 0.5
+    ]
+    return replace(
+        problem, contention=True, shared=rng.choice([0.5, 1.0, 3.0], 2),
+        routes=np.array(routes, dtype=np.int64).reshape(-1, 3),
     )  # fmt: skip
-    assert native_execution.is_native(bare) and not native_execution.is_native(shared)
+
+
+@given(problem=problems(max_nodes=24), seed=st.integers(0, 999))
+def test_machine_code_shares_links_to_the_bits_of_python(problem: Problem, seed: int) -> None:
+    shared = with_shared_links(problem, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_execution, "NATIVE_ABOVE", 10**9)
+        expected = results(shared, seed)
+        patch.setattr(native_execution, "NATIVE_ABOVE", -1)
+        assert results(shared, seed) == expected

@@ -14,6 +14,7 @@ import pytest
 from graphflow.errors import CompileError
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import (
+    WRITTEN,
     CompilationLimitExceeded,
     NativeFunction,
     _Compiler,
@@ -163,3 +164,13 @@ def test_a_thread_compiles_no_more_than_it_may(fresh: _Compiler) -> None:
         other.start()
         other.join()
     assert fresh.compiled == 4
+
+
+def test_a_thread_writes_no_more_than_it_may() -> None:
+    size = len(adding(0)[1])
+    with limit_compilation(size):
+        for number in range(WRITTEN):
+            adding(number)
+        with pytest.raises(CompilationLimitExceeded, match="may be written"):
+            adding(WRITTEN)
+    adding(WRITTEN)
