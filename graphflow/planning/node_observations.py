@@ -1,4 +1,4 @@
-"""What traced steps teach about nodes: the seconds of each kind of node, without disturbances.
+"""Observations of nodes in traced steps: seconds of each kind of node, without disturbances.
 
 traced step ─compute_seconds→ seconds of nodes ─observe_steps→ TraceCorrections
 """

@@ -154,7 +154,7 @@ class Planner:
             from graphflow.planning.profiling_run import profile_first_steps
 
             args = (self.learned, self._cluster, survey, compiled, bindings, arrays)
-            done = profile_first_steps(*args) > 0
+            done = profile_first_steps(*args)
         if done:
             save_corrections(self.learned, self._cluster)
 

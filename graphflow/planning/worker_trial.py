@@ -91,8 +91,8 @@ class WorkerTrial:
         compiled: CompiledFetches,
         bindings: dict[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
-    ) -> bool:
-        """Learn what the nodes of fetches and their steps take; return False if nothing new.
+    ) -> int:
+        """Learn what the nodes of fetches and their steps take; return how many phases ran.
 
         Args:
             bindings: sizes of the graph's symbols.
@@ -101,7 +101,7 @@ class WorkerTrial:
         Raises:
             WorkerLost: a worker was lost meanwhile. Other errors are left to the first real step.
         """
-        learned = False
+        learned = 0
         begun = perf_counter()
         for units in self._copies(compiled, bindings):
             key = f"{fingerprint(compiled.graph)} {sorted(bindings.items())} {len(units)}"
@@ -117,7 +117,7 @@ class WorkerTrial:
                 _log.tell("trial.ended", reason=str(error))
                 break
             self._learned.note_profiled(key)
-            learned = True
+            learned += 1
         return learned
 
     def _copies(
