@@ -42,8 +42,8 @@ from graphflow.runtime.partitioning.partition import partition
 
 PROBE_STEPS = 30
 """Steps that tell what a step costs beyond its nodes; as many before them warm up."""
-TRACED_STEPS = 5
-"""Traced steps that tell how long the nodes of such a step take."""
+TRACED_STEPS = 3
+"""Pairs of traced steps that tell how long the nodes of such a step take."""
 PROBE_SECONDS = 0.3
 """Time limit of each of these, after which a few suffice."""
 
@@ -252,7 +252,7 @@ class Planner:
         with self._probe.load_program(compiled):
             self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)  # warms up
             took = self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)
-            traced = [self._probe.trace_step(run) for _ in range(TRACED_STEPS)]
+            traced = [step for _ in range(TRACED_STEPS) for step in self._probe.trace_steps(run)]
         return max(median(took) - busiest_seconds(traced), 0.0)
 
     def _probe_step(

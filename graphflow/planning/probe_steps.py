@@ -58,10 +58,10 @@ class StepProbe:
             times.append(perf_counter() - begun)
         return times
 
-    def trace_step(self, run: Callable[[], Any]) -> TraceStep:
-        """Return a traced step, with the commit of the one before it.
+    def trace_steps(self, run: Callable[[], Any]) -> list[TraceStep]:
+        """Return two traced steps; the second has the commit of the first.
 
-        The times of a commit arrive with the next traced step, so two are run.
+        The times of a commit arrive with the next traced step.
         """
         trace = self._steps.trace = Trace()
         try:
@@ -72,12 +72,12 @@ class StepProbe:
         first, step = trace.steps
         names = {event.name for event in step.events}
         commit = [event for event in first.events if event.name not in names]
-        return replace(step, events=(*commit, *step.events))
+        return [first, replace(step, events=(*commit, *step.events))]
 
     def measure_rounds(
         self, run: Callable[[], Any], limit: float, most: int
     ) -> tuple[list[float], list[TraceStep]]:
-        """Run rounds of untraced steps and a traced one; return the seconds of a step in each
+        """Run rounds of untraced and traced steps; return the seconds of an untraced step in each
         round, and the traced steps.
 
         Taking turns, both see the same machine. The pause for the trace is like what a program
@@ -95,5 +95,5 @@ class StepProbe:
             begun = perf_counter()
             ran = len(self.time_steps(run, limit, ROUND_STEPS))
             times.append((perf_counter() - begun) / ran)
-            traced.append(self.trace_step(run))
+            traced += self.trace_steps(run)
         return times, traced

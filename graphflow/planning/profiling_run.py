@@ -199,7 +199,7 @@ def _index_bound(graph: Graph, tensor: Tensor, bindings: Mapping[str, int]) -> i
     for node in graph.consumers[tensor.node]:
         if node.op.alias or node.op.name == "astype":
             bounds.append(_index_bound(graph, node.outputs[0], bindings))
-        elif node.op.refuse is not None and node.inputs[1:2] == (tensor,):
+        elif node.op.refuse is not None and node.inputs[1] is tensor:
             shape = node.attrs.get("shape", node.inputs[0].shape)
             bounds.append(evaluate(shape[node.attrs.get("axis", -1)], bindings))
     return min((bound for bound in bounds if bound > 1), default=1)

@@ -47,15 +47,15 @@ from graphflow.runtime.telemetry.logs import Log
 STEP_SECONDS = 0.5
 """Longest step that is tried, as calibration predicts it. Somebody waits for the first plan."""
 LONG_STEP = 0.1
-"""Seconds of a step from which one untraced and one traced step are enough."""
+"""Seconds of a step from which one untraced step and two traced ones are enough."""
 ROUND_SECONDS = 0.3
 """Time limit of the rounds of shorter steps."""
 TRIAL_SECONDS = 1.0
 """A trial that took this long on one worker is not repeated on all of them."""
 MAX_KINDS = 300
 """Kinds of nodes beyond which compiling their kernels would take too long."""
-ROUNDS = 8
-"""Rounds of steps at most; about as many samples as corrections count of each kind of node."""
+ROUNDS = 6
+"""Rounds of steps at most; they give more samples than corrections count of each kind of node."""
 
 _log = Log("graphflow.trial")
 
@@ -170,7 +170,7 @@ class WorkerTrial:
             show_stage(f"trial on {show_count(len(units), 'worker')}")
             took = self._probe.time_steps(run, 0.0, 1)
             if took[0] > LONG_STEP:
-                traced = [self._probe.trace_step(run)]
+                traced = self._probe.trace_steps(run)
             else:
                 took, traced = self._probe.measure_rounds(run, ROUND_SECONDS, ROUNDS)
         sent = sum(array.nbytes for array in fed.values())
