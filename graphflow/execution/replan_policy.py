@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from graphflow.base.formatting import show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
-from graphflow.runtime.tracing.events import TraceStep
 
 GAIN = 0.1
 """Least share of a step that an automatic change of the placement must save."""
 DRIFT = 0.1
 """Least relative difference between traced and predicted time that counts as drift."""
 SEEN = 3
-"""Traced steps of a window that must have drifted."""
+"""Untraced steps before a window that must have drifted."""
 WINDOW = 6
 """Steps traced in a row; the first one warms up."""
 FIRST = 10
@@ -96,27 +95,15 @@ def window_position(runs: int) -> int | None:
     return None
 
 
-def shows_drift(steps: Sequence[TraceStep], predicted: float, mark: float) -> bool:
+def shows_drift(seconds: Sequence[float], predicted: float) -> bool:
     """Return True if enough steps differ from the prediction, all in one direction.
 
     Args:
+        seconds: of untraced steps.
         predicted: seconds of a step.
-        mark: seconds that tracing adds for each span.
     """
     if predicted <= 0:
         return False
-    ratios = [
-        ((step.end - step.start) * 1e-9 - mark * _max_spans(step)) / predicted for step in steps
-    ]
-    slow = sum(ratio > 1 + DRIFT for ratio in ratios)
-    fast = sum(ratio < 1 - DRIFT for ratio in ratios)
+    slow = sum(taken / predicted > 1 + DRIFT for taken in seconds)
+    fast = sum(taken / predicted < 1 - DRIFT for taken in seconds)
     return max(slow, fast) >= SEEN
-
-
-def _max_spans(step: TraceStep) -> int:
-    """Return the spans of the busiest device; tracing overheads of different devices overlap."""
-    counts: dict[str, int] = {}
-    for event in step.events:
-        if event.kind in ("compute", "send"):
-            counts[event.track] = counts.get(event.track, 0) + 1
-    return max(counts.values(), default=0)

@@ -140,13 +140,21 @@ class Deployment:
         return division
 
     def prepare(
-        self, compiled: CompiledFetches, shapes: Mapping[Node, Any], bindings: dict[str, int]
+        self,
+        compiled: CompiledFetches,
+        shapes: Mapping[Node, Any],
+        bindings: dict[str, int],
+        arrays: Mapping[Node, Any] | None = None,
     ) -> None:
-        """Place the fetches; if they are placed, check that these sizes fit as well."""
+        """Place the fetches; if they are placed, check that these sizes fit as well.
+
+        Args:
+            arrays: the feeds of the next step, by which a trial is more like it.
+        """
         if compiled.program:
             compiled.check_memory(self.cluster, bindings)
         else:
-            self._place(compiled, shapes, bindings)
+            self._place(compiled, shapes, bindings, arrays)
 
     # Before the first step --------------------------------------------------------------------
 
@@ -222,20 +230,29 @@ class Deployment:
 
     @without_collection
     def _place(
-        self, compiled: CompiledFetches, sizes: Mapping[Node, Any], bindings: Mapping[str, int]
+        self,
+        compiled: CompiledFetches,
+        sizes: Mapping[Node, Any],
+        bindings: dict[str, int],
+        arrays: Mapping[Node, Any] | None = None,
     ) -> None:
         """Place, partition and send; after an error the session is as it was."""
         compiled.sizes = sizes
         is_new = compiled.plan is None and compiled.division is None
         devices = show_count(len(self.cluster.devices), "device")
         with show_progress("placing", len(compiled.graph), f"on {devices}"):
-            self.place_and_partition(compiled, bindings)
+            self.place_and_partition(compiled, bindings, arrays)
             show_stage("sending programs")
             self.send_programs(compiled)
         if is_new and self._checks_first_plans:
             self._check_first_plan(compiled)
 
-    def place_and_partition(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
+    def place_and_partition(
+        self,
+        compiled: CompiledFetches,
+        bindings: dict[str, int],
+        arrays: Mapping[Node, Any] | None = None,
+    ) -> None:
         """Place the fetches unless they have a plan, and partition them; the session does not
         change."""
         graph = compiled.graph
@@ -247,7 +264,7 @@ class Deployment:
             order = order_in_turns(graph)
         else:
             if compiled.plan is None and self._plan is None and compiled.division is None:
-                self.planner.profile_first_steps(compiled, bindings)
+                self.planner.profile_first_steps(compiled, bindings, arrays)
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)

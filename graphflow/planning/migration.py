@@ -25,7 +25,7 @@ from graphflow.planning.placement_check import (
     PlacementCheck,
     move_seconds,
 )
-from graphflow.planning.trace_feedback import MIN_STEPS, span_overhead
+from graphflow.planning.trace_feedback import MIN_STEPS
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.session")
@@ -41,8 +41,8 @@ def has_drifted(compiled: CompiledFetches) -> bool | None:
         return None
     if compiled.plan is None or len(compiled.trace.steps) < WINDOW:
         return None
-    steps = compiled.trace.steps[-WINDOW + 1 :]
-    return shows_drift(steps, compiled.plan.makespan, span_overhead())
+    untraced = list(compiled.recent_seconds)[-WINDOW + 1 :]  # tracing takes time itself
+    return shows_drift(untraced, compiled.plan.makespan)
 
 
 def migrate(deployment: Deployment, least: float) -> Replanned:

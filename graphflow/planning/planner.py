@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,26 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
+from graphflow.planning.node_observations import busiest_seconds
+from graphflow.planning.probe_steps import StepProbe
+from graphflow.planning.step_cost import feed_fetches, measure_client, median_seconds
 from graphflow.planning.trace_feedback import (
-    feed_fetches,
-    idle_fetches,
     is_known,
     learn,
     learn_steps,
     load_corrections,
-    median_seconds,
     save_corrections,
-    step_cost,
-    step_seconds,
 )
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import partition
+
+PROBE_STEPS = 30
+"""Steps that tell what a step costs beyond its nodes; as many before them warm up."""
+TRACED_STEPS = 5
+"""Traced steps that tell how long the nodes of such a step take."""
+PROBE_SECONDS = 0.3
+"""Time limit of each of these, after which a few suffice."""
 
 
 class Planner:
@@ -67,6 +73,7 @@ class Planner:
         self._steps = steps
         self._placer = placer
         self._trial = trial
+        self._probe = StepProbe(hosts, steps)
         self._survey: ClusterSurvey | None = None
         self._probed: dict[int, float] = {}  # speeds of workers, see `measure_speeds`
         self._traced: dict[int, float] = {}  # lower ones, by steps since then
@@ -122,16 +129,34 @@ class Planner:
 
     # Learning ---------------------------------------------------------------------------------
 
-    def profile_first_steps(self, compiled: CompiledFetches, bindings: Mapping[str, int]) -> None:
-        """Measure the nodes of fetches in this process, before they are planned."""
-        if self._trial:
-            from graphflow.planning.profiling_run import FIRST_PLAN, profile_first_steps
+    def profile_first_steps(
+        self,
+        compiled: CompiledFetches,
+        bindings: dict[str, int],
+        arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
+    ) -> None:
+        """Measure the nodes and steps of fetches before they are planned.
 
-            survey = self._ensure_survey()  # also loads what was learned before
-            if profile_first_steps(
-                self.learned, self._cluster, survey, compiled, bindings, limits=FIRST_PLAN
-            ):
-                save_corrections(self.learned, self._cluster)
+        Args:
+            arrays: what is fed; default: made up.
+        """
+        if not self._trial:
+            return
+        survey = self._ensure_survey()  # also loads what was learned before
+        if self._cluster.kind == "local":
+            from graphflow.planning.worker_trial import WorkerTrial
+
+            trial = WorkerTrial(
+                self.learned, self._cluster_at_speed(), survey, self._probe, self._steps.run
+            )
+            done = trial.profile(compiled, bindings, arrays)
+        else:
+            from graphflow.planning.profiling_run import profile_first_steps
+
+            args = (self.learned, self._cluster, survey, compiled, bindings, arrays)
+            done = profile_first_steps(*args)
+        if done:
+            save_corrections(self.learned, self._cluster)
 
     def learn(self, sets: Iterable[CompiledFetches]) -> None:
         """Learn from traced steps, for the next plans."""
@@ -173,8 +198,7 @@ class Planner:
             keep = min(self._probed.values(), default=1.0) == 1.0
             found = survey_of(self._hosts, self._cluster, self._feed_seconds, keep)
             self.learned = load_corrections(self._cluster)
-            cost = step_cost(self._cluster, found, self._idle_seconds, keep)
-            self._survey = replace(found, steps=cost)
+            self._survey = measure_client(self._cluster, found, self._seconds_beyond_nodes, keep)
         return self._survey
 
     def _cluster_at_speed(self) -> Cluster:
@@ -202,48 +226,43 @@ class Planner:
             self._survey = replace(self._survey, links=links)
             self.learned.forget_links()
 
-    def _idle_seconds(self, devices: Sequence[str]) -> float:
-        """Return the median seconds of a step that computes next to nothing on some devices."""
-        return self._time_steps(*idle_fetches(devices), np.zeros((), "float32"), step_seconds)
-
     def _feed_seconds(self, worker: int, nbytes: int, repeats: int) -> float:
         """Return the median seconds that a feed of `nbytes` takes from here to a worker.
 
         They are half of a round trip, and the seconds by which the feed makes a step longer.
         """
         device = self._cluster.workers[worker].devices[0].name
-        least, more = (
-            self._time_steps(
-                *feed_fetches(device, size),
-                np.ones(size, "uint8"),
-                partial(median_seconds, repeats=repeats),
-            )
-            for size in (1, nbytes)
-        )
+        steps: list[float] = []
+        for size in (1, nbytes):
+            run, compiled = self._probe_step(*feed_fetches(device, size), np.ones(size, "uint8"))
+            with self._probe.load_program(compiled):
+                steps.append(median_seconds(run, repeats))
         round_trip = median_seconds(lambda: self._hosts.forget([], {worker: []}), repeats)
-        return round_trip / 2 + max(0.0, more - least)
+        return round_trip / 2 + max(0.0, steps[1] - steps[0])
 
-    def _time_steps(
-        self,
-        compiled: CompiledFetches,
-        node: Node,
-        fed: np.ndarray[Any, Any],
-        time: Callable[[Callable[[], Any]], float],
+    def _seconds_beyond_nodes(
+        self, compiled: CompiledFetches, node: Node, shape: tuple[int, ...]
     ) -> float:
-        """Return the seconds of steps of fetches that the session does not count as its own."""
+        """Return the seconds that a step of placed fetches takes beyond its nodes.
+
+        Args:
+            node, shape: their placeholder, and the shape of what it is fed.
+        """
+        run, compiled = self._probe_step(compiled, node, np.zeros(shape, np.float32))
+        with self._probe.load_program(compiled):
+            self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)  # warms up
+            took = self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)
+            traced = [self._probe.trace_step(run) for _ in range(TRACED_STEPS)]
+        return max(median(took) - busiest_seconds(traced), 0.0)
+
+    def _probe_step(
+        self, compiled: CompiledFetches, node: Node, fed: np.ndarray[Any, Any]
+    ) -> tuple[Callable[[], Any], CompiledFetches]:
+        """Partition placed fetches, and return a function that runs a step of them."""
         compiled.partitions = partition(
             compiled.graph, compiled.devices, None, {}, self._cluster.devices
         )
-        steps = self._steps
-        compiled.program = steps.add(compiled)
-        before = steps.committed, steps.last, steps.trace
-        steps.trace = None
-        try:
-            took = time(partial(self._run_fed, compiled, {node.outputs[0]: fed}))
-        finally:
-            steps.committed, steps.last, steps.trace = before
-        self._hosts.forget([compiled.program], {})
-        return took
+        return partial(self._run_fed, compiled, {node.outputs[0]: fed}), compiled
 
     def _run_fed(self, compiled: CompiledFetches, feeds: Mapping[Tensor, Any]) -> list[Any]:
         """Run a step of compiled fetches."""

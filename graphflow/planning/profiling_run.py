@@ -5,8 +5,7 @@
 The plan then rests on measured times of its nodes, not on the calibration of ops alone.
 
 Other load on the machine must not count. So a device of one thread is timed by the CPU time of this
-thread; a device of several threads by wall time. A node's time is its minimum over a few steps. It
-counts as many times as there are steps that agree with it.
+thread; a device of several threads by wall time.
 
 Devices that compute at the same time share caches and memory bandwidth. To measure that, another
 thread runs the same steps at the same time.
@@ -32,7 +31,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_stage
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, owner_module
+from graphflow.ir.op import Node, Tensor, owner_module
 from graphflow.ir.spec import evaluate, kind
 from graphflow.ops.kernels.jit.compiler import limit_compilation
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
@@ -40,12 +39,12 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores, host_memory
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
-from graphflow.planning.trace_feedback import node_seconds
+from graphflow.planning.node_observations import node_seconds, observe_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
-from graphflow.runtime.program.program import clock
+from graphflow.runtime.program.span_recorder import clock
 from graphflow.runtime.telemetry.logs import Log
 
 
@@ -70,8 +69,6 @@ FIRST_PLAN = ProfilingLimits(0.35, 0.7, 400_000)
 SEARCH = ProfilingLimits(3.0, 1.0, 4_000_000)
 """Limits before a search for a strategy, which takes many times as long."""
 MAX_PROFILED_STEPS = 5
-AGREEMENT_RATIO = 1.3
-"""A step agrees with a node's minimum if the node took at most this many times as long."""
 MIN_UNKNOWN_SHARE = 0.1
 """Least share of a step's predicted time in nodes that were never measured."""
 MAX_MEMORY_SHARE = 0.25
@@ -177,15 +174,35 @@ def may_profile(
 
 
 def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:
-    """Return feeds for all placeholders: floats from [0, 1), else zeros."""
+    """Return feeds for all placeholders: floats from [0, 1), indices within bounds, else zeros."""
     random = np.random.default_rng(0)
     made = {}
     for node in graph.placeholders:
         spec = node.specs[0].bind(bindings)
         shape: Any = spec.shape
-        floats = kind(spec.dtype) == "float"
-        made[node] = (random.random(shape) if floats else np.zeros(shape)).astype(spec.dtype)
+        if kind(spec.dtype) == "float":
+            array = random.random(shape)
+        else:
+            bound = _index_bound(graph, node.outputs[0], bindings)
+            most = np.iinfo(spec.dtype).max if spec.dtype.kind in "iu" else 1
+            array = random.integers(0, min(bound, most), shape)
+        made[node] = np.asarray(array).astype(spec.dtype)
     return made
+
+
+def _index_bound(graph: Graph, tensor: Tensor, bindings: Mapping[str, int]) -> int:
+    """Return the number of rows or classes among which a tensor's elements choose; 1 if unknown.
+
+    Equal indices would read the same row again and again, from the cache.
+    """
+    bounds = []
+    for node in graph.consumers[tensor.node]:
+        if node.op.alias or node.op.name == "astype":
+            bounds.append(_index_bound(graph, node.outputs[0], bindings))
+        elif node.op.refuse is not None and node.inputs[1:2] == (tensor,):
+            shape = node.attrs.get("shape", node.inputs[0].shape)
+            bounds.append(evaluate(shape[node.attrs.get("axis", -1)], bindings))
+    return min((bound for bound in bounds if bound > 1), default=1)
 
 
 class _ProfiledDevice:
@@ -235,7 +252,7 @@ class _ProfiledDevice:
         while len(steps) < MAX_PROFILED_STEPS and not (steps and monotonic() > until):
             show_stage("trial steps", len(steps), MAX_PROFILED_STEPS)
             steps.append(self._step(1 + len(steps)))
-        observe_least_times(learned, known, steps)
+        observe_steps(learned, known, steps)
         return len(steps)
 
     def repeat(self, over: threading.Event) -> None:
@@ -259,28 +276,7 @@ class _ProfiledDevice:
         finally:
             clock.reset(before)
         spans = ((name, start, end) for _, name, start, end in computed.spans)
-        return node_seconds(spans, self._now)
+        return node_seconds(spans)
 
     def close(self) -> None:
         self._host.close(self._NAME)
-
-
-def observe_least_times(
-    learned: TraceCorrections,
-    known: Mapping[str, TraceObservation],
-    steps: Sequence[Mapping[str, float]],
-) -> None:
-    """Learn the minimum time of each node, once for each step that agrees with it."""
-    for name, (seconds, times) in least_times(steps).items():
-        for _ in range(times if name in known else 0):
-            learned.observe(known[name].bucket, seconds, known[name].predicted)
-
-
-def least_times(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, int]]:
-    """Return for each node its minimum time, and the number of steps that agree with it."""
-    found = {}
-    for name in dict.fromkeys(name for took in steps for name in took):
-        times = [took[name] for took in steps if name in took]
-        least = min(times)
-        found[name] = (least, sum(seconds <= AGREEMENT_RATIO * least for seconds in times))
-    return found

@@ -1,4 +1,4 @@
-"""Learn from the traced steps of a session for its next plans; time steps that compute nothing.
+"""Learn from the traced steps of a session for its next plans.
 
     Trace ─learn→ TraceCorrections ─→ plan_graph(learned=…)
 
@@ -7,41 +7,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from statistics import median
-from time import monotonic_ns, perf_counter
-from typing import Any
 
 from graphflow.execution.compiled_fetches import CompiledFetches
-from graphflow.frontend.builders import placeholder
-from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, Node
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.calibration.calibrate import StepCost, save_step_cost, step_cost_of
-from graphflow.placement.calibration.cluster_rates import link_classes, link_matrices
-from graphflow.placement.calibration.measure import lower_quartile
+from graphflow.placement.calibration.cluster_rates import link_classes
 from graphflow.placement.calibration.trace_corrections import (
     TraceCorrections,
     read_corrections,
     write_corrections,
 )
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
+from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import session_kind, units
+from graphflow.planning.node_observations import compute_seconds, observe_steps
 from graphflow.planning.traced_speeds import traced_speeds
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
-from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
 MIN_STEPS = 3
 """Least number of untraced steps from which the duration of a whole step is learned."""
-IDLE_STEPS = 30
-"""Idle steps that are timed; as many before them warm up."""
-IDLE_SECONDS = 1.0
-"""Time limit for idle steps, after which a few suffice."""
 
 
 def load_corrections(cluster: Cluster) -> TraceCorrections:
@@ -95,18 +83,20 @@ def learn(
         by_sizes.setdefault(tuple(sorted(bindings.items())), []).append(step)
     names = cluster.devices
     links = {(names[i], names[j]): kind for (i, j), kind in link_classes(cluster).items()}
+    times = compiled.recent_seconds
+    untraced = median(times) if len(times) >= MIN_STEPS else inf
     for sizes, steps in by_sizes.items():
         known = trace_observations(
             compiled.graph, cluster, dict(sizes), compiled.devices, survey.profiles
         )
-        took = [_compute_seconds(step) for step in steps]
+        took = [compute_seconds(compiled, step) for step in steps]
         for worker, speed in traced_speeds(known, took).items():
             speeds[worker] = min(speed, speeds.get(worker, 1.0))
         slow = {w.index for w in cluster.workers if min(d.speed for d in w.devices) < 1.0}
         slow |= {worker for worker, speed in speeds.items() if speed < 1.0}
         teaching = {name: each for name, each in known.items() if each.worker not in slow}
-        for step, seconds in zip(steps, took, strict=True):
-            observe_nodes(learned, teaching, seconds)
+        observe_steps(learned, teaching, took, untraced)
+        for step in steps:
             for kind, nbytes, moving in _observed_transfers(step, links):
                 learned.observe_link(kind, nbytes, moving)
     return speeds
@@ -124,35 +114,6 @@ def learn_steps(learned: TraceCorrections, plan: Plan, took: Sequence[float]) ->
     predicted = plan.makespan - plan.overhead
     learned.observe_step(session_kind(plan.cluster), units(plan), predicted, median(took))
     return True
-
-
-def _compute_seconds(step: TraceStep) -> dict[str, float]:
-    """Return the seconds of each node of a step, by name."""
-    return node_seconds((e.name, e.start, e.end) for e in step.events if e.kind == "compute")
-
-
-def node_seconds(
-    timed: Iterable[tuple[str, int, int]], clock: Callable[[], int] = monotonic_ns
-) -> dict[str, float]:
-    """Return the seconds of each node by name, given names, starts and ends (ns) of spans.
-
-    Args:
-        clock: the clock of the spans.
-    """
-    took: dict[str, float] = {}
-    for name, start, end in timed:
-        seconds = (end - start) * 1e-9 - span_overhead(clock)
-        took[name] = took.get(name, 0.0) + max(seconds, 1e-9)
-    return took
-
-
-def observe_nodes(
-    learned: TraceCorrections, known: Mapping[str, TraceObservation], took: Mapping[str, float]
-) -> None:
-    """Learn the times of nodes that have something to teach."""
-    for name, seconds in took.items():
-        if name in known:
-            learned.observe(known[name].bucket, seconds, known[name].predicted)
 
 
 def _observed_transfers(
@@ -174,103 +135,3 @@ def _observed_transfers(
             yield kind, event.bytes, (max(event.end, wait.end) - event.start) * 1e-9
         elif kind not in ("thread", "gpu"):
             yield kind, event.bytes, (event.end - event.start) * 1e-9
-
-
-@cache
-def span_overhead(clock: Callable[[], int] = monotonic_ns) -> float:
-    """Return the seconds that recording a span takes; they lie between its two clock readings."""
-    spans: list[tuple[str, str, int, int]] = []
-    names, lines, start = {0: "name"}, [0], clock()
-
-    def mark(line: int) -> None:
-        nonlocal start
-        end = clock()
-        spans.append(("device", names[lines[line]], start, end))
-        start = end
-
-    for _ in range(500):
-        mark(0)
-    return median(end - begin for _, _, begin, end in spans) * 1e-9
-
-
-# What a step costs ----------------------------------------------------------------------------
-
-
-def idle_fetches(devices: Sequence[str]) -> tuple[CompiledFetches, Node]:
-    """Return placed fetches that compute next to nothing on each device, and their placeholder."""
-    x = placeholder("float32", ())
-    graph = Graph([FUNCTIONS["add"](x, 1.0) for _ in devices])
-    compiled = CompiledFetches(graph.outputs, graph, graph)
-    where = dict(zip((t.node for t in graph.outputs), devices, strict=True))
-    compiled.devices = {
-        node: where[node] for node in graph.nodes if node.op.name not in UNPLACED_OPS
-    }
-    return compiled, x.node
-
-
-def feed_fetches(device: str, nbytes: int) -> tuple[CompiledFetches, Node]:
-    """Return fetches that read one of the bytes fed to a device, and their placeholder."""
-    x = placeholder("uint8", (nbytes,))
-    graph = Graph([x[:1] + 1])
-    compiled = CompiledFetches(graph.outputs, graph, graph)
-    compiled.devices = {node: device for node in graph.nodes if node.op.name not in UNPLACED_OPS}
-    return compiled, x.node
-
-
-def step_cost(
-    cluster: Cluster,
-    survey: ClusterSurvey,
-    timed: Callable[[Sequence[str]], float],
-    keep: bool = True,
-) -> StepCost:
-    """Return the cost of a step beyond its nodes and transfers; measure it unless it is on file.
-
-    Args:
-        timed: returns the seconds of a step of `idle_fetches` on some devices.
-        keep: keep what is measured for later sessions.
-    """
-    kind = session_kind(cluster)
-    if _is_this_machine(cluster):
-        known = step_cost_of(calibrate.profile(_kinds(cluster)), kind)
-        if known is not None:
-            return known
-    units = _units(cluster)
-    latency, _ = link_matrices(cluster, survey.profiles, survey.links)
-    there_and_back = float(latency[-1, 0] + latency[0, -1])
-    one, *two = (max(timed(units[:n]) - there_and_back, 1e-6) for n in (1, 2) if n <= len(units))
-    cost = one, max(one, *two) if two else one
-    if two and keep and _is_this_machine(cluster):
-        save_step_cost(kind, cost)
-    return cost
-
-
-def _units(cluster: Cluster) -> tuple[str, ...]:
-    """Return the first device of each worker; all devices of this process."""
-    if cluster.kind == "here":
-        return cluster.devices
-    first: dict[int | None, str] = {}
-    for name in cluster.devices:
-        first.setdefault(DeviceName.parse(name).worker, name)
-    return tuple(first.values())
-
-
-def step_seconds(call: Callable[[], Any]) -> float:
-    """Return the typical seconds of a warm step; over slow links from only a few steps."""
-    times: list[float] = []
-    until = perf_counter() + IDLE_SECONDS
-    while len(times) < 2 * IDLE_STEPS and (len(times) < 4 or perf_counter() < until):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return lower_quartile(times[len(times) // 2 :])
-
-
-def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median seconds of some calls, after one that warms up."""
-    call()
-    times: list[float] = []
-    for _ in range(max(1, repeats)):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return median(times)

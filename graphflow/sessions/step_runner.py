@@ -54,7 +54,7 @@ class StepRunner:
         compiled = self._deployment.compile(tensors, shapes)
         arrays = compiled.check_feeds(given, self._deployment.compiled.values())
         bindings = compiled.bindings(shapes)
-        self._deployment.prepare(compiled, shapes, bindings)
+        self._deployment.prepare(compiled, shapes, bindings, arrays)
         with show_progress("first step of", 0 if compiled.runs else len(compiled.graph)):
             values = self._steps.run(compiled, arrays, bindings)
         if (

@@ -33,7 +33,7 @@ from graphflow.placement.clusters.host_facts import cores
 
 _DRAFT = ".part"  # suffix of a file that is being written
 _STALE_SECONDS = 3600.0  # since its last change: its writer was killed
-FORMAT = 2
+FORMAT = 3
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
 "steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.

@@ -30,7 +30,7 @@ from graphflow.placement.calibration.calibrate import (
 from graphflow.placement.calibration.held_out import error_deviation
 from graphflow.placement.calibration.measure import lower_quartile
 
-FORMAT = 3
+FORMAT = 4
 SAMPLES = 31
 """Ratios that are kept of each bucket, the latest."""
 RECENT = 9
@@ -122,6 +122,7 @@ class TraceCorrections:
         self._nodes: dict[Bucket, list[float]] = {}
         self._links: dict[tuple[str, int], list[float]] = {}
         self._steps: dict[tuple[str, int, int], list[float]] = {}
+        self._profiled: dict[str, None] = {}
         self._families: dict[tuple[str, str, str], list[tuple[Bucket, float]]] | None = None
         self._deviations: dict[tuple[str, str, str], float] = {}
         self._errors: dict[str, list[float]] = {}
@@ -168,7 +169,7 @@ class TraceCorrections:
             self.version += 1
 
     def step_overhead(self, kind: str, units: int, predicted: float) -> float:
-        """Return the seconds of a step beyond its nodes and transfers.
+        """Return the seconds of a step beyond its nodes and transfers; 0 if none was observed.
 
         The most similar observed steps count; the less, the less similar they are.
         """
@@ -188,7 +189,17 @@ class TraceCorrections:
         if not near:
             return Evidence()
         distance, ratios, source = min(near, key=lambda each: each[0])
-        return Evidence(ratios, 1.0 / (1.0 + distance / _REACH), source)
+        return Evidence(ratios[-RECENT:], 1.0 / (1.0 + distance / _REACH), source)
+
+    def note_profiled(self, graph: str) -> None:
+        """Note that a graph, named with its sizes, was tried before its first plan."""
+        self._profiled[graph] = None
+        while len(self._profiled) > BUCKETS:
+            self._profiled.pop(next(iter(self._profiled)))
+
+    def has_profiled(self, graph: str) -> bool:
+        """Return True if such a graph was tried."""
+        return graph in self._profiled
 
     def observe_error(self, graph: str, predicted: float, measured: float) -> None:
         """Note how far the prediction of a whole step was off.
@@ -313,6 +324,7 @@ class TraceCorrections:
             ],
             "links": [[name, size, seconds] for (name, size), seconds in self._links.items()],
             "steps": [[*key, ratios] for key, ratios in self._steps.items()],
+            "profiled": list(self._profiled),
             "errors": [[graph, ratios] for graph, ratios in self._errors.items()],
         }
 
@@ -339,6 +351,8 @@ class TraceCorrections:
             for kind, units, size, ratios in data["steps"][-BUCKETS:]:
                 key = _check_text(kind), int(units), int(size)
                 read._steps[key] = _check_samples(ratios, 0.0, LIMITS[1])
+            for graph in data["profiled"][-BUCKETS:]:
+                read._profiled[_check_text(graph)] = None
             for graph, ratios in data.get("errors", [])[-BUCKETS:]:
                 read._errors[_check_text(graph)] = _check_samples(ratios, *LIMITS)
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):

@@ -230,12 +230,11 @@ def _step_overhead(
 ) -> Overhead:
     """Return what a step takes beyond the `seconds` of its nodes and transfers."""
     units = _units([cluster.devices[at] for at in _busy_devices(assignment, made)], cluster)
-    calibrated = 0.0 if steps is None else step_overhead(steps, units)
     kind = session_kind(cluster)
-    known = learned.step_overhead(kind, units, seconds) if learned else 0.0
-    if learned and known >= calibrated:
-        return Overhead(known, learned.step_evidence(kind, units, seconds), units)
-    return Overhead(calibrated, Evidence(), units)
+    found = learned.step_evidence(kind, units, seconds) if learned else Evidence()
+    if learned and found.ratios:
+        return Overhead(learned.step_overhead(kind, units, seconds), found, units)
+    return Overhead(0.0 if steps is None else step_overhead(steps, units), Evidence(), units)
 
 
 def _peaks(

@@ -152,5 +152,5 @@ def keep_process_links(hosts: RemoteHosts, cluster: Cluster) -> LinkSpeed:
     """Measure the links between processes of this machine, and keep their median."""
     found = measure_links(hosts.probe_link, len(cluster.workers)).values()
     link = (median(latency for latency, _ in found), median(rate for _, rate in found))
-    save_links({"process": link, "client": link})
+    save_links({"process": link})
     return link

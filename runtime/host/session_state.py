@@ -29,7 +29,8 @@ from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
-from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.program.program import Program
+from graphflow.runtime.program.span_recorder import Span
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, step_of
 

@@ -130,9 +130,10 @@ class WorkspaceMeter:
 
     def __init__(self) -> None:
         self.peak = 0
-        self._restart()
+        self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Begin anew: whatever was allocated until now is no workspace."""
         self._base = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
 
@@ -145,4 +146,4 @@ class WorkspaceMeter:
         peak = tracemalloc.get_traced_memory()[1]
         if node.op.name not in _KERNELLESS_OPS:
             self.peak = max(self.peak, peak - self._base)
-        self._restart()
+        self.restart()

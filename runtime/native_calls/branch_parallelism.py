@@ -141,11 +141,3 @@ class ParallelBranches:
 
     def _run_segment(self, i: int) -> None:
         self._runs[i]()
-
-    def run_call(self, i: int) -> None:
-        """Run call `i` of all segments' calls by itself, for a traced step."""
-        for segment in self.segments:
-            if i < len(segment.calls):
-                segment.run_call(i)
-                return
-            i -= len(segment.calls)

@@ -20,7 +20,12 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
-from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
+from graphflow.ops.kernels.jit.call_table_driver import (
+    WORDS,
+    clock_nanoseconds,
+    driver,
+    timed_frame,
+)
 from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
 from graphflow.runtime.native_calls.gemm_epilogues import (
     KernelAccess,
@@ -92,7 +97,7 @@ class NativeSegment:
         self.pointers = np.array(places, np.uint64)
         self._sizes, first = _pool_sizes([call.task for call in calls])
         self.entries = self._make_entries(starts, first)
-        self._table = self._interleaved_entries()
+        self._table, self._steps = self._interleaved_entries()
         self._table_address = address(self._table) if calls else 0
         function = driver().walk
         self._walk = (
@@ -115,13 +120,15 @@ class NativeSegment:
             words += (function, where + 8 * start, sizes + 8 * at, 0, task.rows)
         return np.array(words, np.uint64)
 
-    def _interleaved_entries(self) -> np.ndarray[Any, Any]:
-        """Return the driver's table with epilogues interleaved block by block."""
+    def _interleaved_entries(self) -> tuple[np.ndarray[Any, Any], list[int]]:
+        """Return the driver's table with epilogues interleaved block by block, and the call of
+        each entry.
+        """
         whole = self.entries.reshape(-1, WORDS)
         found = interleave_epilogues([call.access for call in self.calls])
         turns = whole[[step.call for step in found]]
         turns[:, 3:] = [(step.start, step.stop) for step in found]
-        return turns.reshape(-1)
+        return turns.reshape(-1), [step.call for step in found]
 
     @property
     def run_without_gil(self) -> Callable[[], None]:
@@ -129,8 +136,23 @@ class NativeSegment:
         return partial(driver().walk.releasing_gil, *self.run.args)  # type: ignore[attr-defined]
 
     def run_call(self, i: int) -> None:
-        """Run call `i` by itself, for a traced step."""
+        """Run call `i` by itself, for a step that is traced by a clock of Python."""
         self._walk(address(self.entries), None, i, i + 1)
+
+    def run_timed(self, clock: int) -> np.ndarray[Any, Any]:
+        """Run as `run` does, and return the nanoseconds of each call, (calls,).
+
+        Args:
+            clock: the clock of the system that counts, `time.CLOCK_MONOTONIC` or another.
+        """
+        count = len(self._steps)
+        times = np.zeros(count + 1, np.int64)
+        frame = timed_frame(self._table_address, clock, address(times))
+        timed = driver().timed
+        long = self.nanoseconds > GIL_RELEASE_NANOSECONDS
+        (timed.releasing_gil if long else timed.holding_gil)(address(frame), None, 0, count)
+        took = np.maximum(np.diff(times) - clock_nanoseconds(clock), 0)
+        return np.bincount(self._steps, took, len(self.calls))
 
     def pointer_address(self, i: int) -> int:
         """Return the address at which pointer `i` is stored."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dis
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from functools import cached_property
 from time import monotonic_ns
 from typing import Any
@@ -38,11 +37,7 @@ from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.code_generator import CpuCode
 from graphflow.runtime.program.generated_call_support import EdgeChannel, out_of_memory_error
 from graphflow.runtime.program.kernel_warmup import warm_up_kernels
-
-Span = tuple[str, str, int, int]
-"""Track, name, start and end, in nanoseconds of the monotonic clock."""
-clock: ContextVar[Callable[[], int]] = ContextVar("clock", default=monotonic_ns)
-"""The clock, in nanoseconds, that times the nodes of traced steps."""
+from graphflow.runtime.program.span_recorder import Span, SpanRecorder, clock
 
 
 class Program:
@@ -103,6 +98,7 @@ class Program:
         self.commits_in_one_call = (
             isinstance(code, CpuCode) and code.is_native and len(code.commit.lines) == 1
         )
+        self._shares: dict[Node, Sequence[tuple[Node, float]]] = {}  # of lines, see `_line_shares`
         self.is_free = False
 
     @property
@@ -214,31 +210,28 @@ class Program:
     ) -> Any:
         traced, nodes = self._traced
         meter = WorkspaceMeter() if tracemalloc.is_tracing() else None
-        now = clock.get()
-        start = now()
-
-        def mark(line: int) -> None:
-            nonlocal start
-            self._backend.synchronize()
-            if meter is not None:
-                meter.record_line(nodes[line])
-                self._measured_workspace = max(self._measured_workspace, meter.peak)
-            end = now()
-            spans.extend(self._split_span(start, end, self._line_shares(nodes[line])))
-            start = end
+        record = SpanRecorder(nodes, self._backend.synchronize, meter)
 
         def inside(name: str, began: int) -> None:
             spans.append((self.partition.device, name, began, monotonic_ns()))
 
-        with self._code.loops.report_waits(inside):
-            return traced(feeds, step, draws, mark)
+        try:
+            with self._code.loops.report_waits(inside):
+                return traced(feeds, step, draws, record)
+        finally:
+            if meter is not None:
+                self._measured_workspace = max(self._measured_workspace, meter.peak)
+            for node, start, end in record.node_times():
+                spans += self._split_span(start, end, self._line_shares(node))
 
     def _line_shares(self, node: Node) -> Sequence[tuple[Node, float]]:
         """Return the nodes that a line runs, each with its estimated share of the time."""
-        fused = self._layout.regions.get(node)
-        if fused is None or len(fused.nodes) == 1:
-            return ((node, 1.0),)
-        return self._flop_shares(fused.nodes)
+        known = self._shares.get(node)
+        if known is None:
+            fused = self._layout.regions.get(node)
+            known = ((node, 1.0),) if fused is None else self._flop_shares(fused.nodes)
+            self._shares[node] = known
+        return known
 
     def _flop_shares(self, nodes: Sequence[Node]) -> Sequence[tuple[Node, float]]:
         specs = self._layout.specs

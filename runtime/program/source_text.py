@@ -44,9 +44,10 @@ class ProgramSource:
         return self._compile("commit", "", lines, "None", of)
 
     def compile_traced(self) -> tuple[Callable[..., Any], list[Node]]:
-        """Compile the compute section to a function (feeds, step, draws, mark), for traced steps.
+        """Compile the compute section to a function (feeds, step, draws, record) for traced steps.
 
-        The function calls `mark` with the number of a line once that line has run.
+        The function calls `record`, a `SpanRecorder`, with the number of a line once that line has
+        run, and lets it run native calls.
 
         Returns:
             The function, and the node of each line.
@@ -55,28 +56,28 @@ class ProgramSource:
         nodes: list[Node] = []
 
         def add(node: Node, text: str) -> None:
-            if nodes and nodes[-1] is node:  # several calls are one span
+            if nodes and nodes[-1] is node:  # several lines are one span
                 lines.pop()
                 nodes.pop()
-            lines.extend((text, f"mark({len(nodes) + 1})"))
+            lines.extend((text, f"record({len(nodes) + 1})"))
             nodes.extend((node, node))
 
         for line in self.lines:
             if isinstance(line, NativeSegment | ParallelBranches):
-                name = self._line_source(line, "run_call")
-                for i, each in enumerate(line.calls):
-                    add(each.node, f"{name}({i})")
+                for segment in line.segments if isinstance(line, ParallelBranches) else (line,):
+                    self._scope[f"segment_{id(segment)}"] = segment
+                    lines.append(f"record.run_segment(segment_{id(segment)})")
+                    nodes.append(segment.calls[-1].node)
             else:
                 add(*line)
         of = (_describe_node(node) for node in nodes)
-        return self._compile("traced", "feeds, step, draws, mark", lines, self._result, of), nodes
+        return self._compile("traced", "feeds, step, draws, record", lines, self._result, of), nodes
 
-    def _line_source(self, line: Line, method: str = "run") -> str:
+    def _line_source(self, line: Line) -> str:
         if not isinstance(line, NativeSegment | ParallelBranches):
             return line[1]
-        name = f"{method}_{id(line)}"
-        self._scope[name] = getattr(line, method)
-        return f"{name}()" if method == "run" else name
+        self._scope[f"run_{id(line)}"] = line.run
+        return f"run_{id(line)}()"
 
     def _compile(
         self, name: str, arguments: str, lines: list[str], result: str, of: Iterable[str]

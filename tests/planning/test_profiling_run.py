@@ -15,9 +15,10 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.calibration.trace_corrections import TraceCorrections, half_octaves
 from graphflow.placement.cost_model.trace_observations import trace_observations
-from graphflow.planning.profiling_run import least_times, may_profile, profile_first_steps
+from graphflow.planning.node_observations import replace_outliers
+from graphflow.planning.profiling_run import may_profile, profile_first_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import partition
 
@@ -66,14 +67,17 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
     profile_first_steps(noisy, TWO, ClusterSurvey(), compiled(fetches), many)
-    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
+    # a clock of Python adds microseconds to each native call
+    long = [bucket for bucket in quiet._nodes if bucket.bytes > half_octaves(1e6)]
+    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in long]
     assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
     assert max(ratios) < 10  # a slice is thousands of times what these nodes take
 
 
-def test_the_least_of_some_steps_counts_once_for_each_that_agrees() -> None:
-    steps = [{"a": 2.0, "b": 1.0}, {"a": 2.2, "b": 300.0}, {"a": 9.0, "b": 50.0}, {"a": 2.1}]
-    assert least_times(steps) == {"a": (2.0, 3), "b": (1.0, 1)}
+def test_a_node_that_was_delayed_counts_with_the_least_of_some_steps() -> None:
+    steps = [{"a": 2.0, "b": 1.0}, {"a": 2.2, "b": 300.0}, {"a": 9.0, "b": 1.9}, {"a": 2.1}]
+    kept = [{"a": 2.0, "b": 1.0}, {"a": 2.2, "b": 1.0}, {"a": 2.0, "b": 1.9}, {"a": 2.1}]
+    assert replace_outliers(steps) == kept
 
 
 def test_beside_a_neighbour_it_learns_of_busy_devices() -> None:

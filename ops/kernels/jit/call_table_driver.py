@@ -8,6 +8,7 @@ programs, so a program compiles nothing of its own.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -41,6 +42,41 @@ next:
   %i.next = add i64 %i, 1
   %more = icmp slt i64 %i.next, %stop
   br i1 %more, label %next, label %done
+done:
+  ret void
+}"""
+
+# timed(frame, none, start, stop) calls the entries as walk does, and reads a clock before the first
+# and after each. The frame is four words: entries, address of clock_gettime, the clock's number,
+# and the address of the times in nanoseconds, one more than there are entries.
+_TIMED = """(ptr %frame, ptr %none, i64 %start, i64 %stop) {
+entry:
+  %spec = alloca [2 x i64], align 8
+  %low = getelementptr i64, ptr %spec, i64 1
+  %entries = load ptr, ptr %frame, align 8
+  %fp1 = getelementptr i64, ptr %frame, i64 1
+  %fp2 = getelementptr i64, ptr %frame, i64 2
+  %fp3 = getelementptr i64, ptr %frame, i64 3
+  %read = load ptr, ptr %fp1, align 8
+  %wide = load i64, ptr %fp2, align 8
+  %clock = trunc i64 %wide to i32
+  %times = load ptr, ptr %fp3, align 8
+  br label %now
+now:
+  %i = phi i64 [%start, %entry], [%i.next, %next]
+  %code = call i32 %read(i32 %clock, ptr %spec)
+  %seconds = load i64, ptr %spec, align 8
+  %rest = load i64, ptr %low, align 8
+  %whole = mul i64 %seconds, 1000000000
+  %ns = add i64 %whole, %rest
+  %at = getelementptr i64, ptr %times, i64 %i
+  store i64 %ns, ptr %at, align 8
+  %more = icmp slt i64 %i, %stop
+  br i1 %more, label %next, label %done
+next:
+  %i.next = add i64 %i, 1
+  call void @WALK@(ptr %entries, ptr null, i64 %i, i64 %i.next)
+  br label %now
 done:
   ret void
 }"""
@@ -148,27 +184,28 @@ class Driver:
 
     Attributes:
         walk: (entries, none, start, stop).
+        timed: (frame, none, start, stop).
         loop: (frame, none, start, stop).
     """
 
     walk: NativeFunction
+    timed: NativeFunction
     loop: NativeFunction
 
 
 @cache
 def driver() -> Driver:
     """Return the driver of this process."""
-    walk, loop = driver_sources()
     functions = compiler().functions(driver_sources())
-    return Driver(functions[walk], functions[loop])
+    return Driver(*(functions[name] for name in driver_sources()))
 
 
 @cache
 def driver_sources() -> dict[str, str]:
     """Return what `driver` compiles, for callers that compile other kernels at the same time."""
-    walk = name_module(_WALK, "")
-    loop = name_module(_LOOP.replace("@WALK@", "@walked"), f"define internal void @walked{_WALK}")
-    return dict([walk, loop])
+    inner = f"define internal void @walked{_WALK}"
+    nested = [name_module(text.replace("@WALK@", "@walked"), inner) for text in (_TIMED, _LOOP)]
+    return dict([name_module(_WALK, ""), *nested])
 
 
 @cache
@@ -184,3 +221,34 @@ def loop_frame(
     """Return the frame of a loop, by addresses and counts; the loop writes its last word."""
     words: Sequence[int] = (entries, tests, count, moves, movers, pred, 0)
     return np.array(words, np.int64)
+
+
+def timed_frame(entries: int, clock: int, times: int) -> np.ndarray[Any, Any]:
+    """Return the frame of a timed walk.
+
+    Args:
+        entries, times: addresses of the table and of the times.
+        clock: a clock of the system, `time.CLOCK_MONOTONIC` or another.
+    """
+    return np.array([entries, _clock_function(), clock, times], np.int64)
+
+
+@cache
+def _clock_function() -> int:
+    """Return the address of clock_gettime."""
+    function = ctypes.CDLL(None).clock_gettime
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+@cache
+def clock_nanoseconds(clock: int) -> float:
+    """Return how long a timed walk takes to read a clock, in nanoseconds."""
+    walk = driver().walk.address
+    entries = np.array([walk, 0, 0, 0, 0] * _EMPTY_ENTRIES, np.int64)  # they do nothing
+    times = np.zeros(_EMPTY_ENTRIES + 1, np.int64)
+    frame = timed_frame(entries.ctypes.data, clock, times.ctypes.data)
+    driver().timed.holding_gil(frame.ctypes.data, None, 0, _EMPTY_ENTRIES)
+    return float(np.median(np.diff(times)))
+
+
+_EMPTY_ENTRIES = 200

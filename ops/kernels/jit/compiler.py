@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import field
 from functools import cache, cached_property
 from typing import Any
 
@@ -33,20 +34,29 @@ class CompilationLimitExceeded(Exception):
     """Kernels that are neither in memory nor on disk are more than the caller may compile."""
 
 
-_allowance: ContextVar[list[int] | None] = ContextVar("allowance", default=None)
+@dataclass
+class _Allowance:
+    """Characters that a thread may still compile and write, and the modules that it has written."""
+
+    compiled: int
+    written: int
+    names: set[str] = field(default_factory=set)
+
+
+_allowance: ContextVar[_Allowance | None] = ContextVar("allowance", default=None)
 
 
 @contextmanager
 def limit_compilation(characters: int) -> Iterator[None]:
-    """Let the block's thread compile at most so many characters of LLVM IR, and write `WRITTEN`
-    times as many, of which some may be on disk.
+    """Let the block's thread compile at most so many characters of LLVM IR, and write modules of
+    `WRITTEN` times as many, of which some may be on disk. Equal modules count once.
 
     LLVM takes about 1 µs for a character. A count does not depend on the load of the machine.
 
     Raises:
         CompilationLimitExceeded: by the call that needs more; nothing of it is compiled.
     """
-    before = _allowance.set([characters, WRITTEN * characters])
+    before = _allowance.set(_Allowance(characters, WRITTEN * characters))
     try:
         yield
     finally:
@@ -219,12 +229,12 @@ def _spend_allowance(texts: Sequence[str]) -> None:
     allowance, size = _allowance.get(), sum(map(len, texts))
     if allowance is None:
         return
-    if size > allowance[0]:
+    if size > allowance.compiled:
         raise CompilationLimitExceeded(
             f"{len(texts)} kernels of {size:,} characters are not compiled yet; "
-            f"{allowance[0]:,} characters are allowed"
+            f"{allowance.compiled:,} characters are allowed"
         )
-    allowance[0] -= size
+    allowance.compiled -= size
 
 
 _TOPLEVEL = re.compile(r"(?m)^(?=declare |define |@|%|attributes |!)")
@@ -267,10 +277,11 @@ def name_module(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
         CompilationLimitExceeded: this thread writes more than `limit_compilation` allows.
     """
     text = f"{needs}\n{body}"
-    allowance = _allowance.get()
-    if allowance is not None:
-        allowance[1] -= len(text)
-        if allowance[1] < 0:
-            raise CompilationLimitExceeded("kernels have more characters than may be written")
     name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    allowance = _allowance.get()
+    if allowance is not None and name not in allowance.names:
+        allowance.names.add(name)
+        allowance.written -= len(text)
+        if allowance.written < 0:
+            raise CompilationLimitExceeded("kernels have more characters than may be written")
     return name, f"{needs}\ndefine void @{name}{body}\n"

@@ -26,7 +26,7 @@ from graphflow.parallel.searching.candidates import StrategyCandidate, candidate
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
-from graphflow.planning.profiling_run import observe_least_times
+from graphflow.planning.node_observations import observe_steps
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 
@@ -375,7 +375,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
                     more = 1 + 300 * random.random() if late else random.uniform(1, 1.05)
                     step[name] = lesson.predicted * ratio * more
                 steps.append(step)
-            observe_least_times(learned, known, steps)
+            observe_steps(learned, known, steps)
             return 5
 
         monkeypatch.setattr(search, "profile_first_steps", played)

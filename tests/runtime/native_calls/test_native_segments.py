@@ -15,7 +15,8 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.runtime.native_calls.native_segments import NativeSegment
-from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.program.program import Program
+from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import random_case, reference, same_bits
 from tests.runtime.programs import CPU, alone, compiled, initial_state
 

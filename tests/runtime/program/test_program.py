@@ -15,7 +15,8 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Op, Tensor, register
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.partition import partition
-from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.program.program import Program
+from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import random_case, reference, same_bits
 from tests.runtime.programs import (
     CPU,

@@ -18,7 +18,8 @@ from graphflow.passes import optimize
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import partition
-from graphflow.runtime.program.program import Program, Span
+from graphflow.runtime.program.program import Program
+from graphflow.runtime.program.span_recorder import Span
 from tests.runtime.programs import CPU, NoChannel, alone, initial_state, placed
 
 X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")

@@ -171,6 +171,7 @@ def test_a_thread_writes_no_more_than_it_may() -> None:
     with limit_compilation(size):
         for number in range(WRITTEN):
             adding(number)
+            adding(number)  # equal modules count once
         with pytest.raises(CompilationLimitExceeded, match="may be written"):
             adding(WRITTEN)
     adding(WRITTEN)

@@ -1,0 +1,206 @@
+"""Try fetches on the workers of a session before their first plan, on variables of their own.
+
+    whole graph on one worker           ─→ times of its nodes, and of a step beyond them
+    a copy of it on each worker at once ─→ the same while neighbours are busy
+
+The workers run what they will run later, in the same processes and memory. So launches, caches,
+page faults and messages cost what they will cost. A step is timed without a trace. Traced steps
+then tell how its time divides among the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.formatting import show_count, show_seconds
+from graphflow.base.interrupts import is_interrupt
+from graphflow.base.progress import show_stage
+from graphflow.errors import WorkerLost
+from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
+from graphflow.ir.op import Node
+from graphflow.placement.calibration.cluster_rates import link_matrices
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.host_facts import cores
+from graphflow.placement.cost_model.trace_observations import trace_observations
+from graphflow.placement.placers.construction.execution_order import order_in_turns
+from graphflow.placement.plans.graph_fingerprint import fingerprint
+from graphflow.placement.plans.plan_builder import session_kind
+from graphflow.planning.node_observations import compute_seconds, observe_steps
+from graphflow.planning.probe_steps import StepProbe
+from graphflow.planning.profiling_run import (
+    may_profile,
+    synthetic_feeds,
+)
+from graphflow.planning.step_cost import units_of
+from graphflow.runtime.client.cluster_survey import ClusterSurvey
+from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
+from graphflow.runtime.telemetry.logs import Log
+
+STEP_SECONDS = 0.5
+"""Longest step that is tried, as calibration predicts it. Somebody waits for the first plan."""
+LONG_STEP = 0.1
+"""Seconds of a step from which one untraced and one traced step are enough."""
+ROUND_SECONDS = 0.3
+"""Time limit of the rounds of shorter steps."""
+TRIAL_SECONDS = 1.0
+"""A trial that took this long on one worker is not repeated on all of them."""
+MAX_KINDS = 300
+"""Kinds of nodes beyond which compiling their kernels would take too long."""
+ROUNDS = 8
+"""Rounds of steps at most; about as many samples as corrections count of each kind of node."""
+
+_log = Log("graphflow.trial")
+
+Run = Callable[[CompiledFetches, Mapping[Node, np.ndarray[Any, Any]], dict[str, int]], object]
+"""Runs a step: (fetches, feeds, sizes of symbols)."""
+
+
+class WorkerTrial:
+    """Tries fetches on the workers of a local cluster.
+
+    Args:
+        learned: takes what was measured.
+        run: runs a step of fetches that have partitions.
+    """
+
+    def __init__(
+        self,
+        learned: TraceCorrections,
+        cluster: Cluster,
+        survey: ClusterSurvey,
+        probe: StepProbe,
+        run: Run,
+    ) -> None:
+        self._learned = learned
+        self._cluster = cluster
+        self._survey = survey
+        self._probe = probe
+        self._run = run
+        self._units = [d for d in units_of(cluster) if cluster.device(d).speed == 1.0]
+
+    def profile(
+        self,
+        compiled: CompiledFetches,
+        bindings: dict[str, int],
+        arrays: Mapping[Node, np.ndarray[Any, Any]] | None = None,
+    ) -> int:
+        """Learn what the nodes of fetches and their steps take; return how many phases ran.
+
+        Args:
+            bindings: sizes of the graph's symbols.
+            arrays: what is fed; default: made up.
+
+        Raises:
+            WorkerLost: a worker was lost meanwhile. Other errors are left to the first real step.
+        """
+        learned = 0
+        begun = perf_counter()
+        for units in self._copies(compiled, bindings):
+            key = f"{fingerprint(compiled.graph)} {sorted(bindings.items())} {len(units)}"
+            if self._learned.has_profiled(key):
+                continue
+            if perf_counter() - begun > TRIAL_SECONDS:
+                break
+            try:
+                self._profile_copies(compiled, bindings, arrays, units)
+            except Exception as error:
+                if is_interrupt(error) or isinstance(error, WorkerLost):
+                    raise
+                _log.tell("trial.ended", reason=str(error))
+                break
+            self._learned.note_profiled(key)
+            learned += 1
+        return learned
+
+    def _copies(
+        self, compiled: CompiledFetches, bindings: Mapping[str, int]
+    ) -> list[Sequence[str]]:
+        """Return the devices of each phase: one, and then all if each has a core.
+
+        Workers that are slow at the moment take no part.
+        """
+        graph = compiled.graph
+        phases: list[Sequence[str]] = []
+        for units in (self._units[:1], self._units):
+            fits = may_profile(self._cluster, graph, bindings, len(units))
+            if units and fits and len(units) <= cores() and units not in phases:
+                phases.append(units)
+        known = trace_observations(graph, self._cluster, bindings, {}, self._survey.profiles)
+        total = sum(each.predicted for each in known.values())
+        kinds = len({each.bucket for each in known.values()})
+        if total <= STEP_SECONDS and kinds <= MAX_KINDS:
+            return phases
+        _log.tell(
+            "trial.ended",
+            reason=f"a step of {kinds} kinds of nodes is predicted to take {show_seconds(total)}",
+        )
+        return []
+
+    def _profile_copies(
+        self,
+        compiled: CompiledFetches,
+        bindings: dict[str, int],
+        arrays: Mapping[Node, np.ndarray[Any, Any]] | None,
+        units: Sequence[str],
+    ) -> None:
+        """Run a copy of the fetches on each device at once, and learn from the first device."""
+        graph = compiled.graph
+        parts = {
+            device: self._copy(compiled, device, number) for number, device in enumerate(units)
+        }
+        copies = CompiledFetches(compiled.fetches, graph, graph, compiled.sizes, partitions=parts)
+        copies.devices = {n: units[0] for n in graph.nodes if n.op.name not in UNPLACED_OPS}
+        names = {
+            worker_of(device): [_variable_name(graph.names[n], i) for n in graph.variables]
+            for i, device in enumerate(units)
+        }
+        fed = arrays or synthetic_feeds(graph, bindings)
+        run = partial(self._run, copies, fed, bindings)
+        with self._probe.load_program(copies, names):
+            show_stage(f"trial on {show_count(len(units), 'worker')}, compiling kernels")
+            run()
+            show_stage(f"trial on {show_count(len(units), 'worker')}")
+            took = self._probe.time_steps(run, 0.0, 1)
+            if took[0] > LONG_STEP:
+                traced = [self._probe.trace_step(run)]
+            else:
+                took, traced = self._probe.measure_rounds(run, ROUND_SECONDS, ROUNDS)
+        sent = sum(array.nbytes for array in fed.values())
+        client = self._client_seconds(sent)
+        known = trace_observations(
+            graph, self._cluster, bindings, copies.devices, self._survey.profiles, len(units) > 1
+        )
+        steps = [compute_seconds(copies, step) for step in traced]
+        computed = observe_steps(self._learned, known, steps, median(took) - client)
+        kind = session_kind(self._cluster)
+        self._learned.observe_step(kind, len(units), computed + client, median(took))
+
+    def _client_seconds(self, sent: int) -> float:
+        """Return the seconds that feeds of so many bytes and small results travel."""
+        latency, bandwidth = link_matrices(self._cluster, None, self._survey.links)
+        return float(latency[-1, 0] + sent / bandwidth[-1, 0] + latency[0, -1])
+
+    def _copy(self, compiled: CompiledFetches, device: str, number: int) -> Partition:
+        """Return a partition that is the whole graph; only the first copy returns the fetches."""
+        graph = compiled.graph
+        devices = {n: device for n in graph.nodes if n.op.name not in UNPLACED_OPS}
+        names = {n: _variable_name(graph.names[n], number) for n in graph.variables}
+        parts = partition(
+            graph, devices, order_in_turns(graph), names, self._cluster.devices,
+            self._cluster.pinned,
+        )  # fmt: skip
+        (part,) = parts.values()
+        return part if number == 0 else replace(part, fetches={})
+
+
+def _variable_name(name: str, copy: int) -> str:
+    """Return the name of a variable's copy, which no variable of a session has."""
+    return f"trial {copy}/{name}"
