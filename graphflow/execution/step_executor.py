@@ -40,6 +40,8 @@ class StepExecutor:
         trace: trace of the open trace block, if any.
         last: fetches of the last step.
         lost: why no further step can run.
+        aligns_clocks: whether traced steps wait until the clocks of workers are known. Durations
+            need no common clock.
     """
 
     def __init__(self, hosts: Hosts, deadline: float, sampling: bool) -> None:
@@ -47,6 +49,7 @@ class StepExecutor:
         self.trace: Trace | None = None
         self.last: CompiledFetches | None = None
         self.lost: WorkerLost | None = None
+        self.aligns_clocks = True
         self._hosts = hosts
         self._deadline = deadline
         self._sampling = sampling
@@ -118,7 +121,7 @@ class StepExecutor:
         """
         step = self.committed
         traced = self.trace is not None or self._should_sample(compiled)
-        if traced and compiled.partitions:
+        if traced and compiled.partitions and self.aligns_clocks:
             self._hosts.wait_for_clocks()
         start = monotonic_ns()
         fetched: Mapping[str, Array] = {}

@@ -37,11 +37,12 @@ class StepProbe:
         steps = self._steps
         compiled.program = steps.add(compiled)
         before = steps.committed, steps.last, steps.trace
-        steps.trace = None
+        steps.trace, steps.aligns_clocks = None, False
         try:
             yield
         finally:
             steps.committed, steps.last, steps.trace = before
+            steps.aligns_clocks = True
             self._hosts.forget([compiled.program], variables or {})
 
     def time_steps(self, run: Callable[[], Any], limit: float, most: int) -> list[float]:

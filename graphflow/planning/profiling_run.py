@@ -73,7 +73,7 @@ MIN_UNKNOWN_SHARE = 0.1
 """Least share of a step's predicted time in nodes that were never measured."""
 MAX_MEMORY_SHARE = 0.25
 """Largest share of this machine's memory that the fetches may take."""
-STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group"})
+STATEFUL = frozenset({"variable", "assign", "placeholder", "constant", "group", "check"})
 """Ops that are not pure, and yet change nothing outside their session."""
 
 _log = Log("graphflow.trial")
