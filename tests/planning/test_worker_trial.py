@@ -81,7 +81,7 @@ def test_the_workers_keep_no_variable_of_a_trial(monkeypatch: pytest.MonkeyPatch
         assert {name for name in forgotten if name.endswith("/w")} == {"trial 0/w", "trial 1/w"}
         for name in forgotten:
             with pytest.raises(Exception, match="trial"):
-                session._hosts.read(0, name)
+                session._deployment.hosts.read(int(name[6]), name)
 
 
 class Recorded:
