@@ -12,6 +12,9 @@ BLOCK_SECONDS = 0.02
 """Least length of a block: shorter ones measure the scheduler's ticks."""
 BLOCK_STEPS = 3
 """Least steps of a block."""
+SETTLE_SECONDS = 0.01
+"""Seconds of steps before a block that do not count: workers that slept wake up, and caches get back
+what the function before has replaced. One step is enough where it is as long."""
 MIN_ROUNDS = 3
 MAX_SECONDS = 1.5
 """Seconds after which no round starts that is beyond `MIN_ROUNDS`."""
@@ -54,8 +57,8 @@ def time_by_turns(
         if number >= MIN_ROUNDS and time.perf_counter() > until:
             break
         for name, step in steps.items():
-            if lengths[name] > BLOCK_STEPS:
-                step()  # caches hold the data of the function before; a slow step barely minds
+            if lengths[name] > BLOCK_STEPS:  # a slow step barely minds
+                _settle(step)
             blocks[name].append([_seconds(step) for _ in range(lengths[name])])
     return {name: StepTime.from_blocks(taken) for name, taken in blocks.items()}
 
@@ -66,6 +69,13 @@ def _block_length(step: Callable[[], object]) -> int:
     if least < BLOCK_SECONDS:
         least = min(least, _seconds(step))
     return max(BLOCK_STEPS, ceil(BLOCK_SECONDS / max(least, 1e-6)))
+
+
+def _settle(step: Callable[[], object]) -> None:
+    until = time.perf_counter() + SETTLE_SECONDS
+    step()
+    while time.perf_counter() < until:
+        step()
 
 
 def _seconds(step: Callable[[], object]) -> float:
