@@ -13,8 +13,8 @@ BLOCK_SECONDS = 0.02
 BLOCK_STEPS = 3
 """Least steps of a block."""
 SETTLE_SECONDS = 0.01
-"""Seconds of steps before a block that do not count: workers that slept wake up, and caches get back
-what the function before has replaced. One step is enough where it is as long."""
+"""Seconds of steps before a block that do not count: workers that slept wake up, and caches get
+back what the function before has replaced. One step is enough where it is as long."""
 MIN_ROUNDS = 3
 MAX_SECONDS = 1.5
 """Seconds after which no round starts that is beyond `MIN_ROUNDS`."""

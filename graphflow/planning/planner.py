@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from graphflow.execution.cluster_connection import links_of, speeds_of_workers, survey_of
 from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.execution.replan_policy import GAIN
 from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.frontend.feeds import convert_feeds
@@ -103,6 +105,7 @@ class Planner:
             self.learned,
             survey.steps,
             () if compiled.division is None else compiled.division.tasks,
+            GAIN if self.checks_first_plans else inf,
         )
 
     def plan_as_placed(self, compiled: CompiledFetches) -> Plan:

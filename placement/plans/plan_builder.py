@@ -70,6 +70,7 @@ def plan_graph(
     learned: TraceCorrections | None = None,
     steps: StepCost | None = None,
     tasks: Sequence[str] = (),
+    tried_gain: float = inf,
 ) -> Plan:
     """Place an optimised graph.
 
@@ -80,6 +81,8 @@ def plan_graph(
         learned: what traced steps taught about them.
         steps: what a step costs beyond its nodes and transfers; default: nothing.
         tasks: what the nodes of a pipeline belong to, by their turns.
+        tried_gain: share of a step. Several devices that save it are taken even if their gain is
+            not sure, because the first steps will show it.
 
     Raises:
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
@@ -97,7 +100,7 @@ def plan_graph(
     plain = _baselines(alone, shared)
     show_stage("choosing devices")
     taken = partial(_device_memory, cluster, bindings)
-    placed = _run_placer(alone, shared, placer, plain, judge, taken)
+    placed = _run_placer(alone, shared, placer, plain, judge, taken, tried_gain)
     made = placed.problem
     assignment = in_turns(placed.assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
@@ -289,6 +292,7 @@ def _run_placer(
     plain: list[EvaluatedPlacement] | None,
     judge: StepJudge,
     taken: Callable[[GraphProblem, Assignment], Sequence[int]],
+    tried_gain: float = inf,
 ) -> _Placed:
     """The placer's answer, and the problem in whose numbers it is to be told.
 
@@ -299,6 +303,7 @@ def _run_placer(
     Args:
         plain: the baselines, where these were worked out already.
         taken: bytes of each device that the runtime takes for an assignment.
+        tried_gain: see `plan_graph`.
 
     `greedy` and `auto` promise to be no slower than the baselines, a step's own cost included, and
     take one device unless several surely gain; others are taken at their word.
@@ -340,7 +345,12 @@ def _run_placer(
         devices = _count_busy_devices(assignment, alone)
         one = _best_single(alone, plain, judge) if devices > 1 else None
         several = None if one is None else judge.predict(shared, assignment)
-        if one is not None and several is not None and not gains_surely(several, one.step):
+        if (
+            one is not None
+            and several is not None
+            and not gains_surely(several, one.step)
+            and several.seconds > one.step.seconds * (1.0 - tried_gain)
+        ):
             fallback = replace(one.assignment, reproducible=assignment.reproducible)
             return _Placed(alone, fallback, Candidate(assignment, several, devices))
     return _Placed(choose_problem(assignment), assignment)
