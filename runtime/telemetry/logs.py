@@ -112,7 +112,7 @@ EVENTS: Mapping[str, LogEvent] = {
     "placement.reverted": _event(
         _I, "a new placement was slower: the session went back", "promised measured before text"
     ),
-    "trial.ended": _event(_D, "profiling of steps in this process ended early", "reason"),
+    "trial.ended": _event(_D, "a trial before a first plan ended early", "reason"),
     # Checkpoints and recovery
     "checkpoint.written": _event(_I, "a checkpoint was written", "step folder seconds"),
     "checkpoint.failed": _event(_W, "a checkpoint could not be written", "step reason"),

@@ -319,5 +319,5 @@ def test_a_traced_region_shares_its_time_among_its_nodes() -> None:
     spans: list[Span] = []
     program.compute({"x": X}, 1, 0, spans)
     names, starts, ends = zip(*((name, a, b) for _, name, a, b in spans), strict=True)
-    assert names == ("x", "n", "e") and starts[1:] == ends[:-1]
+    assert names == ("x", "n", "e") and starts[1] >= ends[0] and starts[2] == ends[1]
     assert ends[1] - starts[1] < ends[2] - starts[2]  # one flop, and ten
