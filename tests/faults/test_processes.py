@@ -74,6 +74,7 @@ def test_a_worker_that_dies_or_freezes_in_mid_step_is_lost_within_five_seconds(
     with gf.device("/worker:1"):
         nap = hazards.sleep(gf.constant(ONES), seconds=8.0)
     with pytest.raises(WorkerLost) as left, session() as s:
+        s.warmup(nap)  # so that the step begins at once
         with struck(number, pids(s)[1]) as at, pytest.raises(WorkerLost) as failure:
             s.run(nap)
         took(1 if number == signal.SIGKILL else 2, "found", time.monotonic() - at[0])
