@@ -29,7 +29,7 @@ from graphflow.placement.calibration.cluster_rates import link_matrices
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores
-from graphflow.placement.cost_model.trace_observations import trace_observations
+from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_builder import session_kind
@@ -48,7 +48,7 @@ STEP_SECONDS = 0.5
 """Longest step that is tried, as calibration predicts it. Somebody waits for the first plan."""
 LONG_STEP = 0.1
 """Seconds of a step from which one untraced step and two traced ones are enough."""
-ROUND_SECONDS = 0.3
+ROUND_SECONDS = 0.2
 """Time limit of the rounds of shorter steps."""
 TRIAL_SECONDS = 1.0
 """A trial that took this long on one worker is not repeated on all of them."""
@@ -103,14 +103,17 @@ class WorkerTrial:
         """
         learned = 0
         begun = perf_counter()
-        for units in self._copies(compiled, bindings):
+        idle = trace_observations(
+            compiled.graph, self._cluster, bindings, {}, self._survey.profiles
+        )
+        for units in self._copies(compiled, bindings, idle):
             key = f"{fingerprint(compiled.graph)} {sorted(bindings.items())} {len(units)}"
             if self._learned.has_profiled(key):
                 continue
             if perf_counter() - begun > TRIAL_SECONDS:
                 break
             try:
-                self._profile_copies(compiled, bindings, arrays, units)
+                self._profile_copies(compiled, bindings, arrays, units, idle)
             except Exception as error:
                 if is_interrupt(error) or isinstance(error, WorkerLost):
                     raise
@@ -121,7 +124,10 @@ class WorkerTrial:
         return learned
 
     def _copies(
-        self, compiled: CompiledFetches, bindings: Mapping[str, int]
+        self,
+        compiled: CompiledFetches,
+        bindings: Mapping[str, int],
+        idle: Mapping[str, TraceObservation],
     ) -> list[Sequence[str]]:
         """Return the devices of each phase: one, and then all if each has a core.
 
@@ -133,9 +139,8 @@ class WorkerTrial:
             fits = may_profile(self._cluster, graph, bindings, len(units))
             if units and fits and len(units) <= cores() and units not in phases:
                 phases.append(units)
-        known = trace_observations(graph, self._cluster, bindings, {}, self._survey.profiles)
-        total = sum(each.predicted for each in known.values())
-        kinds = len({each.bucket for each in known.values()})
+        total = sum(each.predicted for each in idle.values())
+        kinds = len({each.bucket for each in idle.values()})
         if total <= STEP_SECONDS and kinds <= MAX_KINDS:
             return phases
         _log.tell(
@@ -150,8 +155,13 @@ class WorkerTrial:
         bindings: dict[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]] | None,
         units: Sequence[str],
+        idle: Mapping[str, TraceObservation],
     ) -> None:
-        """Run a copy of the fetches on each device at once, and learn from the first device."""
+        """Run a copy of the fetches on each device at once, and learn from the first device.
+
+        Args:
+            idle: what calibration predicts for nodes whose neighbours are idle.
+        """
         graph = compiled.graph
         parts = {
             device: self._copy(compiled, device, number) for number, device in enumerate(units)
@@ -175,9 +185,11 @@ class WorkerTrial:
                 took, traced = self._probe.measure_rounds(run, ROUND_SECONDS, ROUNDS)
         sent = sum(array.nbytes for array in fed.values())
         client = self._client_seconds(sent)
-        known = trace_observations(
-            graph, self._cluster, bindings, copies.devices, self._survey.profiles, len(units) > 1
-        )
+        known = idle
+        if len(units) > 1:
+            known = trace_observations(
+                graph, self._cluster, bindings, copies.devices, self._survey.profiles, busy=True
+            )
         steps = [compute_seconds(copies, step) for step in traced]
         computed = observe_steps(self._learned, known, steps, median(took) - client)
         kind = session_kind(self._cluster)

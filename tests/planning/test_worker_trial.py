@@ -93,8 +93,9 @@ class Recorded:
         self.learned = TraceCorrections("a")
 
         def profile(
-            trial: WorkerTrial, made: Any, bindings: Any, arrays: Any, units: tuple[str, ...]
-        ) -> None:
+            trial: WorkerTrial, made: Any, bindings: Any, arrays: Any, units: tuple[str, ...],
+            idle: Any,
+        ) -> None:  # fmt: skip
             self.devices.append(tuple(units))
             if self.error is not None:
                 raise self.error
