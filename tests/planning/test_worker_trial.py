@@ -17,7 +17,7 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.calibration.worker_speeds import with_speeds
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.planning import worker_trial
+from graphflow.planning import planner, worker_trial
 from graphflow.planning.probe_steps import StepProbe
 from graphflow.planning.profiling_run import synthetic_feeds
 from graphflow.planning.worker_trial import WorkerTrial
@@ -26,6 +26,14 @@ from graphflow.runtime.client.cluster_survey import ClusterSurvey
 TWO = Cluster.local(workers=2, threads=1)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is: no worker counts as slow, and no trial as long."""
+    monkeypatch.setattr(planner, "speeds_of_workers", lambda *a: {})
+    monkeypatch.setattr(worker_trial, "cores", lambda: 2)
+    monkeypatch.setattr(worker_trial, "TRIAL_SECONDS", 60.0)
 
 
 def training() -> tuple[list[Any], gf.Tensor]:
@@ -111,7 +119,6 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Recorded]:
-    monkeypatch.setattr(worker_trial, "cores", lambda: 2)
     return lambda cluster: Recorded(cluster, monkeypatch)
 
 
