@@ -74,7 +74,8 @@ def observe_steps(
         steps: seconds of nodes, by name.
         untraced: the seconds of an untraced step; inf if unknown.
     """
-    kept = replace_outliers(steps)
+    least = _least_seconds(steps)
+    kept = _replace_slower(steps, least)
     busy: dict[int, float] = {}
     for name, at in known.items():
         seconds = [took[name] for took in kept if name in took]
@@ -82,9 +83,9 @@ def observe_steps(
             busy[at.worker] = busy.get(at.worker, 0.0) + lower_quartile(seconds)
     computed = max(busy.values(), default=0.0)
     scale = min(1.0, untraced / computed) if computed else 1.0
-    agreeing = _agreeing_steps(steps)
-    usual = _usual_ratios(known, steps)
-    samples = _samples(known, steps, agreeing)
+    agreeing = _agreeing_steps(steps, least)
+    usual = _usual_ratios(known, least)
+    samples = _samples(known, least, agreeing)
     for number, took in enumerate(kept):
         sums: dict[Bucket, tuple[float, float]] = {}
         for name in took.keys() & known.keys():
@@ -106,7 +107,13 @@ def replace_outliers(steps: Sequence[Mapping[str, float]]) -> list[dict[str, flo
     A node that took much longer than in its quickest step lost its processor for a while, and
     counts with the least.
     """
-    least = _least_seconds(steps)
+    return _replace_slower(steps, _least_seconds(steps))
+
+
+def _replace_slower(
+    steps: Sequence[Mapping[str, float]], least: Mapping[str, float]
+) -> list[dict[str, float]]:
+    """Return steps in which nodes that took far longer than their least seconds took these."""
     return [
         {n: s if s <= OUTLIER_RATIO * least[n] else least[n] for n, s in took.items()}
         for took in steps
@@ -122,17 +129,19 @@ def _least_seconds(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return least
 
 
-def _agreeing_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, int]:
+def _agreeing_steps(
+    steps: Sequence[Mapping[str, float]], least: Mapping[str, float]
+) -> dict[str, int]:
     """Return by node how many steps agree with its least seconds."""
     return {
         name: sum(took.get(name, inf) <= AGREEMENT_RATIO * seconds for took in steps)
-        for name, seconds in _least_seconds(steps).items()
+        for name, seconds in least.items()
     }
 
 
 def _samples(
     known: Mapping[str, TraceObservation],
-    steps: Sequence[Mapping[str, float]],
+    least: Mapping[str, float],
     agreeing: Mapping[str, int],
 ) -> dict[Bucket, int]:
     """Return by bucket how many steps agree about its nodes, 1 at least.
@@ -141,7 +150,7 @@ def _samples(
     """
     weights: dict[Bucket, float] = {}
     counts: dict[Bucket, float] = {}
-    for name, seconds in _least_seconds(steps).items():
+    for name, seconds in least.items():
         if name in known:
             bucket = known[name].bucket
             weights[bucket] = weights.get(bucket, 0.0) + seconds
@@ -150,11 +159,11 @@ def _samples(
 
 
 def _usual_ratios(
-    known: Mapping[str, TraceObservation], steps: Sequence[Mapping[str, float]]
+    known: Mapping[str, TraceObservation], least: Mapping[str, float]
 ) -> dict[Bucket, float]:
     """Return by bucket the lower quartile of its nodes' ratios of measured to predicted seconds."""
     ratios: dict[Bucket, list[float]] = {}
-    for name, seconds in _least_seconds(steps).items():
+    for name, seconds in least.items():
         if name in known:
             ratios.setdefault(known[name].bucket, []).append(seconds / known[name].predicted)
     return {bucket: lower_quartile(each) for bucket, each in ratios.items()}

@@ -103,13 +103,17 @@ class WorkerTrial:
         """
         learned = 0
         begun = perf_counter()
+        name = f"{fingerprint(compiled.graph)} {sorted(bindings.items())}"
+        phases = {f"{name} {len(each)}": each for each in self._copies(compiled, bindings)}
+        new = {key: each for key, each in phases.items() if not self._learned.has_profiled(key)}
+        if not new:
+            return 0
         idle = trace_observations(
             compiled.graph, self._cluster, bindings, {}, self._survey.profiles
         )
-        for units in self._copies(compiled, bindings, idle):
-            key = f"{fingerprint(compiled.graph)} {sorted(bindings.items())} {len(units)}"
-            if self._learned.has_profiled(key):
-                continue
+        if not _is_short(idle):
+            return 0
+        for key, units in new.items():
             if perf_counter() - begun > TRIAL_SECONDS:
                 break
             try:
@@ -124,30 +128,18 @@ class WorkerTrial:
         return learned
 
     def _copies(
-        self,
-        compiled: CompiledFetches,
-        bindings: Mapping[str, int],
-        idle: Mapping[str, TraceObservation],
+        self, compiled: CompiledFetches, bindings: Mapping[str, int]
     ) -> list[Sequence[str]]:
         """Return the devices of each phase: one, and then all if each has a core.
 
         Workers that are slow at the moment take no part.
         """
-        graph = compiled.graph
         phases: list[Sequence[str]] = []
         for units in (self._units[:1], self._units):
-            fits = may_profile(self._cluster, graph, bindings, len(units))
+            fits = may_profile(self._cluster, compiled.graph, bindings, len(units))
             if units and fits and len(units) <= cores() and units not in phases:
                 phases.append(units)
-        total = sum(each.predicted for each in idle.values())
-        kinds = len({each.bucket for each in idle.values()})
-        if total <= STEP_SECONDS and kinds <= MAX_KINDS:
-            return phases
-        _log.tell(
-            "trial.ended",
-            reason=f"a step of {kinds} kinds of nodes is predicted to take {show_seconds(total)}",
-        )
-        return []
+        return phases
 
     def _profile_copies(
         self,
@@ -211,6 +203,19 @@ class WorkerTrial:
         )  # fmt: skip
         (part,) = parts.values()
         return part if number == 0 else replace(part, fetches={})
+
+
+def _is_short(idle: Mapping[str, TraceObservation]) -> bool:
+    """Return True if a step and the kinds of its nodes are few enough; the log tells if not."""
+    total = sum(each.predicted for each in idle.values())
+    kinds = len({each.bucket for each in idle.values()})
+    if total <= STEP_SECONDS and kinds <= MAX_KINDS:
+        return True
+    _log.tell(
+        "trial.ended",
+        reason=f"a step of {kinds} kinds of nodes is predicted to take {show_seconds(total)}",
+    )
+    return False
 
 
 def _variable_name(name: str, copy: int) -> str:
