@@ -29,8 +29,8 @@ from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
 from graphflow.planning.node_observations import busiest_seconds
-from graphflow.planning.probe_steps import StepProbe
-from graphflow.planning.step_cost import feed_fetches, measure_client, median_seconds
+from graphflow.planning.probe_steps import StepProbe, median_seconds, time_calls
+from graphflow.planning.step_cost import feed_fetches, measure_client
 from graphflow.planning.trace_feedback import (
     is_known,
     learn,
@@ -253,8 +253,8 @@ class Planner:
         """
         run, compiled = self._probe_step(compiled, node, np.zeros(shape, np.float32))
         with self._probe.load_program(compiled):
-            self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)  # warms up
-            took = self._probe.time_steps(run, PROBE_SECONDS, PROBE_STEPS)
+            time_calls(run, PROBE_SECONDS, PROBE_STEPS)  # warms up
+            took = time_calls(run, PROBE_SECONDS, PROBE_STEPS)
             traced = [step for _ in range(TRACED_STEPS) for step in self._probe.trace_steps(run)]
         return max(median(took) - busiest_seconds(traced), 0.0)
 

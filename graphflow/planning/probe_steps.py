@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -45,20 +47,6 @@ class StepProbe:
             steps.aligns_clocks = True
             self._hosts.forget([compiled.program], variables or {})
 
-    def time_steps(self, run: Callable[[], Any], limit: float, most: int) -> list[float]:
-        """Return the seconds of untraced steps, of one at least and `most` at most.
-
-        Args:
-            limit: seconds after which no further step begins.
-        """
-        times: list[float] = []
-        start = perf_counter()
-        while not times or (len(times) < most and perf_counter() - start < limit):
-            begun = perf_counter()
-            run()
-            times.append(perf_counter() - begun)
-        return times
-
     def trace_steps(self, run: Callable[[], Any]) -> list[TraceStep]:
         """Return two traced steps; the second has the commit of the first.
 
@@ -94,7 +82,28 @@ class StepProbe:
         while not times or (len(times) < most and perf_counter() - start < limit):
             run()  # wakes the workers up
             begun = perf_counter()
-            ran = len(self.time_steps(run, limit, ROUND_STEPS))
+            ran = len(time_calls(run, limit, ROUND_STEPS))
             times.append((perf_counter() - begun) / ran)
             traced += self.trace_steps(run)
         return times, traced
+
+
+def time_calls(call: Callable[[], Any], limit: float, most: int) -> list[float]:
+    """Return the seconds of calls, of one at least and `most` at most.
+
+    Args:
+        limit: seconds after which no further call begins.
+    """
+    times: list[float] = []
+    start = perf_counter()
+    while not times or (len(times) < most and perf_counter() - start < limit):
+        begun = perf_counter()
+        call()
+        times.append(perf_counter() - begun)
+    return times
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Return the median seconds of some calls, after one that warms up."""
+    call()
+    return median(time_calls(call, inf, repeats))

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
-from time import perf_counter
-from typing import Any
 
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.frontend.builders import placeholder
@@ -86,17 +83,6 @@ def feed_fetches(device: str, nbytes: int) -> tuple[CompiledFetches, Node]:
     compiled = CompiledFetches(graph.outputs, graph, graph)
     compiled.devices = {node: device for node in graph.nodes if node.op.name not in UNPLACED_OPS}
     return compiled, x.node
-
-
-def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median seconds of some calls, after one that warms up."""
-    call()
-    times: list[float] = []
-    for _ in range(max(1, repeats)):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return median(times)
 
 
 def step_cost(cluster: Cluster, timed: Timer, there_and_back: float) -> StepCost:

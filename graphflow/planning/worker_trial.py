@@ -34,7 +34,7 @@ from graphflow.placement.placers.construction.execution_order import order_in_tu
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_builder import session_kind
 from graphflow.planning.node_observations import compute_seconds, observe_steps
-from graphflow.planning.probe_steps import StepProbe
+from graphflow.planning.probe_steps import StepProbe, time_calls
 from graphflow.planning.profiling_run import (
     may_profile,
     synthetic_feeds,
@@ -170,7 +170,7 @@ class WorkerTrial:
             show_stage(f"trial on {show_count(len(units), 'worker')}, compiling kernels")
             run()
             show_stage(f"trial on {show_count(len(units), 'worker')}")
-            took = self._probe.time_steps(run, 0.0, 1)
+            took = time_calls(run, 0.0, 1)
             if took[0] > LONG_STEP:
                 traced = self._probe.trace_steps(run)
             else:

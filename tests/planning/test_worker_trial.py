@@ -43,7 +43,7 @@ def training() -> tuple[list[Any], gf.Tensor]:
     return [loss, gf.optim.SGD(0.1, momentum=0.9).minimize(loss)], x
 
 
-def compiled(fetches: list[Any]) -> CompiledFetches:
+def compile_fetches(fetches: list[Any]) -> CompiledFetches:
     graph = Graph(fetches)
     return CompiledFetches(tuple(fetches), graph, optimize(graph))
 
@@ -114,36 +114,36 @@ class Recorded:
 
     def run(self) -> int:
         x = gf.placeholder("float32", (32, 64))
-        return self.trial.profile(compiled([gf.tanh(x) @ gf.constant(np.eye(64, 8))]), {})
+        return self.trial.profile(compile_fetches([gf.tanh(x) @ gf.constant(np.eye(64, 8))]), {})
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Recorded]:
+def record_trial(monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], Recorded]:
     return lambda cluster: Recorded(cluster, monkeypatch)
 
 
 def test_one_worker_is_tried_and_then_all_if_each_has_a_core(
-    recorded: Callable[[Cluster], Recorded],
+    record_trial: Callable[[Cluster], Recorded],
 ) -> None:
-    two = recorded(TWO)
+    two = record_trial(TWO)
     assert two.run() == 2 and two.devices == [TWO.devices[:1], TWO.devices]
     assert two.run() == 0
-    three = recorded(Cluster.local(workers=3, threads=1))
+    three = record_trial(Cluster.local(workers=3, threads=1))
     assert three.run() == 1 and [len(devices) for devices in three.devices] == [1]
 
 
 def test_workers_that_are_slow_at_the_moment_take_no_part(
-    recorded: Callable[[Cluster], Recorded],
+    record_trial: Callable[[Cluster], Recorded],
 ) -> None:
-    slow = recorded(with_speeds(TWO, {0: 0.5, 1: 1.0}))
+    slow = record_trial(with_speeds(TWO, {0: 0.5, 1: 1.0}))
     assert slow.run() == 1 and slow.devices == [TWO.devices[1:]]
-    assert recorded(with_speeds(TWO, {0: 0.5, 1: 0.5})).run() == 0
+    assert record_trial(with_speeds(TWO, {0: 0.5, 1: 0.5})).run() == 0
 
 
 def test_an_error_is_left_to_the_first_step_unless_a_worker_is_lost(
-    recorded: Callable[[Cluster], Recorded], caplog: pytest.LogCaptureFixture
+    record_trial: Callable[[Cluster], Recorded], caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = recorded(TWO)
+    made = record_trial(TWO)
     made.error = ValueError("no such row")
     with caplog.at_level(logging.DEBUG, "graphflow.trial"):
         assert made.run() == 0
@@ -156,21 +156,21 @@ def test_an_error_is_left_to_the_first_step_unless_a_worker_is_lost(
 @pytest.mark.parametrize("limit", ["STEP_SECONDS", "MAX_KINDS"])
 def test_long_steps_and_many_kinds_of_nodes_are_not_tried(
     limit: str,
-    recorded: Callable[[Cluster], Recorded],
+    record_trial: Callable[[Cluster], Recorded],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(worker_trial, limit, 0)
     with caplog.at_level(logging.DEBUG, "graphflow.trial"):
-        assert recorded(TWO).run() == 0
+        assert record_trial(TWO).run() == 0
     assert "kinds of nodes is predicted to take" in caplog.text
 
 
 def test_a_trial_that_took_long_on_one_worker_is_not_repeated(
-    recorded: Callable[[Cluster], Recorded], monkeypatch: pytest.MonkeyPatch
+    record_trial: Callable[[Cluster], Recorded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_trial, "TRIAL_SECONDS", 0.0)
-    made = recorded(TWO)
+    made = record_trial(TWO)
     assert made.run() <= 1 and len(made.devices) <= 1
 
 
@@ -181,7 +181,7 @@ def test_made_up_indices_are_within_bounds_and_differ(rows: int) -> None:
     table = gf.variable(np.ones((rows, 4), "float32"), name="table")
     h = gf.reshape(gf.take(table, gf.reshape(ids, (192,)), axis=0), (64, 12))
     loss = gf.mean(gf.nn.cross_entropy(h, labels))
-    made = compiled([loss, gf.optim.Adagrad(0.1).minimize(loss)])
+    made = compile_fetches([loss, gf.optim.Adagrad(0.1).minimize(loss)])
     feeds = {n.name: a for n, a in synthetic_feeds(made.graph, {}).items()}
     assert feeds["ids"].min() >= 0 and feeds["ids"].max() < rows
     assert len(np.unique(feeds["ids"])) > (0 if rows == 1 else rows // 4)
@@ -192,6 +192,6 @@ def test_made_up_indices_are_within_bounds_and_differ(rows: int) -> None:
 
 def test_an_unknown_use_of_ints_is_fed_zeros() -> None:
     ids = gf.placeholder("int64", (5,), name="ids")
-    made = compiled([gf.take(gf.constant(np.ones(9, "float32")), ids + 4, axis=0)])
+    made = compile_fetches([gf.take(gf.constant(np.ones(9, "float32")), ids + 4, axis=0)])
     (array,) = synthetic_feeds(made.graph, {}).values()
     assert not array.any()
