@@ -39,8 +39,9 @@ from graphflow.parallel.sharding.rule_selection import RuleSelector, SplitChoice
 from graphflow.parallel.sharding.rules import rules_of
 from graphflow.parallel.sharding.whole_nodes import copy_unsplit
 
-_EFFECT_OPS = ("print", "host_call")
-"""Ops with an effect outside of the graph. They run once, at the first place."""
+_EFFECT_OPS = ("print", "host_call", "concurrent")
+"""Ops that may not run twice: each run has another effect or, of `concurrent`, another order. They
+run once, at the first place."""
 Shards = Sequence[tuple[Tensor, ...]]
 """For each place, what stands there for the outputs of a node."""
 
