@@ -52,10 +52,10 @@ class Party:
             mask: bool, (number of channels,); None sends into all.
 
         Raises:
-            ShapeError: the tensor does not have the spec of the channels.
+            GraphError: the tensor does not have the spec of the channels, or these differ.
         """
-        tensor = as_tensor(x)
         spec = _common_spec(channels)
+        tensor = x if isinstance(x, Tensor) else as_tensor(x, spec.dtype)
         if tensor.spec != spec:
             raise GraphError(f"the channels carry {spec}, and {tensor.spec} is sent")
         inputs = (self.token, tensor, *([] if mask is None else [as_tensor(mask)]))

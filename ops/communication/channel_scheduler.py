@@ -162,7 +162,7 @@ class ChannelScheduler:
         turns = sorted(self._running, key=lambda i: (i <= self._current, i))
         ready = [i for i in turns if i not in self._waits or self._waits[i][0]()]
         if not ready and self._error is None:
-            waits = "; ".join(f"party {i} waits for {self._waits[i][1]}" for i in turns[::-1])
+            waits = "; ".join(f"party {i} waits for {self._waits[i][1]}" for i in sorted(turns))
             self._error = OpError(
                 f"the parties wait in a circle: {waits}; let each tensor that is received be "
                 "sent, and send at most one tensor ahead"

@@ -177,7 +177,7 @@ class _BodyPartitioner:
                 if home:
                     result.devices[part] = device
                 result.names[part] = graph.names[node] + ("" if device == home else f"@{device}")
-                if device != home:
+                if device != home or node.op is concurrent:
                     result.effects.append((device, part.outputs[0]))
             result.mapped.update(zip(node.outputs, outputs, strict=True))
         return result

@@ -54,7 +54,8 @@ class LoopEdgeChannel:
         self._copy = copy
         self._lock = threading.Lock()
         self._step = -1
-        self._count: dict[int, int] = {}
+        self._sent: dict[int, int] = {}  # the number of the last tensor of each edge
+        self._received: dict[int, int] = {}
         self._credit_sizes: dict[int, int] = {}
         self._chosen: dict[int, int] = {}
         self._report: Callable[[str, int], None] | None = None
@@ -77,7 +78,7 @@ class LoopEdgeChannel:
         report, start = self._report, monotonic_ns() if self._report is not None else 0
         if step != self._step:
             self._begin_step(step)
-        number = self._count[edge] = self._count.get(edge, -1) + 1
+        number = self._sent[edge] = self._sent.get(edge, -1) + 1
         key = edge | number << EDGE_BITS
         ring = self._channel.rings.senders.get(edge)
         if ring is not None:
@@ -103,7 +104,7 @@ class LoopEdgeChannel:
         report, start = self._report, monotonic_ns() if self._report is not None else 0
         if step != self._step:
             self._begin_step(step)
-        number = self._count[edge] = self._count.get(edge, -1) + 1
+        number = self._received[edge] = self._received.get(edge, -1) + 1
         key = edge | number << EDGE_BITS
         ring = self._channel.rings.receivers.get(edge)
         if ring is not None:
@@ -136,10 +137,10 @@ class LoopEdgeChannel:
         if before >= 0:
             ring = self._channel.rings.receivers.get(edges[before])
             if ring is not None:
-                ring.release(self._count[edges[before]] + 1)
+                ring.release(self._received[edges[before]] + 1)
         if chosen < 0:
             report, start = self._report, monotonic_ns() if self._report is not None else 0
-            numbers = [self._count.get(edge, -1) + 1 for edge in edges]
+            numbers = [self._received.get(edge, -1) + 1 for edge in edges]
             chosen = self._channel.wait_for_any(step, edges, numbers, (before + 1) % len(edges))
             if report is not None:
                 report(f"{WAIT_PREFIX}{edges[chosen]}", start)
@@ -153,7 +154,8 @@ class LoopEdgeChannel:
     def _begin_step(self, step: int) -> None:
         with self._lock:  # parties of one device begin a step at the same time
             if step != self._step:
-                self._count.clear()
+                self._sent.clear()
+                self._received.clear()
                 self._credit_sizes.clear()
                 self._chosen.clear()
                 self._channel.rings.begin_step()
