@@ -28,7 +28,7 @@ from graphflow.ops.communication import channels as ops
 from graphflow.ops.control_flow.concurrent import concurrent, party_attrs
 
 
-class Channel(NamedTuple):
+class PartyChannel(NamedTuple):
     """A channel: its number in its node, and the spec of its tensors."""
 
     number: int
@@ -41,11 +41,11 @@ class Party:
     def __init__(self) -> None:
         self.token: Tensor = as_tensor(np.zeros(0, np.bool_))
 
-    def send(self, channel: Channel, x: Any) -> None:
+    def send(self, channel: PartyChannel, x: Any) -> None:
         """Send a tensor of the channel's spec."""
         self.send_where((channel,), x)
 
-    def send_where(self, channels: Sequence[Channel], x: Any, mask: Any = None) -> None:
+    def send_where(self, channels: Sequence[PartyChannel], x: Any, mask: Any = None) -> None:
         """Send a tensor into each channel for which the mask is true.
 
         Args:
@@ -62,13 +62,13 @@ class Party:
         attrs = {"channels": tuple(c.number for c in channels)}
         (self.token,) = make_node(ops.channel_send, inputs, attrs).outputs
 
-    def receive(self, channel: Channel) -> Tensor:
+    def receive(self, channel: PartyChannel) -> Tensor:
         """Return the next tensor of a channel."""
         attrs = {"channel": channel.number, **_spec_attrs(channel.spec)}
         value, self.token = make_node(ops.channel_receive, (self.token,), attrs).outputs
         return value
 
-    def merge(self, channels: Sequence[Channel], order: Any = None) -> tuple[Tensor, Tensor]:
+    def merge(self, channels: Sequence[PartyChannel], order: Any = None) -> tuple[Tensor, Tensor]:
         """Return the next tensor of any of several channels, and which one it came from.
 
         The parts of a message that has several come from further channels, by further merges that
@@ -144,10 +144,10 @@ class ConcurrentLoops:
         self._channels = 0
         self._parties: list[tuple[TracedFunction, str]] = []
 
-    def channel(self, shape: Shape, dtype: str) -> Channel:
+    def channel(self, shape: Shape, dtype: str) -> PartyChannel:
         """Add a channel for tensors of this shape and dtype."""
         self._channels += 1
-        return Channel(self._channels - 1, TensorSpec(tuple(shape), as_dtype(dtype)))
+        return PartyChannel(self._channels - 1, TensorSpec(tuple(shape), as_dtype(dtype)))
 
     def add(self, function: Callable[[Party], Any], pin: str = "") -> None:
         """Add a party.
@@ -161,7 +161,7 @@ class ConcurrentLoops:
         def run() -> Any:
             return function(party), party.token
 
-        with _pinned(pin):
+        with _pin_nodes(pin):
             self._parties.append((trace(run, (), lambda values: ()), pin))
 
     def build(self, name: str | None = None) -> list[Any]:
@@ -176,7 +176,7 @@ class ConcurrentLoops:
         traced = [each for each, _ in self._parties]
         captures = control_flow.merge_captures(*traced)
         attrs = party_attrs([each.body(captures) for each in traced])
-        with _pinned(self._parties[0][1]):
+        with _pin_nodes(self._parties[0][1]):
             outputs = list(make_node(concurrent, captures, attrs, name).outputs)
         results = []
         for each in traced:
@@ -185,7 +185,7 @@ class ConcurrentLoops:
         return results
 
 
-def _pinned(pin: str) -> AbstractContextManager[None]:
+def _pin_nodes(pin: str) -> AbstractContextManager[None]:
     return device(pin) if pin else nullcontext()
 
 
@@ -193,7 +193,7 @@ def _spec_attrs(spec: TensorSpec) -> dict[str, Any]:
     return {"shape": spec.shape, "dtype": spec.dtype.name}
 
 
-def _common_spec(channels: Sequence[Channel]) -> TensorSpec:
+def _common_spec(channels: Sequence[PartyChannel]) -> TensorSpec:
     if not channels or any(c.spec != channels[0].spec for c in channels):
         raise GraphError(
             f"channels of one spec are needed, not {', '.join(str(c.spec) for c in channels)}"

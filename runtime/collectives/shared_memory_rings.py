@@ -88,7 +88,7 @@ class LoopEdges:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a ring is in its segment: its counters, its first slot, and the number of slots."""
+    """The place of a ring in its segment: its counters, its first slot, and how many slots."""
 
     counters: int
     start: int
@@ -322,17 +322,18 @@ class LoopRings:
             known = self._waits[edges] = (wait, ringed)
         return known
 
-    def end_step(self) -> bool:
-        """End a step; return True if the two ends have to agree now."""
-        if not self._outgoing and not self._incoming:
-            return False
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the two ends know how their tensors travel."""
+        return self._generation == self.owner.generation or not (self._outgoing or self._incoming)
+
+    def end_step(self) -> None:
+        """Empty the rings; the two ends count this step."""
         self.begin_step()
-        if self._generation != self.owner.generation:
-            return True
-        self.base += 1 << _STEP_BITS
-        for ring in self.receivers.values():
-            ring.release(0)
-        return False
+        if self._generation == self.owner.generation:
+            self.base += 1 << _STEP_BITS
+            for ring in self.receivers.values():
+                ring.release(0)
 
     def offer(self, step: int) -> None:
         """Make the rings into this device, and send their places to the senders' devices."""
@@ -426,7 +427,11 @@ def agree_on_rings(all_rings: Iterable[LoopRings], step: int) -> None:
     Raises:
         GraphflowError: the step was cancelled.
     """
-    due = [rings for rings in all_rings if rings.end_step()]
+    due = []
+    for rings in all_rings:
+        rings.end_step()
+        if not rings.is_agreed:
+            due.append(rings)
     for rings in due:
         rings.offer(step)
     for rings in due:
