@@ -178,7 +178,8 @@ MATHEMATICS: dict[str, Any] = {
 INITIAL: dict[str, Any] = {
     **_same({"shape": (2, 3)}, "glorot", "he", "normal", "ones", "uniform", "zeros"),
     "full": {"shape": (2, 3), "value": 1.0},
-    **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp"), "LossScaling": {},
+    **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad"),
+    "LossScaling": {},
     "clip_by_global_norm": {"grads": [F, M], "max_norm": 1.0},
 }  # fmt: skip
 
