@@ -129,6 +129,7 @@ def _reduce_segments(
     """Reduce rows (n, size) to (bags, size), given the bag of each row."""
     shape = (count, rows.shape[1])
     ones = G["ones"](bags.shape, rows.dtype) if keep is None else astype(keep, rows.dtype)
+    top: Tensor
     if mode == "max":
         low = G["full"](shape, -math.inf, rows.dtype)
         top = scatter_rows(low, bags, rows, reduction="max")
