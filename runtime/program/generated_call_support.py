@@ -16,6 +16,7 @@ from graphflow.errors import (
     GraphflowError,
     OpError,
     ProtocolError,
+    TableFullError,
     error_text,
 )
 from graphflow.ir.op import Node, Op, owner_module
@@ -135,7 +136,7 @@ def annotate_error(
     this session.
     """
     kind: type[OpError] = OpError
-    if isinstance(error, CheckError | DeviceOutOfMemory):
+    if isinstance(error, CheckError | DeviceOutOfMemory | TableFullError):
         kind = type(error)
     elif isinstance(error, MemoryError):
         kind = DeviceOutOfMemory
