@@ -57,7 +57,7 @@ def _fill(out: Any, part: Any) -> None:
     out[count:] = 0
 
 
-# A device that looks rows up -----------------------------------------------------------------------
+# A device that looks rows up ---------------------------------------------------------------------
 
 
 def _infer_route(
@@ -138,7 +138,7 @@ place_rows = register(
         samples=(
             sample(
                 spec(I64, (5,)), _INT, _INT, *[spec("float32", (2, 3))] * 2,
-                make=lambda xs: [xs[0] % 3, np.int64(1), np.int64(2), *xs[3:]],
+                make=lambda xs: [xs[0] % 3, np.array(1), np.array(2), *xs[3:]],
             ),
         ),
     )
@@ -183,7 +183,7 @@ split_row_sums = register(
         samples=(
             sample(
                 spec("float32", (5, 3)), spec(I64, (5,)), _INT, _INT, sizes=(2, 2),
-                make=lambda xs: [xs[0], xs[1] % 3, np.int64(1), np.int64(2)],
+                make=lambda xs: [xs[0], xs[1] % 3, np.array(1), np.array(2)],
             ),
         ),
     )
@@ -275,9 +275,7 @@ def _infer_sums(inverse: TensorSpec, *gradients: TensorSpec, start: Size, size: 
     return gradients[0].with_shape((size, *gradients[0].shape[1:]))
 
 
-def _sums_into(
-    xp: Any, out: Any, inverse: Any, *gradients: Any, start: int, size: int
-) -> None:
+def _sums_into(xp: Any, out: Any, inverse: Any, *gradients: Any, start: int, size: int) -> None:
     out[...] = 0
     width = int(product(out.shape[1:]))
     total = out.reshape(size, width)

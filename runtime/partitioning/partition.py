@@ -1,9 +1,9 @@
 """Partitioning: a placed graph -> one subgraph for each device, with a send and a receive for each
 cut edge.
 
-A tensor is sent to a device once, however many readers it has there. Of `used_rows` only the rows in
-use are sent. Each partition keeps the
-plan's order of nodes. So all programs are restrictions of one global order, and cannot deadlock.
+A tensor is sent to a device once, however many readers it has there; of `used_rows`, only the rows
+in use are sent. Each partition keeps the plan's order of nodes. So all programs are restrictions of
+one global order, and cannot deadlock.
 Constants are copied to every device that reads them, and placeholders are fed to all their readers.
 
 A collective on several devices becomes a start and a finish on each: the start where its tensor is

@@ -4,8 +4,8 @@
                      Trace ─measured→ MeasuredSteps, for plans
 
 A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock. Its track is a
-device, or "departure" or "arrival" with the key of a cut edge as its name. Behind the key an arrival
-may have "/" and its bytes. A departure and an arrival with the same key become a transfer on the
+device, or "departure" or "arrival" with the key of a cut edge as its name. An arrival may have "/"
+and its bytes behind the key. A departure and an arrival with the same key become a transfer on the
 link between the devices.
 """
 

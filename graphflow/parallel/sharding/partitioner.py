@@ -43,7 +43,7 @@ from graphflow.parallel.sharding.replication import (
 )
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.state_emitter import StateEmitter
-from graphflow.parallel.tables.table_choice import choose_tables
+from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables
 from graphflow.passes import MergeBodies
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import strategy_of
@@ -242,7 +242,10 @@ def emit_shards(
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    tables = choose_tables(graph, readers, preferred, partitioner.mesh)
+    tables = OwnedTables()
+    if assignment is None:  # stages take turns: an owner in another stage would have none
+        mesh, sequence = partitioner.mesh, replication.sequence_axis
+        tables = choose_tables(graph, readers, preferred, mesh, sequence)
     resharder = Resharder(partitioner.mesh, partitioner, assignment, replication.sequence_axis)
     emitter = Emitter(
         resharder, preferred, readers, emit_control, replication.bucket,

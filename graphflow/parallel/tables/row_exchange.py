@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import REGISTRY, Node, Tensor, make_node
-from graphflow.ir.spec import Size, minimum, product
+from graphflow.ir.spec import Size, minimum
 from graphflow.ops.tensors.table_rows import piece_sizes
 from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 from graphflow.parallel.mesh.device_mesh import Place
@@ -54,7 +54,7 @@ class LookupRoutes:
     """The routes of one lookup at all places.
 
     Attributes:
-        ids: the ids as they are split: along their first axis only.
+        ids: the ids as they are split.
         routes: the route of each place.
     """
 
@@ -64,7 +64,7 @@ class LookupRoutes:
     @property
     def batch_axes(self) -> tuple[str, ...]:
         """The mesh axes along which places have different ids."""
-        return self.ids.layout.dims[0].axes if self.ids.layout.dims else ()
+        return tuple(axis for split in self.ids.layout.dims for axis in split.axes)
 
 
 class RowExchange:
@@ -127,18 +127,13 @@ class RowExchange:
         return found
 
     def _split_ids(self, ids: Tensor, cause: Node) -> ShardedTensor:
-        """Return ids that are split along their first axis only: as they are, or as their rows are
-        wanted."""
+        """Return ids that are split as they are, or as their rows are wanted."""
         value = self._values[ids]
-        if not ids.ndim:
-            return self._resharder.convert(value, whole(0), cause, user_name(ids.node))
-        first = value.layout.dims[0]
+        dims = value.layout.dims
         wanted = self._preferred.get(cause.outputs[0])
-        if not first and cause.op.name == "take" and wanted is not None:
-            first = wanted.dims[0]
-        if first.outer != 1 or first.over is not None:
-            first = WHOLE
-        layout = whole(ids.ndim).with_dim(0, first)
+        if not any(dims) and cause.op.name == "take" and wanted is not None:
+            dims = wanted.dims[: ids.ndim]
+        layout = Layout(tuple(WHOLE if d.outer != 1 or d.over else d for d in dims))
         return self._resharder.convert(value, layout, cause, user_name(ids.node))
 
     def _route_at(self, table: Node, ids: Tensor, place: Place, cause: Node) -> RowRoute:
@@ -150,10 +145,10 @@ class RowExchange:
             made = make_node(REGISTRY["route_rows"], (ids,), {"starts": starts, "sizes": sizes})
             inverse, *others = made.outputs
             numbers, keys = others[: len(sizes)], others[len(sizes) :]
-            sent = [_used(k, n) for k, n in zip(keys, numbers, strict=True)]
+            sent = [_mark_used(k, n) for k, n in zip(keys, numbers, strict=True)]
             return RowRoute(inverse, tuple(numbers), tuple(keys), tuple(sent))
 
-        return self._once(cause, place, ("route", table, ids), build)
+        return self._build_once(cause, place, ("route", table, ids), build)
 
     def _look_up(
         self,
@@ -165,42 +160,42 @@ class RowExchange:
     ) -> Tensor:
         """Return the rows that a place looks up; records the keys and rows that travel."""
         table, axis = node.inputs[0].node, self._tables.axes[node.inputs[0].node]
-        route = self._at(found.routes, place)
+        route = self._part_at(found.routes, place)
         parts = []
         for number, owner in enumerate(self._mesh.group(place, axis)):
             source = place if axis in found.batch_axes else owner
             keys = self._keys(found, number, source, owner)
             rows, used = self._read(node, table, owner, keys)
             parts.append(rows if owner == place else used)
-            share = self._expected(found, table, number, source)
+            share = self._expect_rows(found, table, number, source)
             if owner != place:
-                sent |= self._sent(node, used, owner, place, share)
+                sent |= self._row_bytes(node, used, owner, place, share)
             if source != owner:
-                asked |= self._sent(node, keys, source, owner, share)
-        ids = self._at(found.ids.shards, place)
+                asked |= self._row_bytes(node, keys, source, owner, share)
+        ids = self._part_at(found.ids.shards, place)
 
         def build() -> Tensor:
             inputs = (route.inverse, *route.numbers, *parts)
             rows = make_node(REGISTRY["place_rows"], inputs, {}, node.name).outputs[0]
-            return _reshaped(rows, (*ids.shape, *node.specs[0].shape[ids.ndim :]))
+            return _reshape(rows, (*ids.shape, *node.specs[0].shape[ids.ndim :]))
 
-        return self._once(node, place, ("lookup", route, *parts), build)
+        return self._build_once(node, place, ("lookup", route, *parts), build)
 
     def _keys(self, found: LookupRoutes, number: int, source: Place, owner: Place) -> Tensor:
         """Return the keys of owner number `number` that a place has, as another place reads
         them."""
-        route = self._at(found.routes, source)
+        route = self._part_at(found.routes, source)
         return route.keys[number] if source == owner else route.sent[number]
 
     def _read(self, node: Node, table: Node, owner: Place, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows that keys ask an owner for, padded; and the same as they travel."""
-        shard = self._at(self._values[table.outputs[0]].shards, owner)
+        shard = self._part_at(self._values[table.outputs[0]].shards, owner)
 
         def build() -> tuple[Tensor, Tensor]:
             rows, number = make_node(REGISTRY["read_rows"], (shard, keys), {}).outputs
-            return rows, _used(rows, number)
+            return rows, _mark_used(rows, number)
 
-        return self._once(node, owner, ("read", shard, keys), build)
+        return self._build_once(node, owner, ("read", shard, keys), build)
 
     # Updates --------------------------------------------------------------------------------------
 
@@ -227,11 +222,10 @@ class RowExchange:
     def _gradient(self, update: RowUpdate, lookup: RowLookup) -> ShardedTensor:
         """Return the gradient of a lookup's rows, split as its ids are."""
         found = self._route(update.table, lookup.ids, lookup.sums)
-        ids, value = found.ids, self._values[lookup.gradient]
-        first = ids.layout.dims[0].scale_by(product(ids.spec.shape[1:])) if ids.spec.rank else WHOLE
-        layout = whole(value.spec.rank).with_dim(0, first)
-        cause = lookup.sums
-        return self._resharder.convert(value, layout, cause, user_name(lookup.gradient.node))
+        value, dims = self._values[lookup.gradient], found.ids.layout.dims
+        layout = Layout((*dims, *(WHOLE,) * (value.spec.rank - len(dims))))
+        name = user_name(lookup.gradient.node)
+        return self._resharder.convert(value, layout, lookup.sums, name)
 
     def _complete_outside(self, node: Node, update: RowUpdate) -> None:
         """Make what an update reads besides rows, such as rates, whole at each place."""
@@ -265,33 +259,33 @@ class RowExchange:
                 keys.append(self._keys(found, number, source, owner))
                 own.append(part[0] if source == owner else part[1])
                 if source != owner:
-                    share = self._expected(found, update.table, number, source)
-                    sent |= self._sent(lookup.sums, part[1], source, owner, share)
+                    share = self._expect_rows(found, update.table, number, source)
+                    sent |= self._row_bytes(lookup.sums, part[1], source, owner, share)
             sums.append(own)
-        shard = self._at(self._values[update.table.outputs[0]].shards, owner)
+        shard = self._part_at(self._values[update.table.outputs[0]].shards, owner)
 
         def build() -> dict[Tensor, Tensor]:
             return self._compute_rows(update, keys, sums, shard, owner)
 
         key = ("update", update, shard, *keys, *(t for own in sums for t in own))
-        return self._once(update.results[-1], owner, key, build)
+        return self._build_once(update.results[-1], owner, key, build)
 
     def _sums_at(
         self, update: RowUpdate, lookup: RowLookup, gradient: ShardedTensor, place: Place
     ) -> list[tuple[Tensor, Tensor]]:
         """Return, for each owner, the sums of a place's gradients, padded; and as they travel."""
         found = self._route(update.table, lookup.ids, lookup.sums)
-        route, part = self._at(found.routes, place), self._at(gradient.shards, place)
-        ids = self._at(found.ids.shards, place)
+        route, part = self._part_at(found.routes, place), self._part_at(gradient.shards, place)
+        ids = self._part_at(found.ids.shards, place)
 
         def build() -> list[tuple[Tensor, Tensor]]:
-            flat = _reshaped(part, (ids.size, *gradient.spec.shape[1:]))
+            flat = _reshape(part, (ids.size, *part.shape[ids.ndim :]))
             sizes = piece_sizes(ids.size, self._starts(update.table))
             inputs = (flat, route.inverse, *route.numbers)
             made = make_node(REGISTRY["split_row_sums"], inputs, {"sizes": sizes}).outputs
-            return [(s, _used(s, n)) for s, n in zip(made, route.numbers, strict=True)]
+            return [(s, _mark_used(s, n)) for s, n in zip(made, route.numbers, strict=True)]
 
-        return self._once(lookup.sums, place, ("sums", route, part), build)
+        return self._build_once(lookup.sums, place, ("sums", route, part), build)
 
     def _compute_rows(
         self,
@@ -314,22 +308,22 @@ class RowExchange:
             now[lookup.sums.outputs[0]] = made.outputs[0]
             start = sum((part.shape[0] for part in own), start)
         for node in update.computed:
-            inputs = [now[t] if t in now else self._outside(t, owner) for t in node.inputs]
+            inputs = [now[t] if t in now else self._value_at(t, owner) for t in node.inputs]
             made = make_node(node.op, tuple(inputs), node.attrs, node.name)
             now.update(zip(node.outputs, made.outputs, strict=True))
         return {node.outputs[0]: now[node.outputs[0]] for node in update.results}
 
-    def _outside(self, tensor: Tensor, place: Place) -> Tensor:
+    def _value_at(self, tensor: Tensor, place: Place) -> Tensor:
         """Return what stands at a place for a tensor that an update only reads."""
         value = self._values.get(tensor)
-        return tensor if value is None else self._at(value.shards, place)
+        return tensor if value is None else self._part_at(value.shards, place)
 
     # Places ---------------------------------------------------------------------------------------
 
-    def _at(self, parts: Sequence[_T], place: Place) -> _T:
+    def _part_at(self, parts: Sequence[_T], place: Place) -> _T:
         return parts[self._mesh.index_of(place)]
 
-    def _once(self, cause: Node, place: Place, key: Hashable, build: Callable[[], _T]) -> _T:
+    def _build_once(self, cause: Node, place: Place, key: Hashable, build: Callable[[], _T]) -> _T:
         """Build something at a place; once for places that share a device and inputs."""
         key = (self._resharder.device_index(cause, place), key)
         if key not in self._made:
@@ -348,15 +342,15 @@ class RowExchange:
 
     # Records --------------------------------------------------------------------------------------
 
-    def _expected(self, found: LookupRoutes, table: Node, number: int, place: Place) -> float:
+    def _expect_rows(self, found: LookupRoutes, table: Node, number: int, place: Place) -> float:
         """Return how many distinct rows of an owner a place looks up, if ids are equally likely."""
         starts = self._starts(table)
         rows = starts[-1]
-        count = self._resharder.partitioner.guess(self._at(found.ids.shards, place).size)
+        count = self._resharder.partitioner.guess(self._part_at(found.ids.shards, place).size)
         distinct = rows * (1 - (1 - 1 / rows) ** count) if rows > 1 else min(count, 1)
         return distinct * (starts[number + 1] - starts[number]) / rows
 
-    def _sent(
+    def _row_bytes(
         self, cause: Node, tensor: Tensor, source: Place, to: Place, rows: float
     ) -> dict[SentTensor, float]:
         """Return the bytes of so many rows of a tensor that travel to a place."""
@@ -364,19 +358,19 @@ class RowExchange:
         width = tensor.spec.dtype.itemsize
         for size in tensor.shape[1:]:
             width *= self._resharder.partitioner.guess(size)
-        return {part: rows * width for part in most}
+        return dict.fromkeys(most, rows * width)
 
     def _log(self, cause: Node, kind: str, sent: Mapping[SentTensor, float]) -> None:
         axes = list(self._tables.axes.values())
         CommunicationLog(self._resharder, cause, user_name(cause))(kind, axes[:1], sent)
 
 
-def _used(tensor: Tensor, number: Tensor) -> Tensor:
+def _mark_used(tensor: Tensor, number: Tensor) -> Tensor:
     """Return a tensor of which only the first `number` rows travel."""
     return make_node(REGISTRY["used_rows"], (tensor, number), {}).outputs[0]
 
 
-def _reshaped(tensor: Tensor, shape: tuple[Size, ...]) -> Tensor:
+def _reshape(tensor: Tensor, shape: tuple[Size, ...]) -> Tensor:
     """Return a tensor in another shape; itself if it has that shape."""
     if tensor.shape == shape:
         return tensor

@@ -9,9 +9,11 @@ computed by itself, so the owner of a row can do it alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import Shape
 from graphflow.parallel.sharding.rules import rule_of
 
 Readers = Mapping[Tensor, Sequence[Node | None]]
@@ -24,7 +26,7 @@ class RowLookup:
 
     Attributes:
         ids: the ids, of any shape.
-        gradient: the gradient of the row of each id, (k, …).
+        gradient: the gradient of the row of each id, of shape ids.shape + table.shape[1:].
         sums: the node that sums the gradients of each distinct row.
     """
 
@@ -90,10 +92,13 @@ def _find_update(graph: Graph, readers: Readers, results: list[Node]) -> RowUpda
         return None
     if not all(_is_row_by_row(node, rows, after) for node in computed):
         return None
-    lookups = tuple(
-        RowLookup(_looked_up_ids(each, table, readers), node.inputs[0], node)
-        for each, node in zip(flat, sums, strict=True)
-    )
+    lookups = []
+    for each, node in zip(flat, sums, strict=True):
+        looked_up = _looked_up_ids(each, table, readers)
+        gradient = _unflatten(node.inputs[0], (*looked_up.shape, *table.specs[0].shape[1:]))
+        if gradient is None:
+            return None
+        lookups.append(RowLookup(looked_up, gradient, node))
     kept = {t.node for lookup in lookups for t in (lookup.ids, lookup.gradient)}
     kept |= {t.node for node in computed for t in node.inputs if t.node not in after}
     replaced = _nodes_only_for(graph, readers, computed, kept)
@@ -101,7 +106,7 @@ def _find_update(graph: Graph, readers: Readers, results: list[Node]) -> RowUpda
     if not (inside <= replaced and _is_closed(computed, results, replaced, readers)):
         return None
     return RowUpdate(
-        table, lookups, rows, number, tuple(results), tuple(computed), frozenset(replaced)
+        table, tuple(lookups), rows, number, tuple(results), tuple(computed), frozenset(replaced)
     )
 
 
@@ -178,6 +183,14 @@ def _looked_up_ids(flat: Tensor, table: Node, readers: Readers) -> Tensor:
     }
     inner = ids.node.inputs[0] if ids.node.op.name == "reshape" else ids
     return inner if ids not in looked_up and inner in looked_up else ids
+
+
+def _unflatten(gradient: Tensor, shape: Shape) -> Tensor | None:
+    """Return a gradient as it was before an optimiser flattened it; None if it had another
+    shape."""
+    if gradient.shape != shape and gradient.node.op.name == "reshape":
+        gradient = gradient.node.inputs[0]
+    return gradient if gradient.shape == shape else None
 
 
 def _nodes_only_for(

@@ -32,18 +32,23 @@ class OwnedTables:
 
 
 def choose_tables(
-    graph: Graph, readers: Readers, layouts: Mapping[Tensor, Layout], mesh: Mesh
+    graph: Graph,
+    readers: Readers,
+    layouts: Mapping[Tensor, Layout],
+    mesh: Mesh,
+    sequence_axis: str | None = None,
 ) -> OwnedTables:
     """Return the tables of a graph: variables that are split by rows along one mesh axis, and that
     nodes read by rows only.
 
     If a node needs a variable otherwise, such as a product or an optimiser that moves all rows, its
-    lookups are no exception: each place sums what it has.
+    lookups are no exception: each place sums what it has. So do places along the sequence axis,
+    which scatter such sums.
     """
-    axes = {
+    axes: dict[Node, str] = {
         node: axis
         for node in graph.variables
-        if (axis := _row_axis(node, layouts, mesh)) is not None
+        if (axis := _row_axis(node, layouts, mesh)) not in (None, sequence_axis)
     }
     if not axes:
         return OwnedTables()
@@ -61,9 +66,7 @@ def choose_tables(
     }
     chosen = tuple(update for update in updates if update.table in tables)
     dropped = {state for update in updates if update not in chosen for state in update.states}
-    return OwnedTables(
-        {node: axis for node, axis in tables.items() if node not in dropped}, chosen
-    )
+    return OwnedTables({node: axis for node, axis in tables.items() if node not in dropped}, chosen)
 
 
 def _row_axis(node: Node, layouts: Mapping[Tensor, Layout], mesh: Mesh) -> str | None:
@@ -81,9 +84,7 @@ def _reads_rows(user: Node | None, variable: Node, inside: set[Node]) -> bool:
     """Return True if a node reads a variable by rows, or only fetches or replaces it."""
     if user is None or user in inside or user.op.name == "group":
         return True
-    first = user.inputs[0].node is variable and all(
-        t.node is not variable for t in user.inputs[1:]
-    )
+    first = user.inputs[0].node is variable and all(t.node is not variable for t in user.inputs[1:])
     return first and (
         user.op.name == "assign" or (user.op.name == "take" and user.attrs["axis"] == 0)
     )
