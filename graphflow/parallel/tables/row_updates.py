@@ -95,7 +95,7 @@ def _find_update(graph: Graph, readers: Readers, results: list[Node]) -> RowUpda
     lookups = []
     for each, node in zip(flat, sums, strict=True):
         looked_up = _looked_up_ids(each, table, readers)
-        gradient = _unflatten(node.inputs[0], (*looked_up.shape, *table.specs[0].shape[1:]))
+        gradient = _restore_shape(node.inputs[0], (*looked_up.shape, *table.specs[0].shape[1:]))
         if gradient is None:
             return None
         lookups.append(RowLookup(looked_up, gradient, node))
@@ -185,7 +185,7 @@ def _looked_up_ids(flat: Tensor, table: Node, readers: Readers) -> Tensor:
     return inner if ids not in looked_up and inner in looked_up else ids
 
 
-def _unflatten(gradient: Tensor, shape: Shape) -> Tensor | None:
+def _restore_shape(gradient: Tensor, shape: Shape) -> Tensor | None:
     """Return a gradient as it was before an optimiser flattened it; None if it had another
     shape."""
     if gradient.shape != shape and gradient.node.op.name == "reshape":
