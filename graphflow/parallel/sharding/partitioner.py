@@ -18,7 +18,7 @@ build order; `emitter.py` shows the steps of a node: choose a rule, convert inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -230,9 +230,20 @@ def propagate_layouts(annotated: AnnotatedGraph) -> dict[Tensor, Layout]:
 
 
 def emit_shards(
-    annotated: AnnotatedGraph, preferred: Layouts, assignment: DeviceAssignment | None
+    annotated: AnnotatedGraph,
+    preferred: Layouts,
+    assignment: DeviceAssignment | None,
+    make_resharder: Callable[..., Resharder] = Resharder,
+    make_emitter: Callable[..., Emitter] = Emitter,
 ) -> EmittedGraph:
-    """Write one node for each node and place, with the communication between places."""
+    """Write one node for each node and place, with the communication between places.
+
+    Args:
+        annotated: the graph.
+        preferred: the layout that each tensor would like best.
+        assignment: see `partition_graph`.
+        make_resharder, make_emitter: what converts layouts, and what writes nodes.
+    """
     graph, partitioner = annotated.graph, annotated.partitioner
     replication = annotated.replication
     readers: dict[Tensor, list[Node | None]] = {}
@@ -241,8 +252,8 @@ def emit_shards(
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    resharder = Resharder(partitioner.mesh, partitioner, assignment, replication.sequence_axis)
-    emitter = Emitter(
+    resharder = make_resharder(partitioner.mesh, partitioner, assignment, replication.sequence_axis)
+    emitter = make_emitter(
         resharder, preferred, readers, emit_control, replication.bucket,
         replication.unsynchronised, replication.sequence_axis,
     )  # fmt: skip
@@ -297,6 +308,11 @@ __all__ = [
     "AnnotatedGraph",
     "EmittedGraph",
     "MeshStrategy",
+    "annotate_graph",
+    "assemble_graph",
     "divide_over_mesh",
+    "emit_shards",
+    "lay_out_mesh",
     "partition_graph",
+    "propagate_layouts",
 ]
