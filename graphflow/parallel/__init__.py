@@ -4,6 +4,7 @@ from graphflow.parallel.async_model import AsyncModel
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
+from graphflow.parallel.local_training.local_sgd import LocalSGD
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
 from graphflow.parallel.pipelining.staleness import staleness
@@ -34,6 +35,7 @@ __all__ = [
     "GPT",
     "AsyncModel",
     "Data",
+    "LocalSGD",
     "Pipeline",
     "Report",
     "Schedule",
