@@ -18,7 +18,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 
 
-class Version(NamedTuple):
+class VariableVersion(NamedTuple):
     """A new value of a variable.
 
     Attributes:
@@ -45,7 +45,7 @@ class Window:
     graph: Graph
     originals: Mapping[Node, Node]
     turns: Mapping[Node, int]
-    versions: Mapping[Node, Version]
+    versions: Mapping[Node, VariableVersion]
     count: int
 
 
@@ -79,7 +79,7 @@ class _TurnWriter:
     count: int
     originals: dict[Node, Node] = field(default_factory=dict)
     turns: dict[Node, int] = field(default_factory=dict)
-    versions: dict[Node, Version] = field(default_factory=dict)
+    versions: dict[Node, VariableVersion] = field(default_factory=dict)
     last: dict[Tensor, Tensor] = field(default_factory=dict)
 
     def write(self, turn: int, newest: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class _TurnWriter:
         variable = assign.inputs[0]
         with origin_scope(assign, f"turn{turn}/", assign.device):
             version: Tensor = REGISTRY["reshape"](value, shape=variable.shape, name=assign.name)
-        self.versions[version.node] = Version(variable, turn)
+        self.versions[version.node] = VariableVersion(variable, turn)
         return version
 
 
@@ -131,4 +131,4 @@ def name_in_step(name: str) -> str:
     return re.sub(r"^turn\d+/", "", name)
 
 
-__all__ = ["Version", "Window", "name_in_step", "unroll_turns"]
+__all__ = ["VariableVersion", "Window", "name_in_step", "unroll_turns"]
