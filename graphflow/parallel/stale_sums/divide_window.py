@@ -78,7 +78,7 @@ def divide_window(
 
     emitted = emit_shards(
         unrolled, _window_layouts(window, preferred), None,
-        make_resharder, partial(StaleEmitter, window=window, owned=owned),
+        make_resharder, partial(StaleEmitter, window=window, owned=owned), owns_tables=False,
     )  # fmt: skip
     if not made[0].has_stale_sums:
         raise ShardingError(
