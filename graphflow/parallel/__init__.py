@@ -1,5 +1,10 @@
 """Parallelism: what several devices do with one model."""
 
+from graphflow.parallel.compression.check import FilterCheck, check_filter
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.fixed_point import FixedPoint
+from graphflow.parallel.compression.power_sgd import PowerSGD
+from graphflow.parallel.compression.top_k import TopK
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
@@ -32,17 +37,23 @@ from graphflow.parallel.shard_strategy import Shard
 __all__ = [
     "GPT",
     "Data",
+    "Filter",
+    "FilterCheck",
+    "FixedPoint",
     "Pipeline",
+    "PowerSGD",
     "Report",
     "Schedule",
     "Search",
     "Shard",
     "Task",
+    "TopK",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "auto",
     "broadcast",
+    "check_filter",
     "chimera",
     "draw",
     "gpipe",

@@ -16,6 +16,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.gradient_filters import filter_gradients, replica_variables
+from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
@@ -58,6 +61,9 @@ class Data:
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the size that most have.
         bucket: bytes of gradients that are exchanged at once; 0: each by itself.
+        compress: a filter, such as `TopK(0.01)`, through which replicas exchange gradients. A
+            gradient of which it saves nothing travels as it is. With `shard_state` too, each
+            replica receives the whole sum.
         devices: the devices of the replicas; default: the first of the cluster. In a product in
             which a replica takes several devices, a list for each; with stages, those of the first
             stage come first.
@@ -65,7 +71,7 @@ class Data:
     Raises:
         ShardingError: a count is invalid; when a graph is partitioned: there are more replicas than
             devices, the batch is smaller than the replicas, or it is unclear which placeholders
-            hold the batch.
+            hold the batch; in `minimize`: `compress` saves no bytes at all.
 
     Source: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Rajbhandari et al., "ZeRO", SC
         2020 (shares of the state).
@@ -77,6 +83,7 @@ class Data:
     synchronised: bool = True
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET_BYTES
+    compress: Filter | None = None
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
@@ -89,6 +96,11 @@ class Data:
             )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
+        if self.compress is not None and not isinstance(self.compress, Filter):
+            raise ShardingError(
+                f"{where}: compress must be a filter, such as gf.parallel.FixedPoint(8), not "
+                f"{self.compress!r}"
+            )
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -111,7 +123,27 @@ class Data:
         for node in graph.variables:
             if not (self.shard_state and is_slot(node)):
                 given[node.outputs[0]] = whole(node.outputs[0].ndim)
+        for tensor in replica_variables(graph):
+            given[tensor] = whole(tensor.ndim).with_dim(0, AxisSplit((DATA,)))
         return given
+
+    def filter_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients that replicas exchange through `compress`, and updates of its state.
+
+        Raises:
+            ShardingError: see `compress`.
+        """
+        if self.compress is None:
+            return [*gradients], []
+        try:
+            return filter_gradients(self.compress, gradients, variables, self.replicas, scale)
+        except ShardingError as error:
+            raise ShardingError(f"Data at {self.line}: {error}") from None
 
     def divide(
         self,
@@ -157,6 +189,11 @@ class Data:
             ShardingError: both split the batch, or both set the same option.
         """
         where = f"Data * Shard at {user_location()}"
+        if self.compress is not None:
+            raise ShardingError(
+                f"{where}: compress={self.compress!r} is for whole gradients, and a Shard "
+                "cuts them; leave out compress=, or the Shard"
+            )
         if DATA in shard.mesh or shard.batch is not None:
             raise ShardingError(
                 f"{where}: the Shard cuts the batch already (mesh {dict(shard.mesh)!r}, "

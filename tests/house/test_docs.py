@@ -16,8 +16,8 @@ PAGES = [
     "parallel", "pipelines", "layers", "placers", "stages", pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [
-    "checkpoints", "collectives", "dtypes", "functions", "linalg", "memory", "observability",
-    "onnx", "transport", "views",
+    "checkpoints", "collectives", "compression", "dtypes", "functions", "linalg", "memory",
+    "observability", "onnx", "transport", "views",
 ]  # fmt: skip
 """Pages whose Python assumes that the reader has a model, its batches and a session."""
 
