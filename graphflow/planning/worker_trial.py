@@ -213,7 +213,7 @@ class WorkerTrial:
     def _client_seconds(self, sent: int, device: str) -> float:
         """Return the seconds that feeds of so many bytes travel to a device, and small results
         back."""
-        latency, bandwidth = link_matrices(self._cluster, None, self._survey.links)
+        latency, bandwidth = link_matrices(self._cluster, self._survey.profiles, self._survey.links)
         at = self._cluster.devices.index(device)
         return float(latency[-1, at] + sent / bandwidth[-1, at] + latency[at, -1])
 
