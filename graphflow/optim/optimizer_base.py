@@ -48,7 +48,8 @@ class Optimizer:
     Args:
         sparse: update only the rows of a table, and of its slots, that a step looked up ("lazy"
             updates): elsewhere neither moments nor weights decay. Optimisers for which a zero
-            gradient changes nothing (SGD without momentum, Adagrad) update so in any case.
+            gradient changes nothing (SGD without momentum, Adagrad, RowwiseAdagrad) update so in
+            any case.
     """
 
     sparse: bool = field(default=False, kw_only=True)

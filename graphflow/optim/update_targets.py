@@ -41,9 +41,13 @@ class Target:
         chosen: Tensor = state if self.rows is None else FUNCTIONS["take"](state, self.rows, 0)
         return chosen
 
-    def read(self, name: str, initial: float = 0.0) -> Tensor:
-        """Return the rows of a slot, a variable of the same shape and on the same device."""
-        self.slots[name] = _slot(self.variable, name, initial)
+    def read(self, name: str, initial: float = 0.0, axes: int | None = None) -> Tensor:
+        """Return the rows of a slot, a variable on the same device.
+
+        Args:
+            axes: the slot has the shape of the variable's first `axes` axes; None: of all.
+        """
+        self.slots[name] = _slot(self.variable, name, initial, axes)
         return self.part(self.slots[name])
 
     def write(self, name: str, value: Tensor) -> None:
@@ -105,9 +109,9 @@ def row_target(variable: Tensor, lookups: Sequence[Lookup]) -> tuple[Target, Ten
     return Target(variable, found.values, found.number), gradient
 
 
-def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
-    """Return a new variable of another's shape, on its device."""
-    shape = tuple(int(s) for s in variable.shape)
+def _slot(variable: Tensor, name: str, value: float, axes: int | None) -> Tensor:
+    """Return a new variable of the shape of another's first axes, on its device."""
+    shape = tuple(int(s) for s in variable.shape[:axes])
     initial = init.full(shape, value, wide_dtype(variable.dtype))
     return state_variable(f"{variable.node.name}/{name}", initial)
 

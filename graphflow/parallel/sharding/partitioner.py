@@ -43,6 +43,7 @@ from graphflow.parallel.sharding.replication import (
 )
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.state_emitter import StateEmitter
+from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables
 from graphflow.passes import MergeBodies
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import strategy_of
@@ -241,12 +242,16 @@ def emit_shards(
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
+    tables = OwnedTables()
+    if assignment is None:  # stages take turns: an owner in another stage would have none
+        mesh, sequence = partitioner.mesh, replication.sequence_axis
+        tables = choose_tables(graph, readers, preferred, mesh, sequence)
     resharder = Resharder(partitioner.mesh, partitioner, assignment, replication.sequence_axis)
     emitter = Emitter(
         resharder, preferred, readers, emit_control, replication.bucket,
-        replication.unsynchronised, replication.sequence_axis,
+        replication.unsynchronised, replication.sequence_axis, tables,
     )  # fmt: skip
-    state = StateEmitter(graph, emitter, annotated.known, replication.bucket)
+    state = StateEmitter(graph, emitter, annotated.known, replication.bucket, tables.updates)
     local = state.run()
     return EmittedGraph(
         local, state.feeds, state.variables, emitter.values,
