@@ -123,7 +123,7 @@ class WorkerTrial:
         ):
             return 0
         for key, units in new.items():
-            if perf_counter() - begun > TRIAL_SECONDS:
+            if learned and perf_counter() - begun > TRIAL_SECONDS:
                 break
             try:
                 self._profile_copies(compiled, bindings, arrays, units)
