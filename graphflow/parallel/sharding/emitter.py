@@ -41,7 +41,7 @@ from graphflow.parallel.sharding.whole_nodes import copy_unsplit
 from graphflow.parallel.tables.row_exchange import RowExchange
 from graphflow.parallel.tables.table_choice import OwnedTables
 
-_EFFECT_OPS = ("print", "host_call")
+EFFECT_OPS = ("print", "host_call")
 """Ops with an effect outside of the graph. They run once, at the first place."""
 Shards = Sequence[tuple[Tensor, ...]]
 """For each place, what stands there for the outputs of a node."""
@@ -104,7 +104,7 @@ class Emitter:
             (tensor,) = node.outputs
             shards = (tensor,) * len(self.mesh.places)
             self.values[tensor] = ShardedTensor(tensor.spec, whole(tensor.ndim), shards)
-        elif node.op.name in _EFFECT_OPS:
+        elif node.op.name in EFFECT_OPS:
             self._emit_once(node)
         elif is_control(node.op):
             self.reduce_inputs(node)
@@ -292,4 +292,4 @@ def _output_layout(node: Node, choice: SplitChoice, o: int) -> Layout:
     return Layout(dims, tuple(sorted(partial)))
 
 
-__all__ = ["Emitter"]
+__all__ = ["EFFECT_OPS", "Emitter"]
