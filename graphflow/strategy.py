@@ -29,6 +29,9 @@ from graphflow.ir.spec import Span
 
 Array = np.ndarray[Any, Any]
 
+COUNTER = "<counter>"
+"""The name among the sizes of symbols under which a strategy finds the value of its counter."""
+
 
 class VariableShards(Protocol):
     """The variables that stand for one variable of the user's."""
@@ -40,6 +43,15 @@ class VariableShards(Protocol):
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
         """Return the part of the whole variable that each shard has."""
+
+    @property
+    def independent(self) -> bool:
+        """True if shards with the same part have values of their own. The variable's value is their
+        mean."""
+
+    @property
+    def derived(self) -> bool:
+        """True if the strategy made the variable. A checkpoint is complete without it."""
 
 
 class PartitionedGraph(Protocol):
@@ -57,11 +69,18 @@ class PartitionedGraph(Protocol):
     def tasks(self) -> Sequence[str]:
         """The labels of a pipeline's tasks by turn; () if there is no pipeline."""
 
+    @property
+    def counter(self) -> Node | None:
+        """The variable whose value decides how the graph is partitioned, if there is one."""
+
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all symbols, given those of the whole graph."""
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if a step with symbols of these sizes would be partitioned as this one."""
+        """Return True if a step with symbols of these sizes would be partitioned as this one.
+
+        If there is a counter, its value is among the sizes, as `COUNTER`.
+        """
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> Mapping[Node, Array]:
         """Return what the partitioned graph is fed, given what the user feeds."""
@@ -83,7 +102,8 @@ class Strategy(Protocol):
             graph: the whole graph, with gradients and updates.
             cluster: the cluster.
             known: the shards of variables that exist already.
-            fed: the sizes of symbols, if a step is about to be fed.
+            fed: the sizes of symbols, if a step is about to be fed; and the counter's value, if the
+                strategy has a method `counter_of(graph)` that returns a variable.
         """
 
 

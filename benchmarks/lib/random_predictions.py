@@ -24,8 +24,11 @@ from benchmarks.random_models import RandomModel, Step
 
 TRACED = 8
 """Traced steps that refine predictions."""
-WARM_STEPS, WARM_SECONDS = 10, 0.5
-"""Steps before a placement is measured: the least number that comes first."""
+WARM_STEPS, WARM_SECONDS = 22, 5.0
+"""Steps before a placement is measured: the least number that comes first.
+
+A session times 9 steps of a new placement, and perhaps 9 of another one, before it has settled.
+"""
 
 
 @dataclass

@@ -29,7 +29,14 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, index_of
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Groups, Signature, VariablePiece, list_some
+from graphflow.runtime.checkpoint.manifest import (
+    Copies,
+    Groups,
+    Signature,
+    VariablePiece,
+    list_some,
+    mean_of,
+)
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
@@ -59,6 +66,7 @@ class VariableStore:
         self._hosts = hosts
         self._at_home: set[Node] = set()  # variables whose home has the value
         self._pending: dict[str, Array] = {}
+        self._pending_copies: dict[str, Copies] = {}
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
@@ -123,6 +131,7 @@ class VariableStore:
             return
         known = self._user_variables()
         parts = {piece for pieces in divided.values() for piece in pieces.nodes}
+        derived = {node for node, pieces in divided.items() if pieces.derived}
         fresh = {name: node for node, name in names.items() if node not in parts}
         fresh |= {name: node for node, name in self._whole_names(divided).items()}
         check_order({**known, **fresh}, origin)
@@ -130,7 +139,11 @@ class VariableStore:
         if unclear:
             _log.tell("checkpoint.unnamed", folder=origin.source, variables=list_some(unclear))
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
-        lacking = [n for n in fresh if n not in origin.signatures and n not in self._pending]
+        lacking = [
+            name
+            for name, node in fresh.items()
+            if name not in origin.signatures and name not in self._pending and node not in derived
+        ]
         if origin.strict and not origin.signatures.keys() <= known.keys():
             wrong += lacking
         if wrong:
@@ -196,6 +209,9 @@ class VariableStore:
         self.shards.update(divided)
         for node, value in values.items():
             self.set(node, value)
+        for node, name in names.items():
+            if name in self._pending_copies:
+                self._set_copies(node, self._pending_copies.pop(name))
         return leaving
 
     def _whole_names(self, divided: Mapping[Node, VariableShards]) -> dict[Node, str]:
@@ -242,14 +258,33 @@ class VariableStore:
 
     def _assemble(self, node: Node) -> Array:
         """Return the whole value of a partitioned variable."""
-        spec = node.specs[0]
+        spec, pieces = node.specs[0], self.shards[node]
         value: Array = np.empty(spec.shape, spec.dtype)
-        found: set[tuple[Span, ...]] = set()
-        for piece, spans in _distinct_shards(self.shards[node]).items():
-            if spans not in found:
-                found.add(spans)
-                value[index_of(spans, spec.shape)] = self._value(piece)
+        copies: dict[tuple[Span, ...], list[Node]] = {}
+        for piece, spans in _distinct_shards(pieces).items():
+            copies.setdefault(spans, []).append(piece)
+        for spans, own in copies.items():
+            used = own if pieces.independent else own[:1]
+            value[index_of(spans, spec.shape)] = mean_of([self._value(piece) for piece in used])
         return value
+
+    def copies(self) -> dict[str, Copies]:
+        """Return the copies of the partitioned variables whose copies have values of their own."""
+        return {
+            name: tuple(
+                (spans, self._value(piece)) for piece, spans in _distinct_shards(pieces).items()
+            )
+            for name, node in self.wholes.items()
+            if (pieces := self.shards[node]).independent
+        }
+
+    def _set_copies(self, node: Node, copies: Copies) -> None:
+        """Give the shards of a variable the values that they had in a checkpoint, if they are the
+        same parts; otherwise leave them as they are."""
+        pieces = _distinct_shards(self.shards[node])
+        if self.shards[node].independent and [*pieces.values()] == [spans for spans, _ in copies]:
+            for piece, (_, value) in zip(pieces, copies, strict=True):
+                self.set(piece, value.reshape(piece.specs[0].shape))
 
     # Values -----------------------------------------------------------------------------------
 
@@ -263,6 +298,14 @@ class VariableStore:
             self.check_loaded_checkpoint(self.new_names([node]))
         return self._value(node)
 
+    def peek(self, node: Node) -> Array:
+        """Return a variable's value as `get` does, but do not note that it is in use."""
+        if node in self.names or node in self.shards:
+            return self._value(node)
+        waiting = self._pending.get(self.new_names([node])[node])
+        initial = node.attrs["initial"]
+        return waiting if waiting is not None else np.array(initial())
+
     def _value(self, node: Node) -> Array:
         if node in self.shards:
             return self._assemble(node)
@@ -275,7 +318,7 @@ class VariableStore:
         return np.array(initial() if callable(initial) else initial)
 
     def set(self, node: Node, value: Array) -> None:
-        """Give a variable a value that fits it."""
+        """Give a variable, with all its copies, a value that fits it."""
         value = fit_rows(node, value)
         if node in self.shards:
             for piece, spans in _distinct_shards(self.shards[node]).items():
@@ -317,7 +360,7 @@ class VariableStore:
         if strict:  # values of an earlier checkpoint must not leak into new variables
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
         self._loaded_checkpoint = origin
-        self._set_by_name(checkpoint.variables)
+        self._set_by_name(checkpoint)
 
     def values_beyond(self, checkpoint: Checkpoint) -> dict[str, Array]:
         """Return the values of the variables that a checkpoint lacks, by name."""
@@ -340,14 +383,21 @@ class VariableStore:
             else None
         )
 
-    def _set_by_name(self, values: Mapping[str, Array]) -> None:
+    def _set_by_name(self, checkpoint: Checkpoint) -> None:
         """Set variables by name; values of those not seen yet wait."""
         nodes = self._user_variables()
-        for name, value in values.items():
+        for name, value in checkpoint.variables.items():
             if name in nodes:
                 self.set(nodes[name], value)
             else:
                 self._pending[name] = value
+        self._pending_copies = {
+            name: copies
+            for name, copies in checkpoint.copies.items()
+            if name not in nodes or nodes[name] not in self.shards
+        }
+        for name in checkpoint.copies.keys() - self._pending_copies.keys():
+            self._set_copies(nodes[name], checkpoint.copies[name])
 
     def describe_mismatch(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
         """Say how a checkpoint differs from the variables so far; "" if it fits."""
@@ -366,7 +416,7 @@ class VariableStore:
         if not homes:
             self.homes.clear()
         self._pending = {}
-        self._set_by_name(checkpoint.variables)
+        self._set_by_name(checkpoint)
 
     def worker_signatures(self) -> dict[int, dict[str, Signature]]:
         """Return names, dtypes and shapes of the variables that each worker holds."""

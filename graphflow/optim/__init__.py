@@ -9,10 +9,11 @@ from graphflow.optim.optimizers import (
     Adam,
     AdamW,
     RMSProp,
+    RowwiseAdagrad,
 )
 from graphflow.optim.update_targets import Rate, Target
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "LossScaling", "Optimizer", "RMSProp", "Rate", "Target",
-    "clip_by_global_norm",
+    "SGD", "Adagrad", "Adam", "AdamW", "LossScaling", "Optimizer", "RMSProp", "Rate",
+    "RowwiseAdagrad", "Target", "clip_by_global_norm",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -36,6 +37,7 @@ from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.rule_layouts import layouts_of_rules
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
@@ -61,12 +63,15 @@ class Data:
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the size that most have.
         bucket: bytes of gradients that are exchanged at once; 0: each by itself.
-        compress: a filter, such as `TopK(0.01)`, through which replicas exchange gradients. A
-            gradient of which it saves nothing travels as it is. With `shard_state` too, each
-            replica receives the whole sum.
+        tables: variables, their names, or patterns such as `"emb*"`. Their rows are divided over
+            the replicas, with their slots. Looked-up rows and their gradients travel, and each
+            replica updates its own rows.
         devices: the devices of the replicas; default: the first of the cluster. In a product in
             which a replica takes several devices, a list for each; with stages, those of the first
             stage come first.
+        compress: a filter, such as `TopK(0.01)`, through which replicas exchange gradients. A
+            gradient of which it saves nothing travels as it is. With `shard_state` too, each
+            replica receives the whole sum.
 
     Raises:
         ShardingError: a count is invalid; when a graph is partitioned: there are more replicas than
@@ -83,8 +88,9 @@ class Data:
     synchronised: bool = True
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET_BYTES
-    compress: Filter | None = None
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
+    tables: Sequence[Tensor | str] = ()
+    compress: Filter | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +99,11 @@ class Data:
         if count is None:
             raise ShardingError(
                 f"{where}: replicas must be an int of at least 1, not {self.replicas!r}"
+            )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{where}: tables must be a list of variables, names or patterns, "
+                f'["emb*"], not {self.tables!r}'
             )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
@@ -118,11 +129,20 @@ class Data:
         return replication_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
-        """Return layouts that split the batch and leave variables whole, except sharded slots."""
-        given = split_batch(graph, batch_placeholders(graph, self.batch), {}, DATA, mesh, strict)
+        """Return layouts that split the batch, and the rows of tables and of their slots.
+
+        Other variables are whole, except for sharded slots.
+        """
+        tables = layouts_of_rules(graph, self._table_rules, mesh, strict)
+        batch = batch_placeholders(graph, self.batch)
+        given = split_batch(graph, batch, tables, DATA, mesh, strict)
         for node in graph.variables:
-            if not (self.shard_state and is_slot(node)):
-                given[node.outputs[0]] = whole(node.outputs[0].ndim)
+            tensor = node.outputs[0]
+            owner = node.origin.outputs[0] if is_slot(node) and node.origin is not None else tensor
+            if owner in tables:
+                given[tensor] = tables[owner]
+            elif not (self.shard_state and is_slot(node)):
+                given[tensor] = whole(tensor.ndim)
         for tensor in replica_variables(graph):
             given[tensor] = whole(tensor.ndim).with_dim(0, AxisSplit((DATA,)))
         return given
@@ -140,10 +160,27 @@ class Data:
         """
         if self.compress is None:
             return [*gradients], []
+        whole_ones = [i for i, v in enumerate(variables) if not self._is_table(v)]
+        own = [[given[i] for i in whole_ones] for given in (gradients, variables)]
         try:
-            return filter_gradients(self.compress, gradients, variables, self.replicas, scale)
+            made, updates = filter_gradients(self.compress, *own, self.replicas, scale)
         except ShardingError as error:
             raise ShardingError(f"Data at {self.line}: {error}") from None
+        sums = dict(zip(whole_ones, made, strict=True))
+        return [sums.get(i, gradient) for i, gradient in enumerate(gradients)], updates
+
+    def _is_table(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable."""
+        name = variable.node.name
+        return any(
+            fnmatchcase(name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
+
+    @property
+    def _table_rules(self) -> dict[Tensor | str, tuple[str]]:
+        """The rules that divide the rows of tables."""
+        return dict.fromkeys(self.tables, (DATA,))
 
     def divide(
         self,
@@ -218,6 +255,7 @@ class Data:
         product = replace(
             shard,
             mesh=mesh,
+            rules={**self._table_rules, **shard.rules},
             devices=devices,
             batch=DATA,
             bucket=shard.bucket if self.bucket == BUCKET_BYTES else self.bucket,

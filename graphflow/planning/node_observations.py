@@ -11,10 +11,8 @@ from statistics import median
 
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.calibration.measure import lower_quartile
-from graphflow.placement.calibration.trace_corrections import (
-    Bucket,
-    TraceCorrections,
-)
+from graphflow.placement.calibration.node_bucket import Bucket
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import TraceObservation
 from graphflow.runtime.tracing.events import TraceStep
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphflow.placement.calibration.measure import lower_quartile
-from graphflow.placement.calibration.trace_corrections import Bucket
+from graphflow.placement.calibration.node_bucket import Bucket
 from graphflow.placement.calibration.worker_speeds import as_speed
 from graphflow.placement.cost_model.trace_observations import TraceObservation
 

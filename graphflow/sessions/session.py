@@ -447,9 +447,11 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             if folder is not None:
-                values = self._recovery.retry_on_loss(self._state.values)
+                values, copies = self._recovery.retry_on_loss(
+                    lambda: (self._state.values(), self._state.copies())
+                )
                 unnamed = self._state.unnamed_groups()
-                saved = Checkpoint(values, self._steps.committed, unnamed)
+                saved = Checkpoint(values, self._steps.committed, unnamed, copies)
                 save_in_shards(saved, self._state, folder)
             else:
                 self._recovery.save()
@@ -502,7 +504,7 @@ class Session:
                 _, same = read_checkpoint(
                     state, source, checkpoint.step, strict=False, rename=names
                 )
-                return Checkpoint({**kept, **same.variables}, same.step)
+                return Checkpoint({**kept, **same.variables}, same.step, copies=same.copies)
 
             self._recovery.load(take, reread)
             report = state.report_loaded()

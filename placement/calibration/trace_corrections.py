@@ -29,6 +29,13 @@ from graphflow.placement.calibration.calibrate import (
 )
 from graphflow.placement.calibration.held_out import error_deviation
 from graphflow.placement.calibration.measure import lower_quartile
+from graphflow.placement.calibration.node_bucket import (
+    Bucket,
+    bottleneck_of,
+    distance_between,
+    half_octaves,
+    op_name_of,
+)
 
 FORMAT = 4
 SAMPLES = 31
@@ -46,41 +53,11 @@ LIMITS = (1e-3, 1e3)
 """A ratio beyond is no speed: a process was suspended, or a clock was wrong."""
 SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
-TRANSPOSED_MARK = "·"
-"""Stands between an op's name and the operands that a product reads transposed."""
 FEW = 3
 """Errors from which the deviation of others is estimated at least."""
 _CLOSEST = 5
 _REACH = 8.0
 """Steps between buckets, half an octave each, over which half of an observation carries."""
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Bucket:
-    """Nodes that share observations.
-
-    Args:
-        device: The kind of device, by machine and threads: "|cpu|1".
-        busy: Its neighbours compute, too.
-        kind: The op's class, see `roofline.op_class`.
-        op: The op; of a product, with its `TRANSPOSED_MARK`.
-        dtype: Of its first output.
-        flops, bytes: Of a node, in half octaves. For a node with bodies, their predicted time in ns
-            stands for its flops.
-    """
-
-    device: str
-    busy: bool
-    kind: str
-    op: str
-    dtype: str
-    flops: int
-    bytes: int
-
-
-def half_octaves(amount: float) -> int:
-    """Return a size in half octaves: amounts within a factor of 1.41 are alike."""
-    return round(2 * math.log2(1.0 + max(0.0, amount)))
 
 
 @dataclass(frozen=True)
@@ -255,14 +232,14 @@ class TraceCorrections:
             own = self._nodes.get(known)
             if own:
                 return Evidence(own[-RECENT:], 1.0, (known,), True, known.busy)
-        family = (bucket.device, "op", _op_name(bucket))
-        bound = (bucket.device, "bound", _bottleneck(bucket))
+        family = (bucket.device, "op", op_name_of(bucket))
+        bound = (bucket.device, "bound", bottleneck_of(bucket))
         if family not in self._by_family:
             family = bound
         alike = self._by_family.get(family)
         if not alike:
             return Evidence()
-        ranked = sorted((_distance(bucket, other), ratio) for other, ratio in alike)
+        ranked = sorted((distance_between(bucket, other), ratio) for other, ratio in alike)
         least = ranked[0][0]
         close = [ratio for distance, ratio in ranked[:_CLOSEST] if distance <= least + 2]
         weight = 1.0 / (1.0 + least / _REACH)
@@ -282,7 +259,7 @@ class TraceCorrections:
             self._families, self._deviations = {}, {}
             for bucket, ratios in self._nodes.items():
                 told = (bucket, robust_ratio(ratios))
-                for family in (("op", _op_name(bucket)), ("bound", _bottleneck(bucket))):
+                for family in (("op", op_name_of(bucket)), ("bound", bottleneck_of(bucket))):
                     self._families.setdefault((bucket.device, *family), []).append(told)
         return self._families
 
@@ -375,16 +352,6 @@ def robust_ratio(ratios: Sequence[float]) -> float:
     return min(max(recent[len(recent) // 4], 1.0 / most), most)
 
 
-def _bottleneck(bucket: Bucket) -> str:
-    """Return what limits such nodes: products, random numbers, aliases, or else memory."""
-    return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
-
-
-def _op_name(bucket: Bucket) -> str:
-    """Return the op's name without the flags that say how it reads its operands."""
-    return bucket.op.partition(TRANSPOSED_MARK)[0]
-
-
 def _append_sample(known: dict[Any, list[float]], key: Any, value: float) -> None:
     """Append a value; above the cap of keys, drop the least recent one."""
     values = known.pop(key, [])
@@ -392,13 +359,6 @@ def _append_sample(known: dict[Any, list[float]], key: Any, value: float) -> Non
     known[key] = values[-SAMPLES:]
     while len(known) > BUCKETS:
         known.pop(next(iter(known)))
-
-
-def _distance(wanted: Bucket, other: Bucket) -> int:
-    """Return how different two buckets are."""
-    apart = abs(wanted.flops - other.flops) + abs(wanted.bytes - other.bytes)
-    apart += 2 * (wanted.op != other.op and _op_name(wanted) == _op_name(other))
-    return apart + 4 * (wanted.dtype != other.dtype) + (wanted.busy != other.busy)
 
 
 def _check_text(value: Any) -> str:

@@ -18,8 +18,9 @@ from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Op
 from graphflow.placement.calibration.cluster_rates import device_classes
+from graphflow.placement.calibration.node_bucket import Bucket
 from graphflow.placement.calibration.roofline import Rates, op_class
-from graphflow.placement.calibration.trace_corrections import Bucket, Evidence, TraceCorrections
+from graphflow.placement.calibration.trace_corrections import Evidence, TraceCorrections
 from graphflow.placement.calibration.uncertainty import (
     QUANTILE,
     calibration_deviation,

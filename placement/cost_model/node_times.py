@@ -18,13 +18,9 @@ from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.kernels.fusion.fusion import regions_of
 from graphflow.passes.duplicates import key_of
 from graphflow.placement.calibration.cluster_rates import device_classes
+from graphflow.placement.calibration.node_bucket import TRANSPOSED_MARK, Bucket, half_octaves
 from graphflow.placement.calibration.roofline import STATELESS, Rates, op_class, work
-from graphflow.placement.calibration.trace_corrections import (
-    TRANSPOSED_MARK,
-    Bucket,
-    TraceCorrections,
-    half_octaves,
-)
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.device_constraints import DeviceConstraints
 from graphflow.placement.problems.problem import Ints

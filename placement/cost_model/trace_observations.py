@@ -11,7 +11,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.cluster_rates import device_classes, rates
-from graphflow.placement.calibration.trace_corrections import Bucket
+from graphflow.placement.calibration.node_bucket import Bucket
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.device_constraints import DeviceConstraints
 from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes

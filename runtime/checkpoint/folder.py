@@ -22,6 +22,7 @@ from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import (
     CheckpointShard,
+    Copies,
     Groups,
     Manifest,
     Signature,
@@ -48,11 +49,14 @@ class Checkpoint:
 
     Attributes:
         unnamed: see `Manifest`.
+        copies: of the variables whose copies have values of their own; their mean is the
+            variable's.
     """
 
     variables: Mapping[str, Array]
     step: int
     unnamed: Groups = ()
+    copies: Mapping[str, Copies] = field(default_factory=dict)
 
     @property
     def signatures(self) -> dict[str, Signature]:
@@ -160,13 +164,28 @@ def save(
             )
         draft = CheckpointDraft.begin(target, checkpoint.step)
         for file, names in divided.items():
-            draft.write(file, {name: variables[name] for name in names})
-        draft.commit(checkpoint.signatures, unnamed=checkpoint.unnamed)
+            whole = {name: variables[name] for name in names if name not in checkpoint.copies}
+            copies = {
+                _copy_name(name, i): value
+                for name in names
+                for i, (_, value) in enumerate(checkpoint.copies.get(name, ()))
+            }
+            draft.write(file, whole | copies)
+        pieces = {
+            name: tuple((_copy_name(name, i), spans) for i, (spans, _) in enumerate(copies))
+            for name, copies in checkpoint.copies.items()
+        }
+        draft.commit(checkpoint.signatures, pieces, checkpoint.unnamed)
     except OSError as error:
         raise CheckpointError(write_error_text(target, error)) from error
     finally:
         if draft is not None:  # does nothing after a commit, which renames the folder
             draft.discard()
+
+
+def _copy_name(name: str, number: int) -> str:
+    """Return the name under which a shard holds one copy of a variable."""
+    return f"{name}@{number}"
 
 
 def load(folder: str | os.PathLike[str]) -> Checkpoint:
@@ -183,7 +202,9 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
         for shard in manifest.shards:
             data = _read_shard(source, shard, manifest.step)
             stored |= read_arrays(data, {n: manifest.dtype(n) for n in shard.variables})
-        return Checkpoint(manifest.assemble(stored), manifest.step, manifest.unnamed)
+        return Checkpoint(
+            manifest.assemble(stored), manifest.step, manifest.unnamed, manifest.copies(stored)
+        )
     except CheckpointError as error:
         raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
 

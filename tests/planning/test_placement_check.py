@@ -527,11 +527,21 @@ def make_quartiles(*values: float) -> StepQuartiles:
     return merge_quartiles({(1,): values}, {(1,): 1})
 
 
-def test_slower_means_that_quartiles_are_apart() -> None:
+def test_slower_means_that_medians_differ_by_more_than_chance() -> None:
     fast, slow = make_quartiles(1.0, 1.1, 1.2, 1.3), make_quartiles(1.4, 1.5, 1.6, 9.0)
-    assert is_slower(slow, fast) and not is_slower(fast, slow)
+    assert not is_slower(fast, slow)
     assert not is_slower(make_quartiles(1.1, 1.2, 1.3, 1.4), fast)
     assert not is_slower(make_quartiles(1.02, 1.02, 1.02), make_quartiles(1.0, 1.0, 1.0))
+    overlapping = make_quartiles(17.4, 18.6, 20.9), make_quartiles(18.4, 22.6, 23.4)
+    assert is_slower(overlapping[1], overlapping[0])
+
+
+def test_steps_of_one_placement_are_rarely_slower_than_steps_of_the_same() -> None:
+    rng = np.random.default_rng(0)
+    pairs = 1.0 + 0.1 * rng.standard_normal((1000, 2, SAMPLES))
+    wrong = sum(is_slower(make_quartiles(*a), make_quartiles(*b)) for a, b in pairs)
+    right = sum(is_slower(make_quartiles(*a * 1.25), make_quartiles(*b)) for a, b in pairs)
+    assert wrong < 100 and right > 950
 
 
 def test_quartiles_of_several_sets_are_weighted_means() -> None:

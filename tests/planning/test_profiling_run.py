@@ -15,7 +15,8 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
-from graphflow.placement.calibration.trace_corrections import TraceCorrections, half_octaves
+from graphflow.placement.calibration.node_bucket import half_octaves
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.node_observations import replace_outliers
 from graphflow.planning.profiling_run import may_profile, profile_first_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphflow.placement.calibration.trace_corrections import Bucket
+from graphflow.placement.calibration.node_bucket import Bucket
 from graphflow.placement.cost_model.trace_observations import TraceObservation
 from graphflow.planning.traced_speeds import traced_speeds
 

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.placement.calibration import trace_corrections as module
+from graphflow.placement.calibration.node_bucket import Bucket, half_octaves
 from graphflow.placement.calibration.trace_corrections import (
     BUCKETS,
     SAMPLES,
-    Bucket,
     TraceCorrections,
     basis_of,
     corrections_path,
-    half_octaves,
     read_corrections,
     write_corrections,
 )
