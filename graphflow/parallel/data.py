@@ -161,9 +161,9 @@ class Data:
         if self.compress is None:
             return [*gradients], []
         whole_ones = [i for i, v in enumerate(variables) if not self._is_table(v)]
-        own = [[given[i] for i in whole_ones] for given in (gradients, variables)]
+        own, trained = ([each[i] for i in whole_ones] for each in (gradients, variables))
         try:
-            made, updates = filter_gradients(self.compress, *own, self.replicas, scale)
+            made, updates = filter_gradients(self.compress, own, trained, self.replicas, scale)
         except ShardingError as error:
             raise ShardingError(f"Data at {self.line}: {error}") from None
         sums = dict(zip(whole_ones, made, strict=True))
