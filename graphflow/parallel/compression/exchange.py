@@ -37,7 +37,7 @@ _Key = tuple[int, int]
 """The number of a tensor, and of a replica."""
 
 
-class Exchanged(NamedTuple):
+class FilteredSum(NamedTuple):
     """The result of an exchange at one replica: the sum, and the state for the next exchange."""
 
     total: Tensor
@@ -67,7 +67,7 @@ def exchange_sums(
     sites: Sites,
     stream: tuple[int, int],
     scales: Sequence[Tensor] | None = None,
-) -> list[list[Exchanged]]:
+) -> list[list[FilteredSum]]:
     """Return the sums of several tensors over replicas, for each tensor and replica.
 
     Args:
@@ -101,7 +101,7 @@ def exchange_sums(
                     done[key] = end.value
         answers = _answer(requests, len(tensors[0]), sites)
     return [
-        [Exchanged(done[i, k].total, done[i, k].state) for k in range(len(each))]
+        [FilteredSum(done[i, k].total, done[i, k].state) for k in range(len(each))]
         for i, each in enumerate(tensors)
     ]
 
@@ -250,4 +250,4 @@ def draw_from(streams: RandomStreams) -> Iterator[None]:
         current_scope.reset(token)
 
 
-__all__ = ["Exchanged", "Sites", "check_specs", "draw_from", "exchange_sums", "with_feedback"]
+__all__ = ["FilteredSum", "Sites", "check_specs", "draw_from", "exchange_sums", "with_feedback"]
