@@ -3,6 +3,7 @@
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
+from graphflow.parallel.local_training.gossip import Gossip
 from graphflow.parallel.local_training.local_sgd import LocalSGD
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
@@ -33,6 +34,7 @@ from graphflow.parallel.shard_strategy import Shard
 __all__ = [
     "GPT",
     "Data",
+    "Gossip",
     "LocalSGD",
     "Pipeline",
     "Report",
