@@ -66,7 +66,7 @@ class ExchangedBucket(NamedTuple):
 
 
 class Combination(Protocol):
-    """What replicas make of each other's values."""
+    """Computes the result of an exchange from the values of all replicas."""
 
     def combine(
         self, unroller: ReplicaUnroller, bucket: ExchangedBucket, places: Sequence[int]
