@@ -24,7 +24,8 @@ from graphflow.ir.spec import kind as kind_of
 class Initializer:
     """The recipe for a variable's first value: a kind, its parameters a and b, and a random stream.
 
-    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b.
+    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b;
+    "hashed": the rows of a `gf.nn.HashTable`, 0 until they are trained.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Initializer:
 
     def __call__(self) -> np.ndarray[Any, Any]:
         """Return the array; each call returns the same values."""
-        if self.kind == "constant":
+        if self.kind in ("constant", "hashed"):
             return np.full(self.shape, self.a, self.dtype)
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.stream)))
         draw = generator.uniform if self.kind == "uniform" else generator.normal
@@ -148,6 +149,14 @@ def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
 def ones(shape: Any, dtype: Any = "float32") -> Initializer:
     """Fill with 1."""
     return _make("constant", shape, dtype, 1.0, 0.0)
+
+
+def hashed_rows(shape: Any, dtype: Any) -> Initializer:
+    """Fill the rows of a hash table with 0. Optimisers train each from its id's initial value."""
+    made = _make("constant", shape, dtype, 0.0, 0.0)
+    if kind_of(np.dtype(made.dtype)) != "float":
+        raise DTypeError(f"{_here()}: the rows of a hash table are floats, not {made.dtype}")
+    return replace(made, kind="hashed")
 
 
 @checks_argument_names(ArgumentError)

@@ -68,6 +68,7 @@ from graphflow.ops.tensors import (
     scatter,
     shape,
     slicing,
+    table_rows,
     take,
     take_along_axis,
 )
@@ -82,8 +83,8 @@ __all__ = [
     "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "quantiles", "random",
     "rectifiers", "reduce", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
-    "sparse", "sparse_sampling", "special", "state_ops", "svd", "take", "take_along_axis",
-    "transcendental", "triangles", "unfold", "variance", "vector_products",
+    "sparse", "sparse_sampling", "special", "state_ops", "svd", "table_rows", "take",
+    "take_along_axis", "transcendental", "triangles", "unfold", "variance", "vector_products",
 ]  # fmt: skip
 
 

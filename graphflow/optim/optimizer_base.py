@@ -30,6 +30,7 @@ from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
 from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
     Target,
+    hashed_target,
     in_dtype_of,
     lookups_of,
     row_target,
@@ -200,6 +201,8 @@ class Optimizer:
         """
         if type(self) not in SPEC_ONLY:
             return False
+        if _is_hashed(variable):
+            return False
         rate = vars(self)["lr"]  # the rate may itself be trained
         return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
 
@@ -229,8 +232,11 @@ class Optimizer:
     def _choose_target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
         """Return the part of a variable to update, and its gradient.
 
-        The part is the looked-up rows if updating these suffices and they are fewer than all.
+        The part is the looked-up rows if updating these suffices and they are fewer than all, and
+        for hash tables in any case.
         """
+        if _is_hashed(variable):
+            return hashed_target(variable, gradient)
         lookups = lookups_of(gradient, variable)
         if not lookups or not (self.sparse or self._rests_at_zero()):
             return Target(variable), gradient
@@ -241,6 +247,11 @@ class Optimizer:
         if not self.sparse and isinstance(count, int) and isinstance(rows, int) and count >= rows:
             return Target(variable), gradient
         return row_target(variable, lookups)
+
+
+def _is_hashed(variable: Tensor) -> bool:
+    """Return True if a variable holds the rows of a `gf.nn.HashTable`."""
+    return getattr(variable.node.attrs["initial"], "kind", None) == "hashed"
 
 
 def _check_arguments(

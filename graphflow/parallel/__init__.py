@@ -1,5 +1,6 @@
 """Parallelism: what several devices do with one model."""
 
+from graphflow.parallel.async_model import AsyncModel
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
@@ -33,6 +34,7 @@ from graphflow.parallel.shard_strategy import Shard
 
 __all__ = [
     "GPT",
+    "AsyncModel",
     "Data",
     "Gossip",
     "LocalSGD",

@@ -33,6 +33,7 @@ from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.rule_layouts import layouts_of_rules
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
@@ -58,6 +59,9 @@ class Data:
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the size that most have.
         bucket: bytes of gradients that are exchanged at once; 0: each by itself.
+        tables: variables, their names, or patterns such as `"emb*"`. Their rows are divided over
+            the replicas, with their slots. Looked-up rows and their gradients travel, and each
+            replica updates its own rows.
         devices: the devices of the replicas; default: the first of the cluster. In a product in
             which a replica takes several devices, a list for each; with stages, those of the first
             stage come first.
@@ -78,6 +82,7 @@ class Data:
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
+    tables: Sequence[Tensor | str] = ()
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +91,11 @@ class Data:
         if count is None:
             raise ShardingError(
                 f"{where}: replicas must be an int of at least 1, not {self.replicas!r}"
+            )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{where}: tables must be a list of variables, names or patterns, "
+                f'["emb*"], not {self.tables!r}'
             )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
@@ -106,12 +116,26 @@ class Data:
         return replication_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
-        """Return layouts that split the batch and leave variables whole, except sharded slots."""
-        given = split_batch(graph, batch_placeholders(graph, self.batch), {}, DATA, mesh, strict)
+        """Return layouts that split the batch, and the rows of tables and of their slots.
+
+        Other variables are whole, except for sharded slots.
+        """
+        tables = layouts_of_rules(graph, self._table_rules, mesh, strict)
+        batch = batch_placeholders(graph, self.batch)
+        given = split_batch(graph, batch, tables, DATA, mesh, strict)
         for node in graph.variables:
-            if not (self.shard_state and is_slot(node)):
-                given[node.outputs[0]] = whole(node.outputs[0].ndim)
+            tensor = node.outputs[0]
+            owner = node.origin.outputs[0] if is_slot(node) and node.origin is not None else tensor
+            if owner in tables:
+                given[tensor] = tables[owner]
+            elif not (self.shard_state and is_slot(node)):
+                given[tensor] = whole(tensor.ndim)
         return given
+
+    @property
+    def _table_rules(self) -> dict[Tensor | str, tuple[str]]:
+        """The rules that divide the rows of tables."""
+        return dict.fromkeys(self.tables, (DATA,))
 
     def divide(
         self,
@@ -181,6 +205,7 @@ class Data:
         product = replace(
             shard,
             mesh=mesh,
+            rules={**self._table_rules, **shard.rules},
             devices=devices,
             batch=DATA,
             bucket=shard.bucket if self.bucket == BUCKET_BYTES else self.bucket,

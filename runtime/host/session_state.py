@@ -218,14 +218,14 @@ class SessionState:
             self._undecided[step], self._commit_spans, self._is_traced = programs, [], False
             return Computed(fetches)
         departures: list[tuple[int, int]] = []
-        arrivals: list[tuple[int, int]] = []
+        arrivals: list[tuple[int, int, int]] = []
         self._departures, self.mail.arrivals = departures, arrivals
         spans: list[Span] = []
         fetches = self._run(programs, step, draws, feeds, spans)
         self.exchanges.finish_handshakes(step)
         spans += self._commit_spans
         spans += [("departure", str(edge), at, at) for edge, at in departures]
-        spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
+        spans += [("arrival", f"{edge}/{size}", at, at) for edge, at, size in arrivals]
         self._undecided[step], self._commit_spans, self._is_traced = programs, [], True
         return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
@@ -377,7 +377,7 @@ class SessionState:
         if array is None:
             return None
         if self.mail.arrivals is not None:
-            self.mail.arrivals.append((edge, passage.arrival_time(edge)))
+            self.mail.arrivals.append((edge, passage.arrival_time(edge), array.nbytes))
         if self.mail.on_transfer is not None:
             self.mail.on_transfer("received", passage.peer, edge, array.nbytes)
         return array

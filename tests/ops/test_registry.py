@@ -31,7 +31,7 @@ G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
 OF_THE_EXECUTOR = {
     "constant", "placeholder", "variable", "assign", "group", "send", "recv", "collective_start",
-    "collective_finish",
+    "collective_finish", "used_rows",
 }  # fmt: skip
 # What these compute is the user's; tests/ops/control_flow/test_control.py checks them.
 HOLD_BODIES = {"call", "cond", "scan", "while_loop"}

@@ -64,14 +64,18 @@ class PartialSums:
         cut = target is not None and partial & target.axes()
         self._buckets.add(tensor, node, target if cut else None)
 
-    def reduce_inputs(self, node: Node) -> None:
+    def reduce_inputs(self, node: Node, tensors: Sequence[Tensor] | None = None) -> None:
         """Complete the sums that a node reads, as far as they wait or would be sent micro-batch by
         micro-batch.
+
+        Args:
+            node: the node.
+            tensors: those that it reads; default: its inputs.
 
         A sum over micro-batches of one device, for a reader on another device, is made before it is
         sent. So one tensor travels, and not one for each micro-batch.
         """
-        for tensor in node.inputs:
+        for tensor in node.inputs if tensors is None else tensors:
             layout = self._values[tensor].layout
             if layout.partial:  # only partial sums wait
                 self._buckets.flush_tensor(tensor)
