@@ -9,6 +9,7 @@ from graphflow.parallel.compression.top_k import TopK
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
+from graphflow.parallel.local_training.gossip import Gossip
 from graphflow.parallel.local_training.local_sgd import LocalSGD
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
@@ -43,6 +44,7 @@ __all__ = [
     "Filter",
     "FilterCheck",
     "FixedPoint",
+    "Gossip",
     "LocalSGD",
     "Pipeline",
     "PowerSGD",
