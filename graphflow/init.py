@@ -101,6 +101,57 @@ class InitialShard:
         return self.whole.read_shard(self.number, self.spans).reshape(self.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class ReplicaRows:
+    """The first value of a variable that has a row for each replica of a model, all alike.
+
+    Attributes:
+        row: the first value of a row.
+        replicas: the number of rows.
+        adds_up: rows are parts of one sum, such as residuals. Otherwise each row is one replica's
+            own copy.
+    """
+
+    row: Initializer | np.ndarray[Any, Any]
+    replicas: int
+    adds_up: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows."""
+        return (self.replicas, *self.row.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows."""
+        return self.row.dtype
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        """Return the array; each call returns the same values."""
+        row = self.row() if isinstance(self.row, Initializer) else self.row
+        return np.array(np.broadcast_to(row, self.shape))
+
+    def first_rows(self, count: int) -> Initializer | np.ndarray[Any, Any]:
+        """Return the first value of `count` rows."""
+        if isinstance(self.row, Initializer) and self.row.kind == "constant":
+            return replace(self.row, shape=(count, *self.row.shape))
+        return self()[:count]
+
+    def fit_rows(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the rows of a checkpoint for this number of replicas.
+
+        Old replica i goes on as replica i modulo the new number. If rows add up, those that meet
+        are added and new replicas begin with zeros, so the sum over replicas stays what it was.
+        Otherwise the rows of the first replicas are copied to the others.
+        """
+        if not self.adds_up:
+            return np.array(rows[np.arange(self.replicas) % len(rows)])
+        found = np.zeros(self.shape, rows.dtype)
+        for i, row in enumerate(rows):
+            found[i % self.replicas] += row
+        return found
+
+
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
     wanted = _dtype(dtype)
     if kind != "constant":

@@ -86,6 +86,21 @@ class Emso(Optimizer):
             )
         return super().minimize(loss, variables, transform=transform, strategy=strategy)
 
+    def _exchange(
+        self,
+        strategy: Strategy | None,
+        grads: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        found, kept = self.inner._exchange(strategy, grads, variables, scale)
+        if kept and self.inner_steps > 1:
+            self._refuse(
+                "inner_steps must be 1 where an exchange of gradients keeps what it did not send",
+                self.inner_steps,
+            )
+        return found, kept
+
     def _build_updates(
         self, grads: Sequence[Tensor], variables: Sequence[Tensor], term: ProximalTerm | None = None
     ) -> list[Tensor]:

@@ -36,7 +36,7 @@ from graphflow.optim.update_targets import (
     lookups_of,
     row_target,
 )
-from graphflow.strategy import Strategy, check_strategy
+from graphflow.strategy import Strategy, check_strategy, filtered_gradients
 from graphflow.transforms.reverse_mode import gradients
 
 SPEC_ONLY: set[type] = set()
@@ -104,14 +104,18 @@ class Optimizer:
                 "them"
             )
         if scaling is None:
-            grads = gradients(loss, chosen)
+            grads, kept = self._exchange(strategy, gradients(loss, chosen), chosen)
             grads = grads if transform is None else transform(grads)
-            return self._apply(grads, chosen, strategy=strategy, loss=loss)
+            return self._apply(grads, chosen, None, kept, strategy, loss)
         scale = scaling.variable()
-        grads = scaling.unscale(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
+        grads = gradients(loss, chosen, [in_dtype_of(scale, loss)])
+        grads, kept = self._exchange(strategy, grads, chosen, scale)
+        grads = scaling.unscale(grads, scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
-        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
+        kept = [assign_if(finite, update) for update in kept]
+        more = [*kept, *scaling.updates(scale, finite)]
+        return self._apply(grads, chosen, finite, more, strategy, loss)
 
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
         """Return a node that updates variables by given gradients; fetching it gives None.
@@ -164,6 +168,31 @@ class Optimizer:
             plain = term is None and self._is_determined_by_specs(variable, gradient)
             updates += alike(variable, gradient) if plain else build(variable, gradient).updates
         return updates
+
+    def _exchange(
+        self,
+        strategy: Strategy | None,
+        grads: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients as the strategy exchanges them, and updates of the state of that.
+
+        Gradients of which the update reads rows only are left to the exchange of rows.
+        """
+        by_rows = self.sparse or self._rests_at_zero()
+        dense = [
+            i
+            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+            if not ((by_rows or _is_hashed(v)) and lookups_of(g, v))
+        ]
+        found = [*grads]
+        sums, updates = filtered_gradients(
+            strategy, [grads[i] for i in dense], [variables[i] for i in dense], scale
+        )
+        for i, total in zip(dense, sums, strict=True):
+            found[i] = total
+        return found, updates
 
     def _check_pairs(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> None:
         """Check gradients and variables; raises as `apply`."""

@@ -208,6 +208,15 @@ def test_replicas_that_talk_seldom_take_their_own_inner_steps() -> None:
         np.testing.assert_allclose(s.get(w), want, rtol=1e-12)
 
 
+def test_an_exchange_that_keeps_what_it_did_not_send_takes_one_inner_step() -> None:
+    squares, top = Squares(32, 3), gf.parallel.TopK(0.3)
+    strategy = Data(2, compress=top)
+    with pytest.raises(ArgumentError, match=r"test_emso.*inner_steps must be 1 where an exchange"):
+        squares.train(Emso(SGD(0.1), 2, 0.5), 8, strategy)
+    have = squares.train(Emso(SGD(0.1), 1, 0.5), 8, strategy)
+    np.testing.assert_array_equal(have, squares.train(SGD(0.1), 8, strategy))
+
+
 def test_a_table_in_pieces_is_trained_as_a_whole_one() -> None:
     def trained(strategy: Any) -> Array:
         random = np.random.default_rng(0)

@@ -322,10 +322,10 @@ def test_steps_touch_the_rows_that_they_looked_up_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("strategy", [
-    Data(2), Data(3, shard_state=True),
+    Data(2), Data(3, shard_state=True), Data(2, compress=gf.parallel.TopK(0.1)),
     *(Shard({"m": n}, {"table/weight": ("m",)}) for n in (1, 2, 3)),
     Shard({"m": 2}, {"table/weight": (None, "m")}),
-], ids=["replicas", "shares", "1 shard", "2 shards", "3 shards", "columns"])  # fmt: skip
+], ids=["replicas", "shares", "filter", "1 shard", "2 shards", "3 shards", "columns"])  # fmt: skip
 def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
     def trained(strategy: Any, backwards: bool) -> tuple[Array, Array]:
         training = Training(gf.optim.Adam(0.1), strategy, capacity=5)
