@@ -161,6 +161,8 @@ class StateEmitter:
         initial = node.attrs["initial"]
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
+        if isinstance(initial, Initializer) and initial.is_large:
+            return initial.part(spans)
         if node not in self._initial:
             self._initial[node] = SharedInitial(initial)
         return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
