@@ -64,17 +64,22 @@ class Initializer:
 
     def __call__(self) -> np.ndarray[Any, Any]:
         """Return the array; each call returns the same values."""
-        if self.kind == "constant":
-            return np.full(self.shape, self.a, self.dtype)
-        if not self.shape:
-            return np.asarray(self._draw(self._generator(), ()), self.dtype)
         out = np.empty(self.shape, self.dtype)
-        if out.size:
-            self._draw_into(out)
+        self.fill(out)
         return out
 
-    def _draw_into(self, out: np.ndarray[Any, Any]) -> None:
-        """Draw a block of rows after the other, so that no second array of this size is made."""
+    def fill(self, out: np.ndarray[Any, Any]) -> None:
+        """Write the values to an array of this shape and dtype, without a second array of its
+        size."""
+        if self.kind == "constant":
+            out[...] = self.a
+        elif not self.shape:
+            out[...] = self._draw(self._generator(), ())
+        elif out.size:
+            self._draw_blocks(out)
+
+    def _draw_blocks(self, out: np.ndarray[Any, Any]) -> None:
+        """Draw a block of rows after the other."""
         whole = self.whole or self.shape
         spans = self.spans or tuple(Span(0, size) for size in whole)
         width = math.prod(whole[1:])

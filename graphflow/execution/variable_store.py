@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.formatting import show_bytes
 from graphflow.errors import VariableError
 from graphflow.execution.checkpoint_matching import (
     Loaded,
@@ -25,7 +26,7 @@ from graphflow.execution.checkpoint_matching import (
 )
 from graphflow.execution.compiled_fetches import worker_of
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import Span, index_of
+from graphflow.ir.spec import Span, index_of, nbytes
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import (
@@ -41,6 +42,8 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
 
 Array = np.ndarray[Any, Any]
+LARGEST_WHOLE = 1 << 30
+"""The most bytes of a partitioned variable that `get` returns as one array."""
 _log = Log("graphflow.session")
 
 
@@ -292,7 +295,15 @@ class VariableStore:
 
         Raises:
             CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
+            VariableError: it is partitioned, and too large for one array.
         """
+        if node in self.shards and (size := nbytes(node.specs[0])) > LARGEST_WHOLE:
+            raise VariableError(
+                f"variable {node.name!r} (made at {node.location}) has {show_bytes(size)} in "
+                f"{len(_distinct_shards(self.shards[node]))} shards, and s.get returns at most "
+                f"{show_bytes(LARGEST_WHOLE)} as one array; read rows, "
+                "s.run(gf.take(variable, rows, 0)), or write all of it to a folder with s.save"
+            )
         if node not in self.names and node not in self.shards:
             self.check_loaded_checkpoint(self.new_names([node]))
         return self._value(node)

@@ -415,7 +415,8 @@ class Session:
         """Return a copy of a variable's value: the initial one if no step has used it.
 
         Raises:
-            VariableError: not a variable.
+            VariableError: not a variable; or partitioned, and of more than 1 GiB: read rows,
+                `s.run(gf.take(variable, rows, 0))`.
         """
         with self._life.own_lock(), self._life.operation(looks=True):
             node = _variable(variable, "get")
