@@ -448,12 +448,14 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             if folder is not None:
-                values, copies = self._recovery.retry_on_loss(
-                    lambda: (self._state.values(), self._state.copies())
-                )
-                unnamed = self._state.unnamed_groups()
-                saved = Checkpoint(values, self._steps.committed, unnamed, copies)
-                save_in_shards(saved, self._state, folder)
+                state, step = self._state, self._steps
+
+                def write() -> None:
+                    values, copies = state.values(), state.copies()
+                    saved = Checkpoint(values, step.committed, state.unnamed_groups(), copies)
+                    save_in_shards(saved, state, folder)
+
+                self._recovery.retry_on_loss(write)
             else:
                 self._recovery.save()
 

@@ -303,8 +303,8 @@ class RowExchange:
         now: dict[Tensor, Tensor] = {update.rows: rows, update.number: number}
         start: Size = 0
         for lookup, own in zip(update.lookups, sums, strict=True):
-            attrs = {"start": start, "size": size}
-            made = make_node(REGISTRY["merge_row_sums"], (inverse, *own), attrs)
+            place = {"start": start, "size": size}
+            made = make_node(REGISTRY["merge_row_sums"], (inverse, *own), place)
             now[lookup.sums.outputs[0]] = made.outputs[0]
             start = sum((part.shape[0] for part in own), start)
         for node in update.computed:
