@@ -28,7 +28,8 @@ _BLOCK = 1 << 18  # numbers that are drawn at a time
 class Initializer:
     """The recipe for a variable's first value: a kind, its parameters a and b, and a random stream.
 
-    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b.
+    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b;
+    "hashed": the rows of a `gf.nn.HashTable`, 0 until they are trained.
 
     Attributes:
         whole: the shape of the variable of which this is a part; () if it is no part.
@@ -71,7 +72,7 @@ class Initializer:
     def fill(self, out: np.ndarray[Any, Any]) -> None:
         """Write the values to an array of this shape and dtype, without a second array of its
         size."""
-        if self.kind == "constant":
+        if self.kind in ("constant", "hashed"):
             out[...] = self.a
         elif not self.shape:
             out[...] = self._draw(self._generator(), ())
@@ -170,6 +171,57 @@ class InitialShard:
         return self.whole.read_shard(self.number, self.spans).reshape(self.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class ReplicaRows:
+    """The first value of a variable that has a row for each replica of a model, all alike.
+
+    Attributes:
+        row: the first value of a row.
+        replicas: the number of rows.
+        adds_up: rows are parts of one sum, such as residuals. Otherwise each row is one replica's
+            own copy.
+    """
+
+    row: Initializer | np.ndarray[Any, Any]
+    replicas: int
+    adds_up: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows."""
+        return (self.replicas, *self.row.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows."""
+        return self.row.dtype
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        """Return the array; each call returns the same values."""
+        row = self.row() if isinstance(self.row, Initializer) else self.row
+        return np.array(np.broadcast_to(row, self.shape))
+
+    def first_rows(self, count: int) -> Initializer | np.ndarray[Any, Any]:
+        """Return the first value of `count` rows."""
+        if isinstance(self.row, Initializer) and self.row.kind == "constant":
+            return replace(self.row, shape=(count, *self.row.shape))
+        return self()[:count]
+
+    def fit_rows(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the rows of a checkpoint for this number of replicas.
+
+        Old replica i goes on as replica i modulo the new number. If rows add up, those that meet
+        are added and new replicas begin with zeros, so the sum over replicas stays what it was.
+        Otherwise the rows of the first replicas are copied to the others.
+        """
+        if not self.adds_up:
+            return np.array(rows[np.arange(self.replicas) % len(rows)])
+        found = np.zeros(self.shape, rows.dtype)
+        for i, row in enumerate(rows):
+            found[i % self.replicas] += row
+        return found
+
+
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
     wanted = _dtype(dtype)
     if kind != "constant":
@@ -218,6 +270,14 @@ def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
 def ones(shape: Any, dtype: Any = "float32") -> Initializer:
     """Fill with 1."""
     return _make("constant", shape, dtype, 1.0, 0.0)
+
+
+def hashed_rows(shape: Any, dtype: Any) -> Initializer:
+    """Fill the rows of a hash table with 0. Optimisers train each from its id's initial value."""
+    made = _make("constant", shape, dtype, 0.0, 0.0)
+    if kind_of(np.dtype(made.dtype)) != "float":
+        raise DTypeError(f"{_here()}: the rows of a hash table are floats, not {made.dtype}")
+    return replace(made, kind="hashed")
 
 
 @checks_argument_names(ArgumentError)

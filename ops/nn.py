@@ -98,6 +98,7 @@ from graphflow.ops.pointwise.rectifiers import celu, elu, leaky_relu, relu, selu
 from graphflow.ops.pointwise.transcendental import tanh
 from graphflow.ops.reductions.softmax import log_softmax, softmax
 from graphflow.ops.tables.embedding_bag import EmbeddingBag, embedding_bag
+from graphflow.ops.tables.hash_table import HashTable
 from graphflow.ops.tensors.embedding import embedding
 from graphflow.ops.windows.conv import (
     conv,
@@ -133,7 +134,7 @@ def __getattr__(name: str) -> NoReturn:
 __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",
     "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "Embedding", "EmbeddingBag",
-    "GRU", "GRUCell", "GroupNorm", "LSTM", "LSTMCell", "Layer", "LayerNorm", "Linear",
+    "GRU", "GRUCell", "GroupNorm", "HashTable", "LSTM", "LSTMCell", "Layer", "LayerNorm", "Linear",
     "MultiHeadAttention", "RMSNorm", "RNN", "RNNCell", "Sequential", "TransformerBlock",
     "adaptive_avg_pool", "adaptive_max_pool", "affine_grid", "attention", "avg_pool", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "batch_norm", "binary_cross_entropy",

@@ -26,6 +26,7 @@ from graphflow.execution.checkpoint_matching import (
     suggest_remedy,
 )
 from graphflow.execution.compiled_fetches import worker_of
+from graphflow.execution.replica_rows import fit_rows, is_loadable
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, index_of, nbytes
 from graphflow.runtime.checkpoint import Checkpoint, differences
@@ -161,7 +162,7 @@ class VariableStore:
     def _fits(self, node: Node, name: str) -> bool:
         """Return True unless a waiting value has another dtype or shape than the variable."""
         value = self._pending.get(name)
-        return value is None or signature(value) == _signature(node)
+        return value is None or is_loadable(node, signature(value))
 
     def assign_home(self, node: Node, device: str) -> None:
         """Note where a variable lives, and send its waiting value there.
@@ -327,12 +328,13 @@ class VariableStore:
         if node in self._at_home:
             return self._hosts.read(worker_of(self.homes[node]), name)
         if name in self._pending:
-            return self._pending[name].copy()
+            return fit_rows(node, self._pending[name]).copy()
         initial = node.attrs["initial"]
         return np.array(initial() if callable(initial) else initial)
 
     def set(self, node: Node, value: StoredValue) -> None:
         """Give a variable, with all its copies, a value that fits it."""
+        value = fit_rows(node, value)
         if node in self.shards:
             for piece, spans in _distinct_shards(self.shards[node]).items():
                 shape = _signature(piece)[1]
@@ -404,8 +406,8 @@ class VariableStore:
         """Return the names of variables that a checkpoint does not fit."""
         return [
             name
-            for name, kind in _signatures(self._user_variables()).items()
-            if (name in there or strict) and there.get(name) != kind
+            for name, node in self._user_variables().items()
+            if (name in there or strict) and not is_loadable(node, there.get(name))
         ]
 
     def report_loaded(self) -> Loaded | None:

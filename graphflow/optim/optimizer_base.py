@@ -30,11 +30,12 @@ from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
 from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
     Target,
+    hashed_target,
     in_dtype_of,
     lookups_of,
     row_target,
 )
-from graphflow.strategy import Strategy, check_strategy
+from graphflow.strategy import Strategy, check_strategy, filtered_gradients
 from graphflow.transforms.reverse_mode import gradients
 
 SPEC_ONLY: set[type] = set()
@@ -102,14 +103,18 @@ class Optimizer:
                 "them"
             )
         if scaling is None:
-            grads = gradients(loss, chosen)
+            grads, kept = self._exchange(strategy, gradients(loss, chosen), chosen)
             grads = grads if transform is None else transform(grads)
-            return self._apply(grads, chosen, strategy=strategy, loss=loss)
+            return self._apply(grads, chosen, None, kept, strategy, loss)
         scale = scaling.variable()
-        grads = scaling.unscale(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
+        grads = gradients(loss, chosen, [in_dtype_of(scale, loss)])
+        grads, kept = self._exchange(strategy, grads, chosen, scale)
+        grads = scaling.unscale(grads, scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
-        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
+        kept = [assign_if(finite, update) for update in kept]
+        more = [*kept, *scaling.updates(scale, finite)]
+        return self._apply(grads, chosen, finite, more, strategy, loss)
 
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
         """Return a node that updates variables by given gradients; fetching it gives None.
@@ -151,6 +156,31 @@ class Optimizer:
             how = {} if strategy is None else {"strategy": strategy, "loss": loss}
             group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
+
+    def _exchange(
+        self,
+        strategy: Strategy | None,
+        grads: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients as the strategy exchanges them, and updates of the state of that.
+
+        Gradients of which the update reads rows only are left to the exchange of rows.
+        """
+        by_rows = self.sparse or self._rests_at_zero()
+        dense = [
+            i
+            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+            if not (by_rows and lookups_of(g, v))
+        ]
+        found = [*grads]
+        sums, updates = filtered_gradients(
+            strategy, [grads[i] for i in dense], [variables[i] for i in dense], scale
+        )
+        for i, total in zip(dense, sums, strict=True):
+            found[i] = total
+        return found, updates
 
     def _check_pairs(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> None:
         """Check gradients and variables; raises as `apply`."""
@@ -200,6 +230,8 @@ class Optimizer:
         """
         if type(self) not in SPEC_ONLY:
             return False
+        if _is_hashed(variable):
+            return False
         rate = vars(self)["lr"]  # the rate may itself be trained
         return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
 
@@ -229,8 +261,11 @@ class Optimizer:
     def _choose_target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
         """Return the part of a variable to update, and its gradient.
 
-        The part is the looked-up rows if updating these suffices and they are fewer than all.
+        The part is the looked-up rows if updating these suffices and they are fewer than all, and
+        for hash tables in any case.
         """
+        if _is_hashed(variable):
+            return hashed_target(variable, gradient)
         lookups = lookups_of(gradient, variable)
         if not lookups or not (self.sparse or self._rests_at_zero()):
             return Target(variable), gradient
@@ -241,6 +276,11 @@ class Optimizer:
         if not self.sparse and isinstance(count, int) and isinstance(rows, int) and count >= rows:
             return Target(variable), gradient
         return row_target(variable, lookups)
+
+
+def _is_hashed(variable: Tensor) -> bool:
+    """Return True if a variable holds the rows of a `gf.nn.HashTable`."""
+    return getattr(variable.node.attrs["initial"], "kind", None) == "hashed"
 
 
 def _check_arguments(

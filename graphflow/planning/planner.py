@@ -146,7 +146,7 @@ class Planner:
         if not self._trial:
             return
         survey = self._ensure_survey()  # also loads what was learned before
-        if self._cluster.kind == "local":
+        if self._cluster.kind != "here":
             from graphflow.planning.worker_trial import WorkerTrial
 
             trial = WorkerTrial(

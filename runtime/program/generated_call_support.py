@@ -18,6 +18,7 @@ from graphflow.errors import (
     GraphflowError,
     OpError,
     ProtocolError,
+    TableFullError,
     error_text,
 )
 from graphflow.ir.op import Node, Op, owner_module
@@ -137,7 +138,7 @@ def annotate_error(
     this session.
     """
     kind: type[OpError] = OpError
-    if isinstance(error, CheckError | DeviceOutOfMemory):
+    if isinstance(error, CheckError | DeviceOutOfMemory | TableFullError):
         kind = type(error)
     elif isinstance(error, MemoryError):
         kind = DeviceOutOfMemory

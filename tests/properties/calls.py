@@ -124,6 +124,7 @@ NETWORKS: dict[str, Any] = {
     **{kind: {"x": SEQ, "w": _f(1, 6 * gates, 3), "r": _f(1, 6 * gates, 6)}
        for kind, gates in (("rnn", 1), ("gru", 3), ("lstm", 4))},
     "Dropout": {"rate": 0.5}, "Embedding": {"number": 4, "size": 4},
+    "HashTable": {"dim": 4, "capacity": 8},
     "EmbeddingBag": {"rows": 4, "dim": 4}, "embedding_bag": {"ids": I34, "table": F},
     "GroupNorm": {"groups": 2, "channels": 4}, "LayerNorm": {"shape": 4}, "RMSNorm": {"shape": 4},
     "Linear": {"inputs": 3, "outputs": 4}, "MultiHeadAttention": {"size": 4, "heads": 2},

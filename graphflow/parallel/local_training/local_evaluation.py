@@ -5,7 +5,7 @@ They run on the devices of the first replica, with the mean of each variable ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -31,6 +31,7 @@ def divide_evaluation(
     replicas: int,
     cluster: Cluster,
     known: Mapping[Node, ShardedVariable],
+    equal: Container[Node],
 ) -> ShardedGraph:
     """Return a graph that does not train, for the devices of the first replica.
 
@@ -41,6 +42,7 @@ def divide_evaluation(
         replicas: the number of replicas.
         cluster: the cluster.
         known: the shards of variables that exist already.
+        equal: variables that all replicas have the same values of by now.
     """
     places = len(owners) // replicas
     strategy = Data(1) if inner is None else inner
@@ -58,7 +60,7 @@ def divide_evaluation(
     means: dict[Tensor, Tensor] = {}
     fetched: list[CommunicationRecord] = []
     for variable, pieces in own.items():
-        if pieces.independent and is_inexact(variable.specs[0].dtype):
+        if pieces.independent and variable not in equal and is_inexact(variable.specs[0].dtype):
             for place in dict.fromkeys(range(places)):
                 copies = [node.outputs[0] for node in pieces.nodes[place::places]]
                 log = CommunicationLog(builder, variable, user_name(variable), fetched)

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from math import prod
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, NamedTuple
 
-from graphflow import init
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, origin_scope, user_location
-from graphflow.parallel.data import Data
-from graphflow.parallel.local_training.local_evaluation import divide_evaluation
-from graphflow.parallel.local_training.parameter_exchange import Exchanged, mean_over_replicas
-from graphflow.parallel.local_training.replica_unroller import REPLICA, ReplicaUnroller
-from graphflow.parallel.local_training.replicated_state import find_replicated_state
-from graphflow.parallel.local_training.step_template import build_template
+from graphflow.ir.op import Location, Node, Tensor, user_location
+from graphflow.optim import Optimizer
+from graphflow.parallel.local_training.exchange_schedule import (
+    TurnExchanges,
+    schedule_exchanges,
+    split_parameters,
+)
+from graphflow.parallel.local_training.outer_step import (
+    OuterStep,
+    build_outer_step,
+    is_averaging,
+)
+from graphflow.parallel.local_training.parameter_exchange import (
+    Exchanged,
+    mean_over_replicas,
+    require_equal,
+)
+from graphflow.parallel.local_training.replica_strategy import ReplicaStrategy
+from graphflow.parallel.local_training.replica_unroller import ReplicaUnroller
+from graphflow.parallel.local_training.replicated_state import ReplicatedState
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
-from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
-from graphflow.parallel.replica_devices import device_groups, flatten_groups
-from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
-from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import COUNTER, strategy_of
+
+
+class _Sent(NamedTuple):
+    """A fragment whose means are under way.
+
+    Attributes:
+        number: the number of the fragment.
+        due: the turn after which they are applied.
+        values: what each device had of each parameter when it was sent.
+        means: the means over replicas: of the parameters, or of their differences from θ.
+    """
+
+    number: int
+    due: int
+    values: Sequence[Sequence[Tensor]]
+    means: Sequence[Sequence[Tensor]]
 
 
 @checks_arguments(ShardingError)
 @dataclass(frozen=True, eq=False)
-class LocalSGD:
-    """Replicas that train by themselves and average their parameters every `period` turns.
+class LocalSGD(ReplicaStrategy):
+    """Replicas that train by themselves and exchange their parameters every `period` turns.
 
     A run is a window of turns. It is fed the micro-batches of all replicas and turns, one after the
     other along the first axis: those of the first turn come first. Floats without axes come back as
@@ -43,6 +62,14 @@ class LocalSGD:
     Args:
         replicas: their number.
         period: the number of turns between two exchanges, H.
+        outer: the optimiser of the exchange, whose gradient is the mean over replicas of θ − θ_k: θ
+            is the result of the last exchange, θ_k what a replica made of it. None (or SGD of rate
+            1) takes the mean of the replicas. DiLoCo is `gf.optim.SGD(0.7, momentum=0.9,
+            nesterov=True)`.
+        fragments: the number of parts of the parameters that are exchanged at turns of their own,
+            evenly over the period, so that a link is used more evenly.
+        delay: the number of turns between sending a fragment and applying the result. The replicas
+            train on meanwhile, and keep what they learn. A run ends with everything applied.
         window: the number of turns in a run.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
@@ -52,15 +79,20 @@ class LocalSGD:
         inner: the strategy of the devices within a replica, as a product sets it.
 
     Raises:
-        ShardingError: a count is invalid; when a graph is partitioned: there are more replicas than
-            devices, the batch has a fixed size, or is smaller than replicas × turns.
+        ShardingError: a count is invalid, the delay does not fit in a window; when a graph is
+            partitioned: there are more replicas than devices, more fragments than parameters, the
+            batch has a fixed size, or is smaller than replicas × turns.
+        CheckError: in a step that exchanges: integers that depend on the batch differ.
 
-    Source: McMahan et al., AISTATS 2017 (FedAvg); Stich, "Local SGD Converges Fast and Communicates
-        Little", ICLR 2019.
+    Source: McMahan et al., AISTATS 2017 (FedAvg); Stich, ICLR 2019 (local SGD); Douillard et al.,
+        arXiv:2311.08105 (DiLoCo) and arXiv:2501.18512 (streaming DiLoCo).
     """
 
     replicas: int
     period: int
+    outer: Optimizer | None = None
+    fragments: int = 1
+    delay: int = 0
     window: int = 1
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET_BYTES
@@ -68,132 +100,150 @@ class LocalSGD:
     inner: Any = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _counters: dict[Node, Node] = field(default_factory=dict, init=False, repr=False)
+    _outer: dict[tuple[Node, ...], OuterStep] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"LocalSGD at {self.line}"
-        for what in ("replicas", "period", "window"):
-            given = getattr(self, what)
-            count = as_count(given)
-            if count is None:
-                raise ShardingError(f"{where}: {what} must be an int of at least 1, not {given!r}")
-            set_frozen_fields(self, **{what: count})
-        bucket = as_count(self.bucket, least=0)
-        if bucket is None:
-            raise ShardingError(f"{where}: bucket must be a number of bytes, not {self.bucket!r}")
-        set_frozen_fields(self, bucket=bucket)
+        self.check_counts("replicas", "period", "fragments", "window")
+        delay = as_count(self.delay, least=0)
+        if delay is None:
+            raise ShardingError(f"{where}: delay must be a number of turns, not {self.delay!r}")
+        set_frozen_fields(self, delay=delay)
+        if delay and delay >= min(self.window, self.period):
+            raise ShardingError(
+                f"{where}: delay={delay} has to be less than the period of {self.period} turns, "
+                f"and than the {self.window} turns of a run (window=), which ends with everything "
+                "applied"
+            )
+        if self.outer is not None and not isinstance(self.outer, Optimizer):
+            raise ShardingError(
+                f"{where}: outer must be an optimiser, such as gf.optim.SGD(0.7, momentum=0.9, "
+                f"nesterov=True), or None for the mean, not {self.outer!r}"
+            )
+        if isinstance(getattr(self.outer, "lr", None), Tensor):
+            raise ShardingError(f"{where}: the rate of the outer optimiser must be a number")
 
     @property
-    def mesh(self) -> dict[str, int]:
-        """The sizes of the mesh axes."""
-        return {REPLICA: self.replicas, **({} if self.inner is None else self.inner.mesh)}
+    def cycle(self) -> int:
+        """The number of turns after which the plans of windows repeat."""
+        return self.period
 
-    def counter_of(self, graph: Graph) -> Node | None:
-        """Return the variable that counts the turns of a graph's parameters; None if there is none
-        yet, as in a graph that does not train before the first step that does."""
-        known = self._counters
-        found = next((known[v] for v in graph.variables if v in known), None)
-        if strategy_of(graph) is None:
-            return found
-        if found is None:
-            found = REGISTRY["variable"](
-                initial=init.zeros((), "int64"), trainable=False, shape=(), dtype="int64",
-                named=False, name="local_sgd/turns",
-            ).node  # fmt: skip
-        known.update(dict.fromkeys(find_replicated_state(graph).parameters, found))
-        return found
+    @property
+    def first_differs(self) -> bool:
+        """True if the plan of the first window is another than those of later ones."""
+        return not is_averaging(self.outer) and (self.fragments > 1 or self.delay > 0)
 
-    def divide(
-        self,
-        graph: Graph,
-        cluster: Cluster,
-        known: Mapping[Node, ShardedVariable] | None = None,
-        fed: Mapping[str, int] | None = None,
-    ) -> ShardedGraph:
-        """Return the graph of a window for the devices of a cluster.
+    def is_in_step(self, done: int) -> bool:
+        """Return True if all replicas have the same parameters after a number of turns."""
+        if self.fragments > 1 or self.delay:
+            return done == 0
+        return self.window % self.period == 0 or done % self.period == 0
 
-            graph ─build_template→ the step of one replica ─ReplicaUnroller→ turns of all replicas
-                  ─mean_over_replicas after each period→ ShardedGraph
-
-        A graph that does not train runs on the first replica, with the means of variables.
-
-        Args:
-            graph: the graph, with gradients and updates.
-            cluster: the cluster.
-            known: the shards of variables that exist already.
-            fed: the sizes of symbols, if a step is about to be fed, and the number of turns so far.
-
-        Raises:
-            ShardingError: see `LocalSGD`.
-        """
-        check_mesh_size(graph, {**self.mesh, "turn": self.window})
-        owners = mesh_devices(self.mesh, cluster, self._devices())
-        places = prod(self.mesh.values()) // self.replicas
-        counter = self.counter_of(graph)
-        if strategy_of(graph) is None:
-            return divide_evaluation(graph, self.inner, owners, self.replicas, cluster, known or {})
-        template = build_template(graph, self.inner, owners[:places], cluster)
-        batch = batch_placeholders(graph, self.batch)
-        unroller = ReplicaUnroller(template, self.replicas, self.window, owners, batch, known or {})
-        done = (fed or {}).get(COUNTER, self.period - self.window % self.period)
-        wanted = self._exchanges_at(done)
-        for turn in range(self.window):
-            unroller.emit_turn(turn)
-            if wanted[turn]:
-                self._exchange(unroller, graph)
-        if counter is not None:
-            count = unroller.add_counter(counter)
-            with origin_scope(counter, "", owners[0]):
-                unroller.current[counter] = [count + self.window]
-        varies = self.window % self.period != 0
-        return unroller.finish(
-            counter=counter if varies else None,
-            counted=lambda turns: not varies or self._exchanges_at(turns) == wanted,
-        )
-
-    def _exchanges_at(self, done: int) -> list[bool]:
-        """Return for each turn of a window whether an exchange follows it.
+    def plan_window(self, done: int) -> tuple[TurnExchanges, ...]:
+        """Return the fragments that are exchanged around each turn of a window.
 
         Args:
             done: the number of turns before the window.
         """
-        if self.window % self.period == 0:
-            done = 0
-        return [(done + turn + 1) % self.period == 0 for turn in range(self.window)]
+        turns = schedule_exchanges(done, self.window, self.period, self.fragments, self.delay)
+        if is_averaging(self.outer):  # nothing has to be noted at the beginning of a round
+            return tuple(TurnExchanges((), turn.sent) for turn in turns)
+        return turns
 
-    def _exchange(self, unroller: ReplicaUnroller, graph: Graph) -> None:
-        """Replace parameters, and other state that is averaged, by their means."""
-        state = find_replicated_state(graph)
-        values = [Exchanged(v, unroller.current[v]) for v in (*state.parameters, *state.averaged)]
-        means = mean_over_replicas(unroller, values, self.bucket)
-        for value, mean in zip(values, means, strict=True):
-            unroller.current[value.variable] = mean
+    def emit_window(
+        self, unroller: ReplicaUnroller, state: ReplicatedState, plan: Sequence[TurnExchanges]
+    ) -> None:
+        """Write the turns of a window, and the exchanges between them.
 
-    def _devices(self) -> Sequence[Any] | None:
-        """Return the devices that the user names, those of a replica next to each other."""
-        if self.devices is None or self.inner is None:
-            return self.devices
-        each = prod(self.inner.mesh.values())
-        where = f"LocalSGD at {self.line}"
-        groups = device_groups(self.devices, self.replicas, each, where, "replicas")
-        return flatten_groups(groups, each)
-
-    def __mul__(self, other: Any) -> LocalSGD:
-        """Return the product with a Data: the devices of each replica share its micro-batches."""
-        if not isinstance(other, Data) or self.inner is not None or other.devices is not None:
+        Raises:
+            ShardingError: there are more fragments than parameters.
+        """
+        if self.fragments > len(state.parameters):
             raise ShardingError(
-                f"at {user_location()}: a LocalSGD goes with one Data, without devices=, as in "
-                f"LocalSGD(2, period=8) * gf.parallel.Data(4), not with {other!r}"
+                f"fragments={self.fragments}, but the step trains only {len(state.parameters)} "
+                "variables, and each fragment is one at least"
             )
-        product = replace(self, inner=other)
-        set_frozen_fields(product, line=user_location())
-        return product
+        fragments = split_parameters(state.parameters, self.fragments)
+        steps = [self._outer_step(unroller, fragment) for fragment in fragments]
+        under_way: list[_Sent] = []
+        for turn, (begins, sent) in enumerate(plan):
+            for number in begins:
+                self._note_references(unroller, fragments[number], steps[number])
+            unroller.emit_turn(turn)
+            for number in sent:
+                if number == 0:
+                    self._average(unroller, state)
+                values, means = self._send(unroller, fragments[number], steps[number])
+                due = min(turn + self.delay, self.window - 1)
+                under_way.append(_Sent(number, due, values, means))
+            for each in under_way:
+                if each.due == turn:
+                    self._apply(unroller, fragments[each.number], each, steps[each.number])
 
-    __rmul__ = __mul__
+    def _outer_step(self, unroller: ReplicaUnroller, fragment: Sequence[Node]) -> OuterStep | None:
+        """Return the outer step of a fragment, with its variables among the unroller's; None if the
+        mean is taken."""
+        if self.outer is None or is_averaging(self.outer):
+            return None
+        key = tuple(fragment)
+        if key not in self._outer:
+            self._outer[key] = build_outer_step(self.outer, fragment)
+        for node in self._outer[key].graph.variables:
+            unroller.add_derived(node)
+        return self._outer[key]
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
-        """Return what the strategy makes of some fetches: each collective of a run that ends
-        with an exchange, with its bytes and the line that caused it. Print it."""
-        return report_of(self, fetches, cluster)
+    def _note_references(
+        self, unroller: ReplicaUnroller, fragment: Sequence[Node], step: OuterStep | None
+    ) -> None:
+        """Take the parameters, which all replicas have by now, as the θ of a round."""
+        if step is not None:
+            for node in fragment:
+                unroller.current[step.references[node]] = [*unroller.current[node]]
+
+    def _average(self, unroller: ReplicaUnroller, state: ReplicatedState) -> None:
+        """Take the means of float state that is not trained, and check integers."""
+        values = [Exchanged(v, unroller.current[v]) for v in state.averaged]
+        for value, mean in zip(
+            values, mean_over_replicas(unroller, values, self.bucket), strict=True
+        ):
+            unroller.current[value.variable] = mean
+        for node in state.equal:
+            unroller.current[node] = require_equal(unroller, node)
+
+    def _send(
+        self, unroller: ReplicaUnroller, fragment: Sequence[Node], step: OuterStep | None
+    ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Sequence[Tensor]]]:
+        """Exchange a fragment. Return the values that were there, and the means."""
+        values = [[*unroller.current[node]] for node in fragment]
+        given = [Exchanged(*each) for each in zip(fragment, values, strict=True)]
+        if step is not None:
+            given = [
+                Exchanged(
+                    node, unroller.difference(node, unroller.current[step.references[node]], own)
+                )
+                for node, own in given
+            ]
+        means = mean_over_replicas(unroller, given, self.bucket)
+        return values, means
+
+    def _apply(
+        self,
+        unroller: ReplicaUnroller,
+        fragment: Sequence[Node],
+        sent: _Sent,
+        step: OuterStep | None,
+    ) -> None:
+        """Continue from the result of an exchange, with what was learnt since it was sent."""
+        fresh = sent.means
+        if step is not None:
+            step.take(unroller, dict(zip(fragment, sent.means, strict=True)))
+            fresh = [unroller.current[step.references[node]] for node in fragment]
+        for node, before, after in zip(fragment, sent.values, fresh, strict=True):
+            now = unroller.current[node]
+            if any(a is not b for a, b in zip(now, before, strict=True)):
+                learnt = unroller.difference(node, now, before)
+                after = unroller.add(node, after, learnt)
+            unroller.current[node] = [*after]
 
 
 __all__ = ["LocalSGD"]

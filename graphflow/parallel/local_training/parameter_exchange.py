@@ -8,10 +8,10 @@ each value travels once between replicas, however many devices they have.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from graphflow.base.formatting import show_count
-from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device
 from graphflow.ir.spec import product
 from graphflow.ops.communication.reduction_order import shares
 from graphflow.parallel.local_training.replica_unroller import REPLICA, ReplicaUnroller
@@ -34,16 +34,57 @@ class Exchanged(NamedTuple):
     parts: Sequence[Tensor]
 
 
-class _ParameterBucket(NamedTuple):
-    """Values that are exchanged at once.
+class ExchangedBucket(NamedTuple):
+    """Values that are exchanged at once, flattened and concatenated.
 
     Attributes:
         values: the values.
         spare: the mesh axes within a replica along which devices have the same values.
+        size: the number of elements at each device.
+        parts: what each device exchanges with other replicas: all elements, or its part of those
+            that the devices of its replica have in common.
+        teams: the devices of a replica that exchange a part each.
     """
 
-    values: list[Exchanged]
+    values: Sequence[Exchanged]
     spare: tuple[str, ...]
+    size: int
+    parts: Sequence[Tensor]
+    teams: Sequence[Sequence[int]]
+
+    @property
+    def cause(self) -> Node:
+        """The node that stands for the exchange in reports."""
+        return self.values[-1].variable
+
+    @property
+    def description(self) -> str:
+        """The values, for reports."""
+        if len(self.values) == 1:
+            return user_name(self.values[0].variable)
+        return show_count(len(self.values), "variable")
+
+
+class Combination(Protocol):
+    """Computes the result of an exchange from the values of all replicas."""
+
+    def combine(
+        self, unroller: ReplicaUnroller, bucket: ExchangedBucket, places: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the results at some devices, one of each replica; record what is sent."""
+
+
+class Mean:
+    """Takes the mean over replicas, by an all-reduce."""
+
+    def combine(
+        self, unroller: ReplicaUnroller, bucket: ExchangedBucket, places: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the mean of the parts of some devices, one of each replica, at each of them."""
+        with unroller.builder.cross_device(bucket.cause):
+            means = all_reduce([bucket.parts[place] for place in places], op="mean")
+        _record(unroller, "all-reduce", (REPLICA,), means, bucket.cause, bucket.description)
+        return means
 
 
 def mean_over_replicas(
@@ -56,81 +97,127 @@ def mean_over_replicas(
         values: the values.
         limit: bytes of a bucket; 0: each value travels by itself.
     """
-    means: dict[Node, list[Tensor]] = {}
-    for bucket in _fill_buckets(unroller, values, limit):
-        rows = _mean_rows(unroller, bucket)
-        for value, own in zip(bucket.values, _unpack(unroller, bucket, rows), strict=True):
-            means[value.variable] = own
-    return [means[value.variable] for value in values]
+    return finish_exchange(unroller, values, begin_exchange(unroller, values, limit), Mean())
+
+
+def begin_exchange(
+    unroller: ReplicaUnroller, values: Sequence[Exchanged], limit: int
+) -> list[ExchangedBucket]:
+    """Put values into buckets, and cut these into the parts that devices exchange.
+
+    Args:
+        unroller: the replicas.
+        values: the values.
+        limit: bytes of a bucket; 0: each value travels by itself.
+    """
+    return [
+        _pack_bucket(unroller, own, spare) for own, spare in _fill_buckets(unroller, values, limit)
+    ]
+
+
+def finish_exchange(
+    unroller: ReplicaUnroller,
+    values: Sequence[Exchanged],
+    buckets: Sequence[ExchangedBucket],
+    combination: Combination,
+) -> list[list[Tensor]]:
+    """Return what replicas make of each value, at each device of each replica."""
+    found: dict[Node, list[Tensor]] = {}
+    for bucket in buckets:
+        rows: dict[int, Tensor] = {}
+        for column in unroller.mesh.groups(REPLICA):
+            places = [unroller.mesh.index_of(place) for place in column]
+            rows |= zip(places, combination.combine(unroller, bucket, places), strict=True)
+        for team in bucket.teams:
+            with unroller.builder.cross_device(bucket.cause):
+                rows |= zip(team, all_gather([rows[place] for place in team]), strict=True)
+        ordered = [rows[place] for place in range(len(rows))]
+        if bucket.teams:
+            _record(unroller, "all-gather", bucket.spare, ordered, bucket.cause, bucket.description)
+        for value, own in zip(bucket.values, _unpack(unroller, bucket, ordered), strict=True):
+            found[value.variable] = own
+    return [found[value.variable] for value in values]
+
+
+def require_equal(unroller: ReplicaUnroller, variable: Node) -> list[Tensor]:
+    """Return a variable's current value at each device, after a check that all are equal.
+
+    The step raises CheckError if they are not.
+    """
+    name = unroller.name_of(variable)
+    message = f"{name!r} (made at {variable.location}) has to be equal at all replicas"
+    values = unroller.current[variable]
+    with unroller.builder.cross_device(variable):
+        least, most = (all_reduce([_as_int(v) for v in values], op=op) for op in ("min", "max"))
+    found = []
+    for place, (value, low, high) in enumerate(zip(values, least, most, strict=True)):
+        with unroller.on_device(place, variable):
+            equal = FUNCTIONS["equal"](low, high)
+            found.append(REGISTRY["check"](value, equal, message=message))
+    for made in (least, most):
+        _record(unroller, "all-reduce", unroller.mesh.names, made, variable, name)
+    return found
+
+
+def _as_int(tensor: Tensor) -> Tensor:
+    """Return a tensor of bools as integers; integers as they are."""
+    if tensor.dtype != bool:
+        return tensor
+    with device(tensor.node.device):
+        numbers: Tensor = FUNCTIONS["astype"](tensor, "uint8")
+    return numbers
 
 
 def _fill_buckets(
     unroller: ReplicaUnroller, values: Sequence[Exchanged], limit: int
-) -> Iterator[_ParameterBucket]:
-    """Yield buckets of values of one dtype that are whole along the same mesh axes. A large value
-    has a bucket of its own."""
-    found: dict[tuple[str, tuple[str, ...]], tuple[_ParameterBucket, int]] = {}
+) -> Iterator[tuple[list[Exchanged], tuple[str, ...]]]:
+    """Yield values of one dtype that are whole along the same mesh axes, and these axes. A large
+    value has a bucket of its own."""
+    found: dict[tuple[str, tuple[str, ...]], tuple[list[Exchanged], int]] = {}
     for value in values:
         used = unroller.variables[value.variable].layout.axes()
         spare = tuple(axis for axis in unroller.template.mesh if axis not in used)
         size = _size(value.parts[0]) * value.parts[0].dtype.itemsize
         if size * SMALL_FRACTION > limit:
-            yield _ParameterBucket([value], spare)
+            yield [value], spare
             continue
         key = (value.parts[0].dtype.name, spare)
-        bucket, held = found.pop(key, (_ParameterBucket([], spare), 0))
-        bucket.values.append(value)
+        own, held = found.pop(key, ([], 0))
+        own.append(value)
         if held + size >= limit:
-            yield bucket
+            yield own, spare
         else:
-            found[key] = bucket, held + size
-    yield from (bucket for bucket, _ in found.values())
+            found[key] = own, held + size
+    yield from ((own, key[1]) for key, (own, _) in found.items())
 
 
-def _mean_rows(unroller: ReplicaUnroller, bucket: _ParameterBucket) -> list[Tensor]:
-    """Return the mean over replicas of a bucket's concatenated values, at each device."""
-    mesh, cause = unroller.mesh, bucket.values[-1].variable
-    rows = [_pack(unroller, bucket, place) for place in range(len(mesh.places))]
-    within = [[mesh.index_of(p) for p in group] for group in mesh.groups(*bucket.spare)]
-    parts = dict(enumerate(rows))
-    split = [group for group in within if 1 < len(group) <= _size(rows[group[0]])]
-    for group in split:
+def _pack_bucket(
+    unroller: ReplicaUnroller, values: Sequence[Exchanged], spare: tuple[str, ...]
+) -> ExchangedBucket:
+    """Flatten and concatenate values at each device, and cut them into the parts of devices that
+    have the same."""
+    mesh, cause = unroller.mesh, values[-1].variable
+    rows = []
+    for place in range(len(mesh.places)):
+        own = [value.parts[place] for value in values]
+        with unroller.on_device(place, cause):
+            flat = [FUNCTIONS["reshape"](part, (-1,)) for part in own]
+            rows.append(flat[0] if len(flat) == 1 else FUNCTIONS["concat"](flat))
+    size = _size(rows[0])
+    groups = [[mesh.index_of(place) for place in group] for group in mesh.groups(*spare)]
+    teams = [team for team in groups if 1 < len(team) <= size]
+    parts = [*rows]
+    for team in teams:
         begin = 0
-        for place, size in zip(group, shares(_size(rows[group[0]]), len(group)), strict=True):
+        for place, count in zip(team, shares(size, len(team)), strict=True):
             with unroller.on_device(place, cause):
-                parts[place] = slice_axis(rows[place], 0, begin, size)
-            begin += size
-    name = _describe(bucket)
-    means: dict[int, Tensor] = {}
-    for column in mesh.groups(REPLICA):
-        places = [mesh.index_of(p) for p in column]
-        with unroller.builder.cross_device(cause):
-            made = all_reduce([parts[p] for p in places], op="mean")
-        means.update(zip(places, made, strict=True))
-    _record(unroller, "all-reduce", (REPLICA,), [means[p] for p in sorted(means)], cause, name)
-    for group in split:
-        with unroller.builder.cross_device(cause):
-            means.update(zip(group, all_gather([means[p] for p in group]), strict=True))
-    result = [means[place] for place in range(len(rows))]
-    if split:
-        _record(unroller, "all-gather", bucket.spare, result, cause, name)
-    return result
-
-
-def _pack(unroller: ReplicaUnroller, bucket: _ParameterBucket, place: int) -> Tensor:
-    """Flatten and concatenate the values of a bucket at a device. A value that needs no slicing
-    stays as it is."""
-    parts = [value.parts[place] for value in bucket.values]
-    if len(parts) == 1 and not bucket.spare:
-        return parts[0]
-    with unroller.on_device(place, bucket.values[-1].variable):
-        rows = [FUNCTIONS["reshape"](part, (-1,)) for part in parts]
-        row: Tensor = rows[0] if len(rows) == 1 else FUNCTIONS["concat"](rows)
-    return row
+                parts[place] = slice_axis(rows[place], 0, begin, count)
+            begin += count
+    return ExchangedBucket(values, spare, size, parts, teams)
 
 
 def _unpack(
-    unroller: ReplicaUnroller, bucket: _ParameterBucket, rows: Sequence[Tensor]
+    unroller: ReplicaUnroller, bucket: ExchangedBucket, rows: Sequence[Tensor]
 ) -> list[list[Tensor]]:
     """Return the values of a bucket at each device, from their concatenation there."""
     found: list[list[Tensor]] = [[] for _ in bucket.values]
@@ -139,11 +226,8 @@ def _unpack(
         for value, own in zip(bucket.values, found, strict=True):
             part = value.parts[place]
             with unroller.on_device(place, value.variable):
-                if row.shape != part.shape or len(bucket.values) > 1:
-                    piece = slice_axis(row, 0, begin, _size(part))
-                    own.append(FUNCTIONS["reshape"](piece, part.shape))
-                else:
-                    own.append(row)
+                piece = slice_axis(row, 0, begin, _size(part))
+                own.append(FUNCTIONS["reshape"](piece, part.shape))
             begin += _size(part)
     return found
 
@@ -161,16 +245,18 @@ def _record(
     CommunicationLog(unroller.builder, cause, name).exchange(kind, axes, value)
 
 
-def _describe(bucket: _ParameterBucket) -> str:
-    """Describe the values of a bucket for reports."""
-    if len(bucket.values) == 1:
-        return user_name(bucket.values[0].variable)
-    return show_count(len(bucket.values), "variable")
-
-
 def _size(tensor: Tensor) -> int:
     """Return the number of elements of a tensor of known shape."""
     return int(product(tensor.shape))
 
 
-__all__ = ["Exchanged", "mean_over_replicas"]
+__all__ = [
+    "Combination",
+    "Exchanged",
+    "ExchangedBucket",
+    "Mean",
+    "begin_exchange",
+    "finish_exchange",
+    "mean_over_replicas",
+    "require_equal",
+]

@@ -21,7 +21,11 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Dim, Size, is_inexact, show_shape, sole_symbol
-from graphflow.parallel.local_training.step_template import StepTemplate
+from graphflow.parallel.local_training.step_template import (
+    StepTemplate,
+    TemplateVariable,
+    whole_variable,
+)
 from graphflow.parallel.local_training.turn_copy import TurnCopy
 from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
 from graphflow.parallel.mesh.device_mesh import Mesh
@@ -93,34 +97,37 @@ class ReplicaUnroller:
 
     # Variables ------------------------------------------------------------------------------------
 
-    def add_variable(self, node: Node, like: Node | None = None) -> None:
-        """Take the copies of a variable that exist already, or make one for each device.
+    def add_variable(self, node: Node) -> None:
+        """Take the copies of a variable of the user's that exist already, or make one for each
+        device."""
+        self._add_copies(node, self.template.variables[node], derived=False)
 
-        Args:
-            node: the variable as the session knows it.
-            like: the user's variable for which a strategy adds this one, with the same parts;
-                None for a variable of the user's.
-        """
+    def add_derived(self, node: Node) -> None:
+        """Take the copies of a variable that the strategy adds, or make one for each device. They
+        are always equal."""
+        if node not in self.variables:
+            self._add_copies(node, whole_variable(node, self.places), derived=True)
+
+    def _add_copies(self, node: Node, own: TemplateVariable, *, derived: bool) -> None:
+        """Take the copies of a variable that exist already, or make one for each device."""
         if node in self._known:
             pieces = self._known[node]
             replace(pieces, independent=True).check(node, self.mesh)
         else:
-            own = self.template.variables[like or node]
             nodes = []
-            for place in self.mesh.places:
-                at = self.mesh.index_of(place)
-                initial = own.nodes[at % self.places] if like is None else node
-                name = f"{self._name_of(node)}{self.mesh.tag(place)}"
+            for at, place in enumerate(self.mesh.places):
+                initial = own.nodes[at % self.places]
+                name = f"{self.name_of(node)}{self.mesh.tag(place)}"
                 attrs = {**initial.attrs, "named": False}
                 nodes.append(initial.copy_for((), name, self.owners[at], node, attrs))
             pieces = ShardedVariable(
                 tuple(nodes), own.spans * self.replicas, own.layout, self.mesh.sizes,
-                independent=like is None, derived=like is not None,
+                independent=not derived, derived=derived,
             )  # fmt: skip
         self.variables[node] = pieces
         self.current[node] = [copy.outputs[0] for copy in pieces.nodes]
 
-    def _name_of(self, node: Node) -> str:
+    def name_of(self, node: Node) -> str:
         """Return the name of a variable in the user's graph, or its own."""
         return self.template.source.names.get(node, node.name)
 
@@ -279,6 +286,26 @@ class ReplicaUnroller:
             if tensor in mapped
         }
         return replace(record, bytes=round(sum(sent.values())), sent=sent)
+
+    # Values of all devices ------------------------------------------------------------------------
+
+    def difference(
+        self, node: Node, first: Sequence[Tensor], second: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return, at each device, the first value of a variable minus the second."""
+        found = []
+        for place, (a, b) in enumerate(zip(first, second, strict=True)):
+            with self.on_device(place, node):
+                found.append(a - b)
+        return found
+
+    def add(self, node: Node, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+        """Return, at each device, the sum of two values of a variable."""
+        found = []
+        for place, (a, b) in enumerate(zip(first, second, strict=True)):
+            with self.on_device(place, node):
+                found.append(a + b)
+        return found
 
     # The whole window -----------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def build_template(
     """
     if inner is None:
         graph = MergeBodies()(graph) if graph.holders else graph
-        variables = {node: _whole_variable(node) for node in graph.variables}
+        variables = {node: whole_variable(node) for node in graph.variables}
         return StepTemplate(graph, graph, tuple(devices), {}, variables)
     placed = replace(inner, devices=[str(device) for device in devices])
     division = placed.divide(graph, cluster)
@@ -101,10 +101,10 @@ def build_template(
     )
 
 
-def _whole_variable(node: Node) -> TemplateVariable:
-    """Return a variable that a replica of one device has in full."""
+def whole_variable(node: Node, devices: int = 1) -> TemplateVariable:
+    """Return a variable that each device of a replica has in full."""
     spans = tuple(Span(0, int(size)) for size in node.specs[0].shape)
-    return TemplateVariable((node,), (spans,), whole(len(spans)))
+    return TemplateVariable((node,) * devices, (spans,) * devices, whole(len(spans)))
 
 
-__all__ = ["StepTemplate", "TemplateVariable", "build_template"]
+__all__ = ["StepTemplate", "TemplateVariable", "build_template", "whole_variable"]

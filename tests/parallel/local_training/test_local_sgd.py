@@ -95,7 +95,9 @@ def test_a_period_of_one_turn_is_synchronous_training() -> None:
 def test_windows_of_any_length_are_the_same_turns(period: int) -> None:
     wanted = trained(LocalSGD(2, period))
     for window in (2, 3, 6):
-        assert largest_difference(trained(LocalSGD(2, period, window), 6, window), wanted) == 0
+        assert (
+            largest_difference(trained(LocalSGD(2, period, window=window), 6, window), wanted) == 0
+        )
 
 
 @pytest.mark.parametrize("limit", [0, 64, 4 << 20])
