@@ -29,6 +29,7 @@ from graphflow.ops.base.composite import widen
 from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
 from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
+    ProximalTerm,
     Target,
     hashed_target,
     in_dtype_of,
@@ -145,17 +146,28 @@ class Optimizer:
         """
         self._check_pairs(grads, variables)
         with name_scope("train"):
-            shared, updates = self._begin(grads)
-            build = partial(self._build_update, shared)
-            alike = UpdateCopies(build, "train/").update
-            for gradient, variable in zip(grads, variables, strict=True):
-                plain = self._is_determined_by_specs(variable, gradient)
-                updates += alike(variable, gradient) if plain else build(variable, gradient).updates
+            updates = self._build_updates(grads, variables)
             if finite is not None:
                 updates = [assign_if(finite, update) for update in updates]
             how = {} if strategy is None else {"strategy": strategy, "loss": loss}
             group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
+
+    def _build_updates(
+        self, grads: Sequence[Tensor], variables: Sequence[Tensor], term: ProximalTerm | None = None
+    ) -> list[Tensor]:
+        """Return the assignments of variables and slots.
+
+        Args:
+            term: what is added to the gradients.
+        """
+        shared, updates = self._begin(grads)
+        build = partial(self._build_update, shared, term)
+        alike = UpdateCopies(build, "train/").update
+        for gradient, variable in zip(grads, variables, strict=True):
+            plain = term is None and self._is_determined_by_specs(variable, gradient)
+            updates += alike(variable, gradient) if plain else build(variable, gradient).updates
+        return updates
 
     def _exchange(
         self,
@@ -172,7 +184,7 @@ class Optimizer:
         dense = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
-            if not (by_rows and lookups_of(g, v))
+            if not ((by_rows or _is_hashed(v)) and lookups_of(g, v))
         ]
         found = [*grads]
         sums, updates = filtered_gradients(
@@ -214,12 +226,17 @@ class Optimizer:
                     "does transform return a list of gradients?"
                 )
 
-    def _build_update(self, shared: Any, variable: Tensor, gradient: Tensor) -> VariableUpdate:
+    def _build_update(
+        self, shared: Any, term: ProximalTerm | None, variable: Tensor, gradient: Tensor
+    ) -> VariableUpdate:
         """Return the assignments of a variable and of its slots."""
         with origin_scope(variable.node, "train/"):
             target, gradient = self._choose_target(variable, gradient)
             value = widen(target.part(variable))
-            new = self._update(value, in_dtype_of(gradient, value), target, shared)
+            gradient = in_dtype_of(gradient, value)
+            if term is not None:
+                gradient = term.add_to(gradient, value)
+            new = self._update(value, gradient, target, shared)
             last = target.assign_part(variable, in_dtype_of(new, variable))
         return VariableUpdate([*target.updates, last], target.slots)
 
@@ -328,10 +345,10 @@ def check_numbers(optimizer: Optimizer, **values: Any) -> None:
             f"{what} at {user_location()}: sparse must be True or False, not {optimizer.sparse!r}"
         )
     for name, value in values.items():
-        if name == "lr" and isinstance(value, Tensor):
+        if name in ("lr", "gamma") and isinstance(value, Tensor):
             if value.ndim or kind(value.dtype) == "bool":
                 raise ArgumentError(
-                    f"{what} at {user_location()}: lr must be a scalar number, not {value!r}"
+                    f"{what} at {user_location()}: {name} must be a scalar number, not {value!r}"
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")
