@@ -10,6 +10,7 @@ import numpy as np
 from graphflow.init import ReplicaRows
 from graphflow.ir.op import Node
 from graphflow.runtime.checkpoint.manifest import Signature
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 
 Array = np.ndarray[Any, Any]
 
@@ -35,10 +36,10 @@ def is_loadable(node: Node, signature: Signature | None) -> bool:
     return signature == (spec.dtype.name, spec.shape) or differs_in_rows(node, *signature)
 
 
-def fit_rows(node: Node, value: Array) -> Array:
+def fit_rows(node: Node, value: Array | LazyArray) -> Array | LazyArray:
     """Return a loaded value with as many rows as the variable has replicas (see `ReplicaRows`)."""
     if differs_in_rows(node, value.dtype.name, value.shape):
-        fitted: Array = node.attrs["initial"].fit_rows(value)
+        fitted: Array = node.attrs["initial"].fit_rows(np.asarray(value))
         return fitted
     return value
 

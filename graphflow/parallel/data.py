@@ -140,7 +140,7 @@ class Data:
             tensor = node.outputs[0]
             owner = node.origin.outputs[0] if is_slot(node) and node.origin is not None else tensor
             if owner in tables:
-                given[tensor] = tables[owner]
+                given[tensor] = Layout(tables[owner].dims[: tensor.ndim])
             elif not (self.shard_state and is_slot(node)):
                 given[tensor] = whole(tensor.ndim)
         for tensor in replica_variables(graph):

@@ -163,6 +163,8 @@ class StateEmitter:
             return replace(initial, shape=shape)
         if isinstance(initial, ReplicaRows):
             return initial.first_rows(shape[0])
+        if isinstance(initial, Initializer) and initial.is_large:
+            return initial.part(spans)
         if node not in self._initial:
             self._initial[node] = SharedInitial(initial)
         return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
