@@ -49,8 +49,8 @@ def emit_compressed(
             rows.setdefault(axis, []).append((gradient, state))
     outputs = dict(zip(node.inputs, node.outputs, strict=True))
     for axis, every in rows.items():
-        for own in _in_buckets(every, bucket):
-            made = _emit_bucket(resharder, node, own, values, axis)
+        for number, own in enumerate(_in_buckets(every, bucket)):
+            made = _emit_bucket(resharder, node, own, values, axis, number)
             found.update({outputs[tensor]: value for tensor, value in made.items()})
     return found
 
@@ -87,9 +87,10 @@ def _emit_bucket(
     rows: Sequence[_Row],
     values: Mapping[Tensor, ShardedTensor],
     axis: str,
+    number: int,
 ) -> dict[Tensor, ShardedTensor]:
     """Exchange some gradients; return the values that stand for them and their state after it."""
-    partial = _PartialRows(resharder, node, rows, values, axis)
+    partial = _PartialRows(resharder, node, rows, values, axis, number)
     parts: dict[Tensor, dict[Place, Tensor]] = {tensor: {} for tensor in partial.tensors}
     known: dict[tuple[Tensor, ...], list[list[Tensor]]] = {}
     for group in resharder.mesh.groups(axis):
@@ -113,6 +114,7 @@ class _PartialRows:
         resharder, node, values: see `emit_compressed`.
         rows: the gradients, and the state of each.
         axis: the axis.
+        number: the number of the bucket.
     """
 
     def __init__(
@@ -122,11 +124,13 @@ class _PartialRows:
         rows: Sequence[_Row],
         values: Mapping[Tensor, ShardedTensor],
         axis: str,
+        number: int,
     ) -> None:
         self._resharder = resharder
         self._node = node
         self._rows = rows
         self._axis = axis
+        self._stream = (*node.attrs["stream"], number)
         scale = values[node.inputs[-1]] if node.attrs["scaled"] else None
         if scale is not None:
             name = user_name(node.inputs[-1].node)
@@ -160,7 +164,7 @@ class _PartialRows:
             [[self._shard(gradient, place) for place in group] for gradient, _ in self._rows],
             states,
             self._sites(group),
-            self._node.attrs["stream"],
+            self._stream,
             self._scales(group),
         )
         self._note_plain_bytes(first, len(group))

@@ -65,7 +65,7 @@ def exchange_sums(
     tensors: Sequence[Sequence[Tensor]],
     states: Sequence[Sequence[State]],
     sites: Sites,
-    stream: tuple[int, int],
+    stream: tuple[int, ...],
     scales: Sequence[Tensor] | None = None,
 ) -> list[list[FilteredSum]]:
     """Return the sums of several tensors over replicas, for each tensor and replica.
@@ -75,7 +75,7 @@ def exchange_sums(
         tensors: for each tensor, what each replica has of it.
         states: for each of them, its state. With feedback, the residual comes first.
         sites: where nodes are built.
-        stream: the random stream of the exchange.
+        stream: numbers that no other exchange of a step has, for random numbers.
         scales: for each replica, the number by which its tensors are multiplied (see
             `gf.optim.LossScaling`). Residuals are those of the tensors without it.
 
@@ -234,7 +234,7 @@ def _size_of(tensor: Tensor) -> int:
 # Random numbers ---------------------------------------------------------------------------------
 
 
-def _seed_of(stream: tuple[int, int], i: int, rank: int) -> int:
+def _seed_of(stream: tuple[int, ...], i: int, rank: int) -> int:
     """Return a seed for one tensor of one replica. It is the same whenever the graph is written."""
     text = repr((*stream, i, rank)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.optim import Optimizer
+from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
+from graphflow.optim import SGD, Optimizer
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.replica_differences import DifferenceFilter
 from graphflow.parallel.local_training.exchange_schedule import (
     TurnExchanges,
     schedule_exchanges,
@@ -74,6 +76,8 @@ class LocalSGD(ReplicaStrategy):
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
         bucket: bytes of parameters that are exchanged at once; 0: each by itself.
+        compress: a filter, such as `FixedPoint(8)`, through which replicas exchange differences
+            from θ. A parameter of which it saves nothing travels as it is.
         devices: the devices of the replicas; default: the first of the cluster. In a product a list
             for each replica.
         inner: the strategy of the devices within a replica, as a product sets it.
@@ -81,7 +85,8 @@ class LocalSGD(ReplicaStrategy):
     Raises:
         ShardingError: a count is invalid, the delay does not fit in a window; when a graph is
             partitioned: there are more replicas than devices, more fragments than parameters, the
-            batch has a fixed size, or is smaller than replicas × turns.
+            batch has a fixed size, or is smaller than replicas × turns, or `compress` saves
+            nothing.
         CheckError: in a step that exchanges: integers that depend on the batch differ.
 
     Source: McMahan et al., AISTATS 2017 (FedAvg); Stich, ICLR 2019 (local SGD); Douillard et al.,
@@ -98,9 +103,11 @@ class LocalSGD(ReplicaStrategy):
     bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     inner: Any = None
+    compress: Filter | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _counters: dict[Node, Node] = field(default_factory=dict, init=False, repr=False)
     _outer: dict[tuple[Node, ...], OuterStep] = field(default_factory=dict, init=False, repr=False)
+    _filter: DifferenceFilter | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"LocalSGD at {self.line}"
@@ -122,6 +129,21 @@ class LocalSGD(ReplicaStrategy):
             )
         if isinstance(getattr(self.outer, "lr", None), Tensor):
             raise ShardingError(f"{where}: the rate of the outer optimiser must be a number")
+        if self.compress is not None:
+            if not isinstance(self.compress, Filter):
+                raise ShardingError(
+                    f"{where}: compress must be a filter, such as gf.parallel.FixedPoint(8), not "
+                    f"{self.compress!r}"
+                )
+            made = DifferenceFilter(self.compress, self.replicas, next_stream(), where)
+            set_frozen_fields(self, _filter=made)
+
+    @property
+    def _outer_optimizer(self) -> Optimizer | None:
+        """The optimiser of the exchange; None if the means of parameters are taken as they are."""
+        if not is_averaging(self.outer):
+            return self.outer
+        return None if self.compress is None else SGD(1.0)  # a filter needs differences
 
     @property
     def cycle(self) -> int:
@@ -131,7 +153,7 @@ class LocalSGD(ReplicaStrategy):
     @property
     def first_differs(self) -> bool:
         """True if the plan of the first window is another than those of later ones."""
-        return not is_averaging(self.outer) and (self.fragments > 1 or self.delay > 0)
+        return self._outer_optimizer is not None and (self.fragments > 1 or self.delay > 0)
 
     def is_in_step(self, done: int) -> bool:
         """Return True if all replicas have the same parameters after a number of turns."""
@@ -146,7 +168,7 @@ class LocalSGD(ReplicaStrategy):
             done: the number of turns before the window.
         """
         turns = schedule_exchanges(done, self.window, self.period, self.fragments, self.delay)
-        if is_averaging(self.outer):  # nothing has to be noted at the beginning of a round
+        if self._outer_optimizer is None:  # nothing has to be noted at the beginning of a round
             return tuple(TurnExchanges((), turn.sent) for turn in turns)
         return turns
 
@@ -173,7 +195,8 @@ class LocalSGD(ReplicaStrategy):
             for number in sent:
                 if number == 0:
                     self._average(unroller, state)
-                values, means = self._send(unroller, fragments[number], steps[number])
+                at = (turn, number)
+                values, means = self._send(unroller, fragments[number], steps[number], at)
                 due = min(turn + self.delay, self.window - 1)
                 under_way.append(_Sent(number, due, values, means))
             for each in under_way:
@@ -183,11 +206,12 @@ class LocalSGD(ReplicaStrategy):
     def _outer_step(self, unroller: ReplicaUnroller, fragment: Sequence[Node]) -> OuterStep | None:
         """Return the outer step of a fragment, with its variables among the unroller's; None if the
         mean is taken."""
-        if self.outer is None or is_averaging(self.outer):
+        outer = self._outer_optimizer
+        if outer is None:
             return None
         key = tuple(fragment)
         if key not in self._outer:
-            self._outer[key] = build_outer_step(self.outer, fragment)
+            self._outer[key] = build_outer_step(outer, fragment)
         for node in self._outer[key].graph.variables:
             unroller.add_derived(node)
         return self._outer[key]
@@ -211,7 +235,11 @@ class LocalSGD(ReplicaStrategy):
             unroller.current[node] = require_equal(unroller, node)
 
     def _send(
-        self, unroller: ReplicaUnroller, fragment: Sequence[Node], step: OuterStep | None
+        self,
+        unroller: ReplicaUnroller,
+        fragment: Sequence[Node],
+        step: OuterStep | None,
+        at: tuple[int, int],
     ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Sequence[Tensor]]]:
         """Exchange a fragment. Return the values that were there, and the means."""
         values = [[*unroller.current[node]] for node in fragment]
@@ -223,8 +251,16 @@ class LocalSGD(ReplicaStrategy):
                 )
                 for node, own in given
             ]
-        means = mean_over_replicas(unroller, given, self.bucket)
-        return values, means
+        means: dict[Node, list[Tensor]] = {}
+        if self._filter is not None:
+            means = self._filter.exchange(unroller, given, at, self.bucket)
+        plain = [each for each in given if each.variable not in means]
+        means |= zip(
+            [each.variable for each in plain],
+            mean_over_replicas(unroller, plain, self.bucket),
+            strict=True,
+        )
+        return values, [means[node] for node in fragment]
 
     def _apply(
         self,
