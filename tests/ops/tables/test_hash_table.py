@@ -346,16 +346,16 @@ def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
 def test_filters_of_dense_gradients_leave_rows_to_their_own_exchange() -> None:
     def trained(strategy: Any) -> Array:
         table, ids = _table(), gf.placeholder("int64", (None,))
-        w = gf.variable(np.ones((DIM, 4)), name="w")
+        w = gf.variable(np.ones(100), name="w")
         with gf.nn.training() as updates:
-            loss = gf.mean(gf.square(table(ids) @ w))
+            loss = gf.mean(gf.square(table(ids))) + gf.sum(w * w)
         step = gf.optim.Adam(0.1).minimize(loss, strategy=strategy)
         with gf.Session() as s:
             for batch in ([1, 2, 1, 5], [2, 3, 7, 7], [4, 5, 4, 1]):
                 s.run([step, *updates], {ids: batch})
             return s.get(table.weight)[:4]
 
-    whole = trained(Data(2, compress=gf.parallel.TopK(1.0)))
+    whole = trained(Data(2, compress=gf.parallel.TopK(0.1)))
     np.testing.assert_allclose(whole, trained(None), rtol=1e-12, atol=1e-12)
 
 
