@@ -6,6 +6,7 @@ of the package are in `graphflow.parallel`, which builds on everything else.
 A new strategy is a class in one file. Each user of strategies asks for this much:
 
     minimize, Session, plan      `divide`, and a `line` for errors, if it has one
+    minimize                     `filter_gradients`, if it changes the exchange of gradients
     search, reports              `divide` returns a `sharded_graph.ShardedGraph`
     Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
     strategy * strategy          `__mul__` and `__rmul__` of its own
@@ -23,7 +24,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DeviceError, ScheduleError, ShardingError
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, user_location
+from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import Span
 
 Array = np.ndarray[Any, Any]
@@ -121,6 +122,29 @@ def check_strategy(strategy: object) -> None:
             f"minimize at {user_location()}: strategy must be one of gf.parallel's, such as "
             f"gf.parallel.Data(replicas=2), not {strategy!r}"
         )
+
+
+def filtered_gradients(
+    strategy: Strategy | None,
+    gradients: Sequence[Tensor],
+    variables: Sequence[Tensor],
+    scale: Tensor | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return gradients as a strategy exchanges them, and updates of the state of that exchange.
+
+    Most strategies leave gradients as they are.
+
+    Args:
+        strategy: the strategy of a training step, or None.
+        gradients: the gradients.
+        variables: the variable of each.
+        scale: the number by which the gradients are multiplied, if they are.
+    """
+    change = getattr(strategy, "filter_gradients", None)
+    if change is None:
+        return [*gradients], []
+    sums, updates = change(gradients, variables, scale)
+    return [*sums], [*updates]
 
 
 def strategy_of(graph: Graph) -> Strategy | None:

@@ -9,11 +9,13 @@ waits here, and so does a value that moves.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from graphflow.base.formatting import show_bytes
 from graphflow.errors import VariableError
 from graphflow.execution.checkpoint_matching import (
     Loaded,
@@ -24,11 +26,13 @@ from graphflow.execution.checkpoint_matching import (
     suggest_remedy,
 )
 from graphflow.execution.compiled_fetches import worker_of
+from graphflow.execution.replica_rows import fit_rows, is_loadable
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import Span, index_of
+from graphflow.ir.spec import Span, index_of, nbytes
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.manifest import (
+    PIECED_BYTES,
     Copies,
     Groups,
     Signature,
@@ -36,11 +40,15 @@ from graphflow.runtime.checkpoint.manifest import (
     list_some,
     mean_of,
 )
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray, PiecedArray
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
 
 Array = np.ndarray[Any, Any]
+StoredValue = Array | LazyArray
+LARGEST_WHOLE = 1 << 30
+"""The most bytes of a partitioned variable that `get` returns as one array."""
 _log = Log("graphflow.session")
 
 
@@ -64,7 +72,7 @@ class VariableStore:
         self.wholes: dict[str, Node] = {}
         self._hosts = hosts
         self._at_home: set[Node] = set()  # variables whose home has the value
-        self._pending: dict[str, Array] = {}
+        self._pending: dict[str, StoredValue] = {}
         self._pending_copies: dict[str, Copies] = {}
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
@@ -154,7 +162,7 @@ class VariableStore:
     def _fits(self, node: Node, name: str) -> bool:
         """Return True unless a waiting value has another dtype or shape than the variable."""
         value = self._pending.get(name)
-        return value is None or signature(value) == _signature(node)
+        return value is None or is_loadable(node, signature(value))
 
     def assign_home(self, node: Node, device: str) -> None:
         """Note where a variable lives, and send its waiting value there.
@@ -163,7 +171,7 @@ class VariableStore:
         """
         home, name = self.homes.setdefault(node, device), self.names[node]
         if name in self._pending:
-            self._hosts.write(worker_of(home), name, self._pending[name])
+            self._hosts.write(worker_of(home), name, np.asarray(self._pending[name]))
             del self._pending[name]
         self._at_home.add(node)
 
@@ -292,7 +300,15 @@ class VariableStore:
 
         Raises:
             CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
+            VariableError: it is partitioned, and too large for one array.
         """
+        if node in self.shards and (size := nbytes(node.specs[0])) > LARGEST_WHOLE:
+            raise VariableError(
+                f"variable {node.name!r} (made at {node.location}) has {show_bytes(size)} in "
+                f"{len(_distinct_shards(self.shards[node]))} shards, and s.get returns at most "
+                f"{show_bytes(LARGEST_WHOLE)} as one array; read rows, "
+                "s.run(gf.take(variable, rows, 0)), or write all of it to a folder with s.save"
+            )
         if node not in self.names and node not in self.shards:
             self.check_loaded_checkpoint(self.new_names([node]))
         return self._value(node)
@@ -303,7 +319,7 @@ class VariableStore:
             return self._value(node)
         waiting = self._pending.get(self.new_names([node])[node])
         initial = node.attrs["initial"]
-        return waiting if waiting is not None else np.array(initial())
+        return np.asarray(waiting) if waiting is not None else np.array(initial())
 
     def _value(self, node: Node) -> Array:
         if node in self.shards:
@@ -312,27 +328,48 @@ class VariableStore:
         if node in self._at_home:
             return self._hosts.read(worker_of(self.homes[node]), name)
         if name in self._pending:
-            return self._pending[name].copy()
+            return fit_rows(node, self._pending[name]).copy()
         initial = node.attrs["initial"]
         return np.array(initial() if callable(initial) else initial)
 
-    def set(self, node: Node, value: Array) -> None:
+    def set(self, node: Node, value: StoredValue) -> None:
         """Give a variable, with all its copies, a value that fits it."""
+        value = fit_rows(node, value)
         if node in self.shards:
             for piece, spans in _distinct_shards(self.shards[node]).items():
-                part = value[index_of(spans, node.specs[0].shape)]
-                self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
+                shape = _signature(piece)[1]
+                if isinstance(value, PiecedArray):
+                    self.set(piece, value.part(spans).reshape(shape))
+                    continue
+                part = np.asarray(value)[index_of(spans, node.specs[0].shape)]
+                self.set(piece, np.ascontiguousarray(part).reshape(shape))
             return
         name = self._name(node)
         if node in self._at_home:
-            self._hosts.write(worker_of(self.homes[node]), name, value)
+            self._hosts.write(worker_of(self.homes[node]), name, np.asarray(value))
         else:
             self._pending[name] = value
 
-    def values(self) -> dict[str, Array]:
-        """Return all values by name, also those that were loaded for variables not seen yet."""
-        values = {name: self._value(node) for name, node in self._user_variables().items()}
+    def values(self) -> dict[str, StoredValue]:
+        """Return all values by name, also those that were loaded for variables not seen yet.
+
+        Those of large partitioned variables are read from workers when they are looked at.
+        """
+        values = {name: self._value_by_pieces(n) for name, n in self._user_variables().items()}
         return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
+
+    def _value_by_pieces(self, node: Node) -> StoredValue:
+        """Return a value, which stays on the workers if it is large and partitioned."""
+        pieces = self.shards.get(node)
+        if pieces is None or pieces.independent or nbytes(node.specs[0]) < PIECED_BYTES:
+            return self._value(node)
+        shape, dtype = _signature(node)[1], node.specs[0].dtype
+        own = {spans: piece for piece, spans in _distinct_shards(pieces).items()}
+        parts = [
+            (spans, LazyArray(_signature(piece)[1], dtype, partial(self._value, piece)))
+            for spans, piece in own.items()
+        ]
+        return PiecedArray(shape, dtype, parts)
 
     def load(self, checkpoint: Checkpoint, source: str, *, strict: bool = True) -> None:
         """Take the values of a checkpoint; those of variables not seen yet wait.
@@ -369,8 +406,8 @@ class VariableStore:
         """Return the names of variables that a checkpoint does not fit."""
         return [
             name
-            for name, kind in _signatures(self._user_variables()).items()
-            if (name in there or strict) and there.get(name) != kind
+            for name, node in self._user_variables().items()
+            if (name in there or strict) and not is_loadable(node, there.get(name))
         ]
 
     def report_loaded(self) -> Loaded | None:
@@ -425,9 +462,9 @@ class VariableStore:
                 of[name] = _signature(tensor.node)
         return result
 
-    def client_values(self) -> dict[str, Array]:
+    def client_values(self) -> dict[str, StoredValue]:
         """Return the values that no worker holds, by name; partitioned variables by shard."""
-        here = {
+        here: dict[str, StoredValue] = {
             name: self._value(tensor.node)
             for name, tensor in self.variables.items()
             if tensor.node not in self._at_home

@@ -81,6 +81,25 @@ class Target:
         return assign(state, value)
 
 
+class ProximalTerm:
+    """The gradient of γ/2·‖w − start‖², where `start` is the value at which a step begins.
+
+    Attributes:
+        starts: the values of variables, or of their rows, at which the step begins.
+    """
+
+    def __init__(self, gamma: Rate) -> None:
+        self._gamma = gamma
+        self.starts: list[Tensor] = []
+
+    def add_to(self, gradient: Tensor, value: Tensor) -> Tensor:
+        """Return a gradient with that of the term at `value`."""
+        start = FUNCTIONS["stop_gradient"](value)
+        self.starts.append(start)
+        total: Tensor = gradient + rate_for(self._gamma, value) * (value - start)
+        return total
+
+
 Lookup = tuple[Tensor, Tensor]  # rows of a gradient, and their row numbers
 
 

@@ -1,6 +1,11 @@
 """Parallelism: what several devices do with one model."""
 
 from graphflow.parallel.async_model import AsyncModel
+from graphflow.parallel.compression.check import FilterCheck, check_filter
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.fixed_point import FixedPoint
+from graphflow.parallel.compression.power_sgd import PowerSGD
+from graphflow.parallel.compression.top_k import TopK
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
@@ -36,19 +41,25 @@ __all__ = [
     "GPT",
     "AsyncModel",
     "Data",
+    "Filter",
+    "FilterCheck",
+    "FixedPoint",
     "Gossip",
     "LocalSGD",
     "Pipeline",
+    "PowerSGD",
     "Report",
     "Schedule",
     "Search",
     "Shard",
     "Task",
+    "TopK",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "auto",
     "broadcast",
+    "check_filter",
     "chimera",
     "draw",
     "gpipe",

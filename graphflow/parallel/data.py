@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -16,6 +17,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.gradient_filters import filter_gradients, replica_variables
+from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
@@ -65,11 +69,14 @@ class Data:
         devices: the devices of the replicas; default: the first of the cluster. In a product in
             which a replica takes several devices, a list for each; with stages, those of the first
             stage come first.
+        compress: a filter, such as `TopK(0.01)`, through which replicas exchange gradients. A
+            gradient of which it saves nothing travels as it is. With `shard_state` too, each
+            replica receives the whole sum.
 
     Raises:
         ShardingError: a count is invalid; when a graph is partitioned: there are more replicas than
             devices, the batch is smaller than the replicas, or it is unclear which placeholders
-            hold the batch.
+            hold the batch; in `minimize`: `compress` saves no bytes at all.
 
     Source: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Rajbhandari et al., "ZeRO", SC
         2020 (shares of the state).
@@ -83,6 +90,7 @@ class Data:
     bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     tables: Sequence[Tensor | str] = ()
+    compress: Filter | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +107,11 @@ class Data:
             )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
+        if self.compress is not None and not isinstance(self.compress, Filter):
+            raise ShardingError(
+                f"{where}: compress must be a filter, such as gf.parallel.FixedPoint(8), not "
+                f"{self.compress!r}"
+            )
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -127,10 +140,42 @@ class Data:
             tensor = node.outputs[0]
             owner = node.origin.outputs[0] if is_slot(node) and node.origin is not None else tensor
             if owner in tables:
-                given[tensor] = tables[owner]
+                given[tensor] = Layout(tables[owner].dims[: tensor.ndim])
             elif not (self.shard_state and is_slot(node)):
                 given[tensor] = whole(tensor.ndim)
+        for tensor in replica_variables(graph):
+            given[tensor] = whole(tensor.ndim).with_dim(0, AxisSplit((DATA,)))
         return given
+
+    def filter_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients that replicas exchange through `compress`, and updates of its state.
+
+        Raises:
+            ShardingError: see `compress`.
+        """
+        if self.compress is None:
+            return [*gradients], []
+        whole_ones = [i for i, v in enumerate(variables) if not self._is_table(v)]
+        own, trained = ([each[i] for i in whole_ones] for each in (gradients, variables))
+        try:
+            made, updates = filter_gradients(self.compress, own, trained, self.replicas, scale)
+        except ShardingError as error:
+            raise ShardingError(f"Data at {self.line}: {error}") from None
+        sums = dict(zip(whole_ones, made, strict=True))
+        return [sums.get(i, gradient) for i, gradient in enumerate(gradients)], updates
+
+    def _is_table(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable."""
+        name = variable.node.name
+        return any(
+            fnmatchcase(name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
 
     @property
     def _table_rules(self) -> dict[Tensor | str, tuple[str]]:
@@ -181,6 +226,11 @@ class Data:
             ShardingError: both split the batch, or both set the same option.
         """
         where = f"Data * Shard at {user_location()}"
+        if self.compress is not None:
+            raise ShardingError(
+                f"{where}: compress={self.compress!r} is for whole gradients, and a Shard "
+                "cuts them; leave out compress=, or the Shard"
+            )
         if DATA in shard.mesh or shard.batch is not None:
             raise ShardingError(
                 f"{where}: the Shard cuts the batch already (mesh {dict(shard.mesh)!r}, "

@@ -63,6 +63,15 @@ class StrategyReport:
         return sum(move.bytes for move in self._records) + self.between
 
     @cached_property
+    def filtered(self) -> tuple[int, int] | None:
+        """The bytes that travel through filters in a step, and what would travel without them; None
+        without filters."""
+        moved = [move for move in self.collectives if move.plain is not None]
+        if not moved:
+            return None
+        return sum(move.bytes for move in moved), sum(move.plain or 0 for move in moved)
+
+    @cached_property
     def fed(self) -> dict[str, int]:
         """The bytes that the client feeds to each device in a step. Of a split batch, a device is
         fed its part."""
@@ -203,6 +212,10 @@ class StrategyReport:
             yield f"  fed a step: {', '.join(self._fed_lines())}"
         moved = sum(move.bytes for move in self.collectives)
         yield f"{len(self.collectives)} collectives, {moved:,} bytes a step"
+        if self.filtered is not None:
+            after, before = self.filtered
+            share = f"{after / before:.2%}"
+            yield f"  of these {after:,} through filters, in place of {before:,} ({share})"
         if self.fetched:
             yield f"  and {sum(move.bytes for move in self.fetched):,} bytes to the first place"
         yield from _table_lines(

@@ -21,10 +21,13 @@ from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
 from graphflow.ir.spec import Span, as_dtype, index_of, show_shape
+from graphflow.runtime.checkpoint.pieced_arrays import PiecedArray
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
 """Format 1 had one shard, "state.safetensors", and no digest of the manifest."""
+PIECED_BYTES = 1 << 24
+"""Bytes of a variable from which its pieces are not assembled when a checkpoint is read."""
 _FIRST_STATE = "state.safetensors"
 _MAX_COUNT = 2**62  # largest step, epoch or size
 _MAX_LISTED = 8  # names of a kind that an error lists
@@ -42,7 +45,7 @@ segments, or of segments of the listed lengths."""
 Groups = tuple[tuple[str, ...], ...]
 """Names of variables, by group."""
 
-Copies = tuple[tuple[tuple[Span, ...], Array], ...]
+Copies = tuple[tuple[tuple[Span, ...], Any], ...]
 """The copies of a variable, each with the part of it that it is a copy of."""
 
 
@@ -112,8 +115,16 @@ class Manifest:
             dtype, shape = self.variables[name]
             if sum(stored[piece].size for piece, _ in parts) < math.prod(shape):
                 raise CheckpointError(f"its pieces do not make up {name} {show_shape(shape)}")
+            groups = self._group_copies(name, stored)
+            if math.prod(shape) * as_dtype(dtype).itemsize >= PIECED_BYTES and all(
+                map(_are_equal, groups.values())
+            ):
+                parts_read = [(spans, copies[0]) for spans, copies in groups.items()]
+                pieced: Any = PiecedArray(shape, as_dtype(dtype), parts_read)
+                found[name] = pieced
+                continue
             found[name] = value = np.zeros(shape, as_dtype(dtype))
-            for spans, copies in self._group_copies(name, stored).items():
+            for spans, copies in groups.items():
                 place = index_of(spans, shape)
                 value[place] = mean_of(copies).reshape(value[place].shape)
         return found

@@ -21,7 +21,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
+from graphflow.init import Initializer
 from graphflow.ir.device_name import DeviceName
+from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
@@ -159,11 +161,17 @@ class SessionState:
                     node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype
                 )
             else:
-                initial = node.attrs["initial"]
-                fresh[node.name] = self._allocate(
-                    backend, initial() if callable(initial) else initial
-                )
+                fresh[node.name] = self._initial_value(backend, node.attrs["initial"])
         return fresh
+
+    def _initial_value(self, backend: DeviceBackend, initial: Any) -> Any:
+        """Return memory with an initial value, which is drawn in place where the host can."""
+        if not isinstance(initial, Initializer) or backend.xp is not np:
+            return self._allocate(backend, initial() if callable(initial) else initial)
+        spec = TensorSpec(initial.shape, as_dtype(initial.dtype))
+        memory = backend.empty(nbytes(spec)).view(spec.dtype).reshape(initial.shape)
+        initial.fill(memory)
+        return memory
 
     def _allocate(self, backend: DeviceBackend, value: Array) -> Any:
         shared = self._private.array(value) if backend.xp is np else None

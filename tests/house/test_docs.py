@@ -17,8 +17,8 @@ PAGES = [
     pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [
-    "checkpoints", "collectives", "dtypes", "functions", "linalg", "local-sgd", "memory",
-    "observability", "onnx", "transport", "views",
+    "checkpoints", "collectives", "compression", "dtypes", "functions", "linalg", "local-sgd",
+    "memory", "observability", "onnx", "transport", "views",
 ]  # fmt: skip
 """Pages whose Python assumes that the reader has a model, its batches and a session."""
 

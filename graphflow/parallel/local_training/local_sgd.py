@@ -11,8 +11,10 @@ from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Location, Node, Tensor, user_location
-from graphflow.optim import Optimizer
+from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
+from graphflow.optim import SGD, Optimizer
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.replica_differences import DifferenceFilter
 from graphflow.parallel.local_training.exchange_schedule import (
     TurnExchanges,
     schedule_exchanges,
@@ -55,14 +57,16 @@ class _Sent(NamedTuple):
         number: the number of the fragment.
         due: the turn after which they are applied.
         values: what each device had of each parameter when it was sent.
-        given: the values that are exchanged: the same, or their differences from θ.
-        buckets: the buckets in which they travel.
+        means: the means of what went through a filter.
+        plain: the other values that are exchanged: the same, or their differences from θ.
+        buckets: the buckets in which these travel.
     """
 
     number: int
     due: int
     values: Sequence[Exchanged]
-    given: Sequence[Exchanged]
+    means: Mapping[Node, Sequence[Tensor]]
+    plain: Sequence[Exchanged]
     buckets: Sequence[ExchangedBucket]
 
 
@@ -93,6 +97,8 @@ class LocalSGD(ReplicaStrategy):
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
         bucket: bytes of parameters that are exchanged at once; 0: each by itself.
+        compress: a filter, such as `FixedPoint(8)`, through which replicas exchange differences
+            from θ. A parameter of which it saves nothing travels as it is.
         devices: the devices of the replicas; default: the first of the cluster. In a product a list
             for each replica.
         inner: the strategy of the devices within a replica, as a product sets it.
@@ -100,7 +106,8 @@ class LocalSGD(ReplicaStrategy):
     Raises:
         ShardingError: a count is invalid, the delay does not fit in a window; when a graph is
             partitioned: there are more replicas than devices, more fragments than parameters, the
-            batch has a fixed size, or is smaller than replicas × turns.
+            batch has a fixed size, or is smaller than replicas × turns, or `compress` saves
+            nothing.
         CheckError: in a step that exchanges: integers that depend on the batch differ.
 
     Source: McMahan et al., AISTATS 2017 (FedAvg); Stich, ICLR 2019 (local SGD); Douillard et al.,
@@ -117,6 +124,7 @@ class LocalSGD(ReplicaStrategy):
     bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     inner: Any = None
+    compress: Filter | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _counters: dict[Node, Node] = field(default_factory=dict, init=False, repr=False)
     _outer: dict[tuple[Node, ...], OuterStep] = field(default_factory=dict, init=False, repr=False)
@@ -125,6 +133,7 @@ class LocalSGD(ReplicaStrategy):
     )
     """For each cluster, by identity, the strategy with the period that was chosen."""
     _why: str = field(default="", init=False, repr=False)
+    _filter: DifferenceFilter | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"LocalSGD at {self.line}"
@@ -149,6 +158,21 @@ class LocalSGD(ReplicaStrategy):
             )
         if isinstance(getattr(self.outer, "lr", None), Tensor):
             raise ShardingError(f"{where}: the rate of the outer optimiser must be a number")
+        if self.compress is not None:
+            if not isinstance(self.compress, Filter):
+                raise ShardingError(
+                    f"{where}: compress must be a filter, such as gf.parallel.FixedPoint(8), not "
+                    f"{self.compress!r}"
+                )
+            made = DifferenceFilter(self.compress, self.replicas, next_stream(), where)
+            set_frozen_fields(self, _filter=made)
+
+    @property
+    def _outer_optimizer(self) -> Optimizer | None:
+        """The optimiser of the exchange; None if the means of parameters are taken as they are."""
+        if not is_averaging(self.outer):
+            return self.outer
+        return None if self.compress is None else SGD(1.0)  # a filter needs differences
 
     @property
     def cycle(self) -> int:
@@ -158,7 +182,7 @@ class LocalSGD(ReplicaStrategy):
     @property
     def first_differs(self) -> bool:
         """True if the plan of the first window is another than those of later ones."""
-        return not is_averaging(self.outer) and (self.fragments > 1 or self.delay > 0)
+        return self._outer_optimizer is not None and (self.fragments > 1 or self.delay > 0)
 
     def is_in_step(self, done: int) -> bool:
         """Return True if all replicas have the same parameters after a number of turns."""
@@ -173,7 +197,7 @@ class LocalSGD(ReplicaStrategy):
             done: the number of turns before the window.
         """
         turns = schedule_exchanges(done, self.window, self.turns_apart, self.fragments, self.delay)
-        if is_averaging(self.outer):  # nothing has to be noted at the beginning of a round
+        if self._outer_optimizer is None:  # nothing has to be noted at the beginning of a round
             return tuple(TurnExchanges((), turn.sent) for turn in turns)
         return turns
 
@@ -210,8 +234,9 @@ class LocalSGD(ReplicaStrategy):
         """Return the strategy with another period, and the same counters."""
         made = replace(self, period=period, delay=min(self.delay, max(0, period - 1)))
         set_frozen_fields(
-            made, line=self.line, _counters=self._counters, _outer=self._outer, _why=why
-        )
+            made, line=self.line, _counters=self._counters, _outer=self._outer, _why=why,
+            _filter=self._filter,
+        )  # fmt: skip
         return made
 
     @property
@@ -270,11 +295,12 @@ class LocalSGD(ReplicaStrategy):
     def _outer_step(self, unroller: ReplicaUnroller, fragment: Sequence[Node]) -> OuterStep | None:
         """Return the outer step of a fragment, with its variables among the unroller's; None if the
         mean is taken."""
-        if self.outer is None or is_averaging(self.outer):
+        outer = self._outer_optimizer
+        if outer is None:
             return None
         key = tuple(fragment)
         if key not in self._outer:
-            self._outer[key] = build_outer_step(self.outer, fragment)
+            self._outer[key] = build_outer_step(outer, fragment)
         for node in self._outer[key].graph.variables:
             unroller.add_derived(node)
         return self._outer[key]
@@ -316,19 +342,23 @@ class LocalSGD(ReplicaStrategy):
                 )
                 for node, own in values
             ]
-        buckets = begin_exchange(unroller, given, self.bucket)
-        return _Sent(number, due, values, given, buckets)
+        means: dict[Node, list[Tensor]] = {}
+        if self._filter is not None:
+            means = self._filter.exchange(unroller, given, (unroller.rank, number), self.bucket)
+        plain = [each for each in given if each.variable not in means]
+        buckets = begin_exchange(unroller, plain, self.bucket)
+        return _Sent(number, due, values, means, plain, buckets)
 
     def _apply(self, unroller: ReplicaUnroller, sent: _Sent, step: OuterStep | None) -> None:
         """Continue from the result of an exchange, with what was learnt since it was sent."""
-        means = finish_exchange(unroller, sent.given, sent.buckets, Mean())
-        fresh = means
+        found = finish_exchange(unroller, sent.plain, sent.buckets, Mean())
+        fresh: dict[Node, Sequence[Tensor]] = {**sent.means}
+        fresh |= {value.variable: mean for value, mean in zip(sent.plain, found, strict=True)}
         if step is not None:
-            nodes = [value.variable for value in sent.values]
-            step.take(unroller, dict(zip(nodes, means, strict=True)))
-            fresh = [unroller.current[step.references[node]] for node in nodes]
-        for (node, before), after in zip(sent.values, fresh, strict=True):
-            now = unroller.current[node]
+            step.take(unroller, fresh)
+            fresh = {node: unroller.current[step.references[node]] for node in fresh}
+        for node, before in sent.values:
+            now, after = unroller.current[node], fresh[node]
             if any(a is not b for a, b in zip(now, before, strict=True)):
                 after = unroller.add(node, after, unroller.difference(node, now, before))
             unroller.current[node] = [*after]

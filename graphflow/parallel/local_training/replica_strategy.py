@@ -209,6 +209,11 @@ class ReplicaStrategy:
                 f"at {user_location()}: a {name} goes with one Data, without devices=, as in "
                 f"{name}(2, …) * gf.parallel.Data(4), not with {other!r}"
             )
+        if other.compress is not None:
+            raise ShardingError(
+                f"at {user_location()}: in a product the replicas of {name} exchange, so a filter "
+                f"goes there: {name}(…, compress={other.compress!r}) * gf.parallel.Data(…)"
+            )
         product: Self = replace(cast(Any, self), inner=other)
         set_frozen_fields(product, line=user_location())
         return product

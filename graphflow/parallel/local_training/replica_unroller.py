@@ -115,6 +115,26 @@ class ReplicaUnroller:
         if node not in self.variables:
             self._add_copies(node, whole_variable(node, self.places), derived=True)
 
+    def add_replica_state(self, node: Node) -> None:
+        """Take the copies of a variable that the strategy adds at the first device of each replica,
+        or make them. Each copy has a value of its own."""
+        if node in self.variables:
+            return
+        if node in self._known:
+            pieces = self._known[node].check(node, self.mesh)
+        else:
+            nodes = []
+            for place in range(0, len(self.owners), self.places):
+                name = f"{node.name}{self.mesh.tag(self.mesh.places[place])}"
+                nodes.append(node.copy_for((), name, self.owners[place], node, node.attrs))
+            own = whole_variable(node)
+            pieces = ShardedVariable(
+                tuple(nodes), own.spans * self.replicas, own.layout, self.mesh.sizes,
+                independent=True, derived=True,
+            )  # fmt: skip
+        self.variables[node] = pieces
+        self.current[node] = [copy.outputs[0] for copy in pieces.nodes]
+
     def _add_copies(self, node: Node, own: TemplateVariable, *, derived: bool) -> None:
         """Take the copies of a variable that exist already, or make one for each device."""
         if node in self._known:
@@ -360,7 +380,7 @@ class ReplicaUnroller:
 
     def _devices_of(self, pieces: ShardedVariable) -> Sequence[DeviceName]:
         """Return the device of each copy of a variable."""
-        return self.owners[: len(pieces.nodes)]
+        return [copy.device for copy in pieces.nodes]
 
     def _fetch(self, user: Tensor, own: Tensor, updates: Mapping[Node, Sequence[Tensor]]) -> Tensor:
         """Return what stands for a fetch.

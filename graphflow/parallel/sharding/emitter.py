@@ -24,6 +24,7 @@ from graphflow.ir.op import (
     make_node,
 )
 from graphflow.ops.control_flow.control import is_control
+from graphflow.parallel.compression.emission import COMPRESSED, emit_compressed
 from graphflow.parallel.mesh.axis_split import WHOLE
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import user_name
@@ -84,6 +85,7 @@ class Emitter:
         self.readers = {t: list(nodes) for t, nodes in readers.items()}
         self.values: dict[Tensor, ShardedTensor] = {}
         self._emit_body = emit_body
+        self._bucket = bucket
         self._unsynchronised = unsynchronised
         self._sequence_axis = sequence_axis
         self._selector = RuleSelector(
@@ -104,6 +106,8 @@ class Emitter:
             (tensor,) = node.outputs
             shards = (tensor,) * len(self.mesh.places)
             self.values[tensor] = ShardedTensor(tensor.spec, whole(tensor.ndim), shards)
+        elif node.op.name == COMPRESSED:
+            self.values.update(emit_compressed(self.resharder, node, self.values, self._bucket))
         elif node.op.name in EFFECT_OPS:
             self._emit_once(node)
         elif is_control(node.op):

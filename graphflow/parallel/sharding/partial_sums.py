@@ -9,6 +9,7 @@ from graphflow.ir.op import (
     Tensor,
 )
 from graphflow.ops.control_flow.control import is_control
+from graphflow.parallel.compression.emission import COMPRESSED
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
 from graphflow.parallel.resharding.gradient_buckets import GradientBuckets
 from graphflow.parallel.resharding.resharder import Resharder
@@ -50,6 +51,8 @@ class PartialSums:
         A sum does not wait if its only reader can pass it on as a partial sum.
         """
         readers = self._readers.get(tensor, [])
+        if any(reader is not None and reader.op.name == COMPRESSED for reader in readers):
+            return  # that node exchanges it
         if readers and all(reader is None for reader in readers):
             self._buckets.add_fetched(tensor, node)
         if any(reader is None for reader in readers) or not readers:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphflow.init import Initializer, SharedInitial
+from graphflow.init import Initializer, ReplicaRows, SharedInitial
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span
@@ -161,6 +161,10 @@ class StateEmitter:
         initial = node.attrs["initial"]
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
+        if isinstance(initial, ReplicaRows):
+            return initial.first_rows(shape[0])
+        if isinstance(initial, Initializer) and initial.is_large:
+            return initial.part(spans)
         if node not in self._initial:
             self._initial[node] = SharedInitial(initial)
         return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])

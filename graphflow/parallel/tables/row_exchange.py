@@ -303,13 +303,16 @@ class RowExchange:
         now: dict[Tensor, Tensor] = {update.rows: rows, update.number: number}
         start: Size = 0
         for lookup, own in zip(update.lookups, sums, strict=True):
-            attrs = {"start": start, "size": size}
-            made = make_node(REGISTRY["merge_row_sums"], (inverse, *own), attrs)
+            place = {"start": start, "size": size}
+            made = make_node(REGISTRY["merge_row_sums"], (inverse, *own), place)
             now[lookup.sums.outputs[0]] = made.outputs[0]
             start = sum((part.shape[0] for part in own), start)
         for node in update.computed:
             inputs = [now[t] if t in now else self._value_at(t, owner) for t in node.inputs]
-            made = make_node(node.op, tuple(inputs), node.attrs, node.name)
+            attrs = node.attrs
+            if node.op.name == "reshape":
+                attrs = {"shape": (size, *node.attrs["shape"][1:])}
+            made = make_node(node.op, tuple(inputs), attrs, node.name)
             now.update(zip(node.outputs, made.outputs, strict=True))
         return {node.outputs[0]: now[node.outputs[0]] for node in update.results}
 

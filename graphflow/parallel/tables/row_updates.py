@@ -161,6 +161,8 @@ def _is_row_by_row(node: Node, rows: Tensor, after: set[Node]) -> bool:
         return False
     if not all(t.ndim < out.ndim or t.shape[0] == 1 for t in others):
         return False
+    if node.op.name == "reshape":
+        return True  # of each row, since rows stay first
     if node.op.elementwise:
         return all(t.ndim == out.ndim for t in own)
     rule = rule_of(node)

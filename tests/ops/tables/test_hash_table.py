@@ -343,6 +343,22 @@ def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
         np.testing.assert_array_equal(have[1], want[1])
 
 
+def test_filters_of_dense_gradients_leave_rows_to_their_own_exchange() -> None:
+    def trained(strategy: Any) -> Array:
+        table, ids = _table(), gf.placeholder("int64", (None,))
+        w = gf.variable(np.ones(100), name="w")
+        with gf.nn.training() as updates:
+            loss = gf.mean(gf.square(table(ids))) + gf.sum(w * w)
+        step = gf.optim.Adam(0.1).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            for batch in ([1, 2, 1, 5], [2, 3, 7, 7], [4, 5, 4, 1]):
+                s.run([step, *updates], {ids: batch})
+            return s.get(table.weight)[:4]
+
+    whole = trained(Data(2, compress=gf.parallel.TopK(0.1)))
+    np.testing.assert_allclose(whole, trained(None), rtol=1e-12, atol=1e-12)
+
+
 def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_path: Path) -> None:
     strategy = Shard({"m": 2}, {"table/weight": ("m",)})
     batches = [[1, 2, 3], [4, 1, 9], [5, 6], [1, 2, 7]]

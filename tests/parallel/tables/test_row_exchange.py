@@ -15,6 +15,7 @@ BATCH, ROWS, WIDTH = 11, 50, 4
 OPTIMISERS = {
     "sgd": gf.optim.SGD(0.1),
     "adagrad": gf.optim.Adagrad(0.1),
+    "rowwise": gf.optim.RowwiseAdagrad(0.1),
     "adam": gf.optim.Adam(0.1, sparse=True),
     "momentum": gf.optim.SGD(0.1, momentum=0.9, sparse=True),
 }
@@ -98,9 +99,10 @@ def strategies(parts: int) -> Mapping[str, Any]:
 def test_owners_train_as_one_device_does(name: str, again: bool, how: str, parts: int) -> None:
     """Ids that are repeated, in one place or in several, update their row once, by the sum."""
     optimiser = OPTIMISERS[name]
-    assert_same(
-        Model(optimiser, strategies(parts)[how], again=again), Model(optimiser, None, again=again)
-    )
+    model = Model(optimiser, strategy := strategies(parts)[how], again=again)
+    assert_same(model, Model(optimiser, None, again=again))
+    if parts > 1 and how == "data":
+        assert "gradients" in kinds(strategy, model.loss, model.train)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
