@@ -281,8 +281,9 @@ def _sums_into(xp: Any, out: Any, inverse: Any, *gradients: Any, start: int, siz
     total = out.reshape(size, width)
     for g in gradients:
         places = inverse[start : start + g.shape[0]]
-        count = int(xp.count_nonzero(places >= 0))
-        combine_rows(xp, total, places[:count], g[:count].reshape(count, width), "add")
+        places = places[places >= 0]
+        count = places.shape[0]
+        combine_rows(xp, total, places, g[:count].reshape(count, width), "add")
         start += g.shape[0]
 
 
