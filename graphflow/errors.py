@@ -165,6 +165,10 @@ class DeviceOutOfMemory(OpError, MemoryLimitError):
     """A device's memory ran out while a step ran; names the node, the bytes and the device."""
 
 
+class TableFullError(OpError, MemoryLimitError):
+    """A `gf.nn.HashTable` has no row for a new id; names the table's rows and how many it needs."""
+
+
 class NonFiniteError(OpError):
     """A step of a session with `check_finite` produced NaN or infinity, and was undone.
 

@@ -19,12 +19,21 @@ from graphflow.ir.op import next_stream, user_location
 from graphflow.ir.spec import Span, as_dtype, index_of, is_inexact
 from graphflow.ir.spec import kind as kind_of
 
+LARGE_BYTES = 1 << 24
+"""Bytes of a variable from which each shard draws its own part of the initial value."""
+_BLOCK = 1 << 18  # numbers that are drawn at a time
+
 
 @dataclass(frozen=True)
 class Initializer:
     """The recipe for a variable's first value: a kind, its parameters a and b, and a random stream.
 
-    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b.
+    Kinds: "constant" (a); "uniform" on [a, b); "normal" with mean a and standard deviation b;
+    "hashed": the rows of a `gf.nn.HashTable`, 0 until they are trained.
+
+    Attributes:
+        whole: the shape of the variable of which this is a part; () if it is no part.
+        spans: the part of each of its axes.
     """
 
     kind: str
@@ -33,6 +42,22 @@ class Initializer:
     a: float = 0.0
     b: float = 0.0
     stream: tuple[int, int] = (0, 0)
+    whole: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether parts should be drawn where they are needed, and the whole nowhere."""
+        return math.prod(self.shape) * as_dtype(self.dtype).itemsize >= LARGE_BYTES
+
+    def part(self, spans: tuple[Span, ...]) -> Initializer:
+        """Return the initial value of a part of the variable: the numbers that the whole has there.
+
+        Args:
+            spans: the part of each axis; the variable has one axis at least.
+        """
+        shape = tuple(span.size for span in spans)
+        return replace(self, shape=shape, whole=self.shape, spans=spans)
 
     def with_dtype(self, dtype: Any) -> Initializer:
         """Return the same initial values in another dtype."""
@@ -40,15 +65,61 @@ class Initializer:
 
     def __call__(self) -> np.ndarray[Any, Any]:
         """Return the array; each call returns the same values."""
-        if self.kind == "constant":
-            return np.full(self.shape, self.a, self.dtype)
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.stream)))
+        out = np.empty(self.shape, self.dtype)
+        self.fill(out)
+        return out
+
+    def fill(self, out: np.ndarray[Any, Any]) -> None:
+        """Write the values to an array of this shape and dtype, without a second array of its
+        size."""
+        if self.kind in ("constant", "hashed"):
+            out[...] = self.a
+        elif not self.shape:
+            out[...] = self._draw(self._generator(), ())
+        elif out.size:
+            self._draw_blocks(out)
+
+    def _draw_blocks(self, out: np.ndarray[Any, Any]) -> None:
+        """Draw a block of rows after the other."""
+        whole = self.whole or self.shape
+        spans = self.spans or tuple(Span(0, size) for size in whole)
+        width = math.prod(whole[1:])
+        rows, within = max(1, _BLOCK // max(1, width)), index_of(spans[1:], whole[1:])
+        generator, done, at = self._generator(), 0, 0
+        for start, stop in spans[0].to_ranges(whole[0]):
+            generator = self._skip(generator, done * width, start * width)
+            for first in range(start, stop, rows):
+                count = min(rows, stop - first)
+                drawn = self._draw(generator, (count, *whole[1:]))
+                out[at : at + count] = drawn[(slice(None), *within)].reshape(count, *out.shape[1:])
+                at += count
+            done = stop
+
+    def _draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
         draw = generator.uniform if self.kind == "uniform" else generator.normal
-        return np.asarray(draw(self.a, self.b, self.shape), self.dtype)
+        return draw(self.a, self.b, shape)
+
+    def _generator(self, drawn: int = 0) -> np.random.Generator:
+        """Return the generator after so many words of 64 bits."""
+        words = np.random.Philox(np.random.SeedSequence(self.stream))
+        generator = np.random.Generator(words.advance(drawn // 4) if drawn >= 4 else words)
+        generator.random(drawn % 4)
+        return generator
+
+    def _skip(self, generator: np.random.Generator, done: int, start: int) -> np.random.Generator:
+        """Return a generator that goes on at number `start`, given one at number `done`.
+
+        A uniform number takes one word, so words are skipped. Normal numbers take one or more.
+        """
+        if self.kind == "uniform":
+            return generator if done == start else self._generator(start)
+        for first in range(done, start, _BLOCK):
+            generator.standard_normal(min(_BLOCK, start - first))
+        return generator
 
 
 class SharedInitial:
-    """An initial value that several shards share.
+    """An initial value that several shards share: an array, or a small recipe.
 
     The array is created for the first shard that is read, and freed after the last.
     """
@@ -100,6 +171,57 @@ class InitialShard:
         return self.whole.read_shard(self.number, self.spans).reshape(self.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class ReplicaRows:
+    """The first value of a variable that has a row for each replica of a model, all alike.
+
+    Attributes:
+        row: the first value of a row.
+        replicas: the number of rows.
+        adds_up: rows are parts of one sum, such as residuals. Otherwise each row is one replica's
+            own copy.
+    """
+
+    row: Initializer | np.ndarray[Any, Any]
+    replicas: int
+    adds_up: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all rows."""
+        return (self.replicas, *self.row.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the rows."""
+        return self.row.dtype
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        """Return the array; each call returns the same values."""
+        row = self.row() if isinstance(self.row, Initializer) else self.row
+        return np.array(np.broadcast_to(row, self.shape))
+
+    def first_rows(self, count: int) -> Initializer | np.ndarray[Any, Any]:
+        """Return the first value of `count` rows."""
+        if isinstance(self.row, Initializer) and self.row.kind == "constant":
+            return replace(self.row, shape=(count, *self.row.shape))
+        return self()[:count]
+
+    def fit_rows(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the rows of a checkpoint for this number of replicas.
+
+        Old replica i goes on as replica i modulo the new number. If rows add up, those that meet
+        are added and new replicas begin with zeros, so the sum over replicas stays what it was.
+        Otherwise the rows of the first replicas are copied to the others.
+        """
+        if not self.adds_up:
+            return np.array(rows[np.arange(self.replicas) % len(rows)])
+        found = np.zeros(self.shape, rows.dtype)
+        for i, row in enumerate(rows):
+            found[i % self.replicas] += row
+        return found
+
+
 def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
     wanted = _dtype(dtype)
     if kind != "constant":
@@ -148,6 +270,14 @@ def zeros(shape: Any, dtype: Any = "float32") -> Initializer:
 def ones(shape: Any, dtype: Any = "float32") -> Initializer:
     """Fill with 1."""
     return _make("constant", shape, dtype, 1.0, 0.0)
+
+
+def hashed_rows(shape: Any, dtype: Any) -> Initializer:
+    """Fill the rows of a hash table with 0. Optimisers train each from its id's initial value."""
+    made = _make("constant", shape, dtype, 0.0, 0.0)
+    if kind_of(np.dtype(made.dtype)) != "float":
+        raise DTypeError(f"{_here()}: the rows of a hash table are floats, not {made.dtype}")
+    return replace(made, kind="hashed")
 
 
 @checks_argument_names(ArgumentError)

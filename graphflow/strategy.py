@@ -6,6 +6,7 @@ of the package are in `graphflow.parallel`, which builds on everything else.
 A new strategy is a class in one file. Each user of strategies asks for this much:
 
     minimize, Session, plan      `divide`, and a `line` for errors, if it has one
+    minimize                     `filter_gradients`, if it changes the exchange of gradients
     search, reports              `divide` returns a `sharded_graph.ShardedGraph`
     Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
     strategy * strategy          `__mul__` and `__rmul__` of its own
@@ -23,10 +24,13 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, DeviceError, ScheduleError, ShardingError
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import Node, user_location
+from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import Span
 
 Array = np.ndarray[Any, Any]
+
+COUNTER = "<counter>"
+"""The name among the sizes of symbols under which a strategy finds the value of its counter."""
 
 
 class VariableShards(Protocol):
@@ -39,6 +43,15 @@ class VariableShards(Protocol):
     @property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
         """Return the part of the whole variable that each shard has."""
+
+    @property
+    def independent(self) -> bool:
+        """True if shards with the same part have values of their own. The variable's value is their
+        mean."""
+
+    @property
+    def derived(self) -> bool:
+        """True if the strategy made the variable. A checkpoint is complete without it."""
 
 
 class PartitionedGraph(Protocol):
@@ -56,11 +69,22 @@ class PartitionedGraph(Protocol):
     def tasks(self) -> Sequence[str]:
         """The labels of a pipeline's tasks by turn; () if there is no pipeline."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences about the strategy, for plans and reports."""
+
+    @property
+    def counter(self) -> Node | None:
+        """The variable whose value decides how the graph is partitioned, if there is one."""
+
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all symbols, given those of the whole graph."""
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
-        """Return True if a step with symbols of these sizes would be partitioned as this one."""
+        """Return True if a step with symbols of these sizes would be partitioned as this one.
+
+        If there is a counter, its value is among the sizes, as `COUNTER`.
+        """
 
     def feeds(self, arrays: Mapping[Node, Array], sizes: Mapping[str, int]) -> Mapping[Node, Array]:
         """Return what the partitioned graph is fed, given what the user feeds."""
@@ -82,7 +106,8 @@ class Strategy(Protocol):
             graph: the whole graph, with gradients and updates.
             cluster: the cluster.
             known: the shards of variables that exist already.
-            fed: the sizes of symbols, if a step is about to be fed.
+            fed: the sizes of symbols, if a step is about to be fed; and the counter's value, if the
+                strategy has a method `counter_of(graph)` that returns a variable.
         """
 
 
@@ -97,6 +122,29 @@ def check_strategy(strategy: object) -> None:
             f"minimize at {user_location()}: strategy must be one of gf.parallel's, such as "
             f"gf.parallel.Data(replicas=2), not {strategy!r}"
         )
+
+
+def filtered_gradients(
+    strategy: Strategy | None,
+    gradients: Sequence[Tensor],
+    variables: Sequence[Tensor],
+    scale: Tensor | None = None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return gradients as a strategy exchanges them, and updates of the state of that exchange.
+
+    Most strategies leave gradients as they are.
+
+    Args:
+        strategy: the strategy of a training step, or None.
+        gradients: the gradients.
+        variables: the variable of each.
+        scale: the number by which the gradients are multiplied, if they are.
+    """
+    change = getattr(strategy, "filter_gradients", None)
+    if change is None:
+        return [*gradients], []
+    sums, updates = change(gradients, variables, scale)
+    return [*sums], [*updates]
 
 
 def strategy_of(graph: Graph) -> Strategy | None:

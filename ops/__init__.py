@@ -7,7 +7,7 @@ from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops
-from graphflow.ops.communication import channels, collectives, send_recv
+from graphflow.ops.communication import channels, collectives, compressed_sum, send_recv
 from graphflow.ops.control_flow import concurrent, control
 from graphflow.ops.host_calls import debug, host_call
 from graphflow.ops.images import (
@@ -68,6 +68,7 @@ from graphflow.ops.tensors import (
     scatter,
     shape,
     slicing,
+    table_rows,
     take,
     take_along_axis,
 )
@@ -75,16 +76,16 @@ from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unf
 
 __all__ = [
     "activations", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise", "channels",
-    "collectives", "complex", "concurrent", "control", "conv", "conv_ops", "convert", "creation",
-    "cumulative", "debug",
+    "collectives", "complex", "compressed_sum", "concurrent", "control", "conv", "conv_ops",
+    "convert", "creation", "cumulative", "debug",
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
     "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn", "norm",
     "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "quantiles", "random",
     "rectifiers", "reduce", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
-    "sparse", "sparse_sampling", "special", "state_ops", "svd", "take", "take_along_axis",
-    "transcendental", "triangles", "unfold", "variance", "vector_products",
+    "sparse", "sparse_sampling", "special", "state_ops", "svd", "table_rows", "take",
+    "take_along_axis", "transcendental", "triangles", "unfold", "variance", "vector_products",
 ]  # fmt: skip
 
 

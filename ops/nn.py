@@ -97,6 +97,8 @@ from graphflow.ops.pointwise.activations import (
 from graphflow.ops.pointwise.rectifiers import celu, elu, leaky_relu, relu, selu
 from graphflow.ops.pointwise.transcendental import tanh
 from graphflow.ops.reductions.softmax import log_softmax, softmax
+from graphflow.ops.tables.embedding_bag import EmbeddingBag, embedding_bag
+from graphflow.ops.tables.hash_table import HashTable
 from graphflow.ops.tensors.embedding import embedding
 from graphflow.ops.windows.conv import (
     conv,
@@ -131,22 +133,23 @@ def __getattr__(name: str) -> NoReturn:
 
 __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Conv1d", "Conv2d", "Conv3d",
-    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "Embedding", "GRU",
-    "GRUCell", "GroupNorm", "LSTM", "LSTMCell", "Layer", "LayerNorm", "Linear",
+    "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "Embedding", "EmbeddingBag",
+    "GRU", "GRUCell", "GroupNorm", "HashTable", "LSTM", "LSTMCell", "Layer", "LayerNorm", "Linear",
     "MultiHeadAttention", "RMSNorm", "RNN", "RNNCell", "Sequential", "TransformerBlock",
     "adaptive_avg_pool", "adaptive_max_pool", "affine_grid", "attention", "avg_pool", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "batch_norm", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "celu", "conv", "conv1d", "conv2d", "conv3d",
     "conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "cosine_similarity", "cross_entropy", "deform_conv", "depth_to_space", "dropout", "elu",
-    "embedding", "fold", "gelu", "global_avg_pool", "global_lp_pool", "global_max_pool", "glu",
-    "grid_sample", "group_norm", "gru", "hard_shrink", "hard_sigmoid", "hard_swish", "hard_tanh",
-    "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div",
-    "l1_loss", "layer_norm", "leaky_relu", "local_response_norm", "log_sigmoid", "log_softmax",
-    "lp_pool", "lp_pool1d", "lp_pool2d", "lp_pool3d", "lstm", "margin_ranking_loss", "max_pool",
-    "max_pool1d", "max_pool2d", "max_pool3d", "max_unpool", "mish", "mse_loss", "nll_loss",
-    "non_max_suppression", "pixel_shuffle", "pixel_unshuffle", "prelu", "relu", "relu6", "resize",
-    "rms_norm", "rnn", "roi_align", "rotary", "rotate", "selu", "shrink", "sigmoid", "silu",
-    "smooth_l1_loss", "soft_shrink", "softmax", "softplus", "softsign", "space_to_depth", "swiglu",
-    "swish", "tanh", "thresholded_relu", "training", "triplet_margin_loss", "unfold",
+    "embedding", "embedding_bag", "fold", "gelu", "global_avg_pool", "global_lp_pool",
+    "global_max_pool", "glu", "grid_sample", "group_norm", "gru", "hard_shrink", "hard_sigmoid",
+    "hard_swish", "hard_tanh", "hardmax", "hinge_embedding_loss", "huber_loss", "instance_norm",
+    "interpolate", "kl_div", "l1_loss", "layer_norm", "leaky_relu", "local_response_norm",
+    "log_sigmoid", "log_softmax", "lp_pool", "lp_pool1d", "lp_pool2d", "lp_pool3d", "lstm",
+    "margin_ranking_loss", "max_pool", "max_pool1d", "max_pool2d", "max_pool3d", "max_unpool",
+    "mish", "mse_loss", "nll_loss", "non_max_suppression", "pixel_shuffle", "pixel_unshuffle",
+    "prelu", "relu", "relu6", "resize", "rms_norm", "rnn", "roi_align", "rotary", "rotate", "selu",
+    "shrink", "sigmoid", "silu", "smooth_l1_loss", "soft_shrink", "softmax", "softplus", "softsign",
+    "space_to_depth", "swiglu", "swish", "tanh", "thresholded_relu", "training",
+    "triplet_margin_loss", "unfold",
 ]  # fmt: skip

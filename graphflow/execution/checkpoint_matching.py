@@ -277,7 +277,8 @@ def rename_checkpoint(checkpoint: Checkpoint, rename: Rename, source: object) ->
     """Return a checkpoint under the names of the model; see `rename_variables`."""
     found = checkpoint.variables
     unnamed = tuple(tuple(_rename(n, rename, found) for n in g) for g in checkpoint.unnamed)
-    return Checkpoint(rename_variables(found, rename, source), checkpoint.step, unnamed)
+    copies = {_rename(name, rename, found): own for name, own in checkpoint.copies.items()}
+    return Checkpoint(rename_variables(found, rename, source), checkpoint.step, unnamed, copies)
 
 
 def _rename(name: str, rename: Rename, found: Container[str] = ()) -> str:

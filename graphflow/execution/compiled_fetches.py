@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -169,11 +170,19 @@ class CompiledFetches:
             self._concerns[node] = depends_on_placeholder(self.source, node)
         return self._concerns[node]
 
-    def suits(self, shapes: Mapping[Node, tuple[int, ...]]) -> bool:
-        """Return True if feeds of such shapes would be partitioned as this set is."""
-        if self.division is None or frozenset(shapes.items()) in self._bindings:
+    def suits(
+        self,
+        shapes: Mapping[Node, tuple[int, ...]],
+        counter: Mapping[str, int] = MappingProxyType({}),
+    ) -> bool:
+        """Return True if feeds of such shapes would be partitioned as this set is.
+
+        Args:
+            counter: the value of the strategy's counter, as `COUNTER`, if there is one.
+        """
+        if self.division is None or (not counter and frozenset(shapes.items()) in self._bindings):
             return True
-        return self.division.suits(fed_sizes(self.source, shapes))
+        return self.division.suits({**fed_sizes(self.source, shapes), **counter})
 
     def bindings(self, shapes: Mapping[Node, tuple[int, ...]]) -> dict[str, int]:
         """Return the sizes of the symbols; feeds of each combination of shapes are checked once.

@@ -231,8 +231,13 @@ class StepStream:
         self._may_be_inconsistent = False
 
     def _should_prefetch(self, compiled: CompiledFetches | None) -> bool:
-        """Return True if steps are to begin ahead."""
+        """Return True if steps are to begin ahead.
+
+        If a counter decides how a step is partitioned, the step before it has to end first.
+        """
         if compiled is None or compiled.is_timed:
+            return False
+        if compiled.division is not None and compiled.division.counter is not None:
             return False
         if self._near and min(compiled.recent_seconds, default=0.0) < QUICK_STEP_SECONDS:
             return False

@@ -9,11 +9,13 @@ waits here, and so does a value that moves.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from graphflow.base.formatting import show_bytes
 from graphflow.errors import VariableError
 from graphflow.execution.checkpoint_matching import (
     Loaded,
@@ -24,16 +26,29 @@ from graphflow.execution.checkpoint_matching import (
     suggest_remedy,
 )
 from graphflow.execution.compiled_fetches import worker_of
+from graphflow.execution.replica_rows import fit_rows, is_loadable
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import Span, index_of
+from graphflow.ir.spec import Span, index_of, nbytes
 from graphflow.runtime.checkpoint import Checkpoint, differences
 from graphflow.runtime.checkpoint.folder import signature
-from graphflow.runtime.checkpoint.manifest import Groups, Signature, VariablePiece, list_some
+from graphflow.runtime.checkpoint.manifest import (
+    PIECED_BYTES,
+    Copies,
+    Groups,
+    Signature,
+    VariablePiece,
+    list_some,
+    mean_of,
+)
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray, PiecedArray
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
 
 Array = np.ndarray[Any, Any]
+StoredValue = Array | LazyArray
+LARGEST_WHOLE = 1 << 30
+"""The most bytes of a partitioned variable that `get` returns as one array."""
 _log = Log("graphflow.session")
 
 
@@ -57,7 +72,8 @@ class VariableStore:
         self.wholes: dict[str, Node] = {}
         self._hosts = hosts
         self._at_home: set[Node] = set()  # variables whose home has the value
-        self._pending: dict[str, Array] = {}
+        self._pending: dict[str, StoredValue] = {}
+        self._pending_copies: dict[str, Copies] = {}
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
@@ -122,6 +138,7 @@ class VariableStore:
             return
         known = self._user_variables()
         parts = {piece for pieces in divided.values() for piece in pieces.nodes}
+        derived = {node for node, pieces in divided.items() if pieces.derived}
         fresh = {name: node for node, name in names.items() if node not in parts}
         fresh |= {name: node for node, name in self._whole_names(divided).items()}
         check_order({**known, **fresh}, origin)
@@ -129,7 +146,11 @@ class VariableStore:
         if unclear:
             _log.tell("checkpoint.unnamed", folder=origin.source, variables=list_some(unclear))
         wrong = [name for name in fresh if not self._fits(fresh[name], name)]
-        lacking = [n for n in fresh if n not in origin.signatures and n not in self._pending]
+        lacking = [
+            name
+            for name, node in fresh.items()
+            if name not in origin.signatures and name not in self._pending and node not in derived
+        ]
         if origin.strict and not origin.signatures.keys() <= known.keys():
             wrong += lacking
         if wrong:
@@ -141,7 +162,7 @@ class VariableStore:
     def _fits(self, node: Node, name: str) -> bool:
         """Return True unless a waiting value has another dtype or shape than the variable."""
         value = self._pending.get(name)
-        return value is None or signature(value) == _signature(node)
+        return value is None or is_loadable(node, signature(value))
 
     def assign_home(self, node: Node, device: str) -> None:
         """Note where a variable lives, and send its waiting value there.
@@ -150,7 +171,7 @@ class VariableStore:
         """
         home, name = self.homes.setdefault(node, device), self.names[node]
         if name in self._pending:
-            self._hosts.write(worker_of(home), name, self._pending[name])
+            self._hosts.write(worker_of(home), name, np.asarray(self._pending[name]))
             del self._pending[name]
         self._at_home.add(node)
 
@@ -195,6 +216,9 @@ class VariableStore:
         self.shards.update(divided)
         for node, value in values.items():
             self.set(node, value)
+        for node, name in names.items():
+            if name in self._pending_copies:
+                self._set_copies(node, self._pending_copies.pop(name))
         return leaving
 
     def _whole_names(self, divided: Mapping[Node, VariableShards]) -> dict[Node, str]:
@@ -241,14 +265,33 @@ class VariableStore:
 
     def _assemble(self, node: Node) -> Array:
         """Return the whole value of a partitioned variable."""
-        spec = node.specs[0]
+        spec, pieces = node.specs[0], self.shards[node]
         value: Array = np.empty(spec.shape, spec.dtype)
-        found: set[tuple[Span, ...]] = set()
-        for piece, spans in _distinct_shards(self.shards[node]).items():
-            if spans not in found:
-                found.add(spans)
-                value[index_of(spans, spec.shape)] = self._value(piece)
+        copies: dict[tuple[Span, ...], list[Node]] = {}
+        for piece, spans in _distinct_shards(pieces).items():
+            copies.setdefault(spans, []).append(piece)
+        for spans, own in copies.items():
+            used = own if pieces.independent else own[:1]
+            value[index_of(spans, spec.shape)] = mean_of([self._value(piece) for piece in used])
         return value
+
+    def copies(self) -> dict[str, Copies]:
+        """Return the copies of the partitioned variables whose copies have values of their own."""
+        return {
+            name: tuple(
+                (spans, self._value(piece)) for piece, spans in _distinct_shards(pieces).items()
+            )
+            for name, node in self.wholes.items()
+            if (pieces := self.shards[node]).independent
+        }
+
+    def _set_copies(self, node: Node, copies: Copies) -> None:
+        """Give the shards of a variable the values that they had in a checkpoint, if they are the
+        same parts; otherwise leave them as they are."""
+        pieces = _distinct_shards(self.shards[node])
+        if self.shards[node].independent and [*pieces.values()] == [spans for spans, _ in copies]:
+            for piece, (_, value) in zip(pieces, copies, strict=True):
+                self.set(piece, value.reshape(piece.specs[0].shape))
 
     # Values -----------------------------------------------------------------------------------
 
@@ -257,10 +300,26 @@ class VariableStore:
 
         Raises:
             CheckpointError: the variable is new, and the loaded checkpoint does not fit it.
+            VariableError: it is partitioned, and too large for one array.
         """
+        if node in self.shards and (size := nbytes(node.specs[0])) > LARGEST_WHOLE:
+            raise VariableError(
+                f"variable {node.name!r} (made at {node.location}) has {show_bytes(size)} in "
+                f"{len(_distinct_shards(self.shards[node]))} shards, and s.get returns at most "
+                f"{show_bytes(LARGEST_WHOLE)} as one array; read rows, "
+                "s.run(gf.take(variable, rows, 0)), or write all of it to a folder with s.save"
+            )
         if node not in self.names and node not in self.shards:
             self.check_loaded_checkpoint(self.new_names([node]))
         return self._value(node)
+
+    def peek(self, node: Node) -> Array:
+        """Return a variable's value as `get` does, but do not note that it is in use."""
+        if node in self.names or node in self.shards:
+            return self._value(node)
+        waiting = self._pending.get(self.new_names([node])[node])
+        initial = node.attrs["initial"]
+        return np.asarray(waiting) if waiting is not None else np.array(initial())
 
     def _value(self, node: Node) -> Array:
         if node in self.shards:
@@ -269,27 +328,48 @@ class VariableStore:
         if node in self._at_home:
             return self._hosts.read(worker_of(self.homes[node]), name)
         if name in self._pending:
-            return self._pending[name].copy()
+            return fit_rows(node, self._pending[name]).copy()
         initial = node.attrs["initial"]
         return np.array(initial() if callable(initial) else initial)
 
-    def set(self, node: Node, value: Array) -> None:
-        """Give a variable a value that fits it."""
+    def set(self, node: Node, value: StoredValue) -> None:
+        """Give a variable, with all its copies, a value that fits it."""
+        value = fit_rows(node, value)
         if node in self.shards:
             for piece, spans in _distinct_shards(self.shards[node]).items():
-                part = value[index_of(spans, node.specs[0].shape)]
-                self.set(piece, np.ascontiguousarray(part).reshape(piece.specs[0].shape))
+                shape = _signature(piece)[1]
+                if isinstance(value, PiecedArray):
+                    self.set(piece, value.part(spans).reshape(shape))
+                    continue
+                part = np.asarray(value)[index_of(spans, node.specs[0].shape)]
+                self.set(piece, np.ascontiguousarray(part).reshape(shape))
             return
         name = self._name(node)
         if node in self._at_home:
-            self._hosts.write(worker_of(self.homes[node]), name, value)
+            self._hosts.write(worker_of(self.homes[node]), name, np.asarray(value))
         else:
             self._pending[name] = value
 
-    def values(self) -> dict[str, Array]:
-        """Return all values by name, also those that were loaded for variables not seen yet."""
-        values = {name: self._value(node) for name, node in self._user_variables().items()}
+    def values(self) -> dict[str, StoredValue]:
+        """Return all values by name, also those that were loaded for variables not seen yet.
+
+        Those of large partitioned variables are read from workers when they are looked at.
+        """
+        values = {name: self._value_by_pieces(n) for name, n in self._user_variables().items()}
         return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
+
+    def _value_by_pieces(self, node: Node) -> StoredValue:
+        """Return a value, which stays on the workers if it is large and partitioned."""
+        pieces = self.shards.get(node)
+        if pieces is None or pieces.independent or nbytes(node.specs[0]) < PIECED_BYTES:
+            return self._value(node)
+        shape, dtype = _signature(node)[1], node.specs[0].dtype
+        own = {spans: piece for piece, spans in _distinct_shards(pieces).items()}
+        parts = [
+            (spans, LazyArray(_signature(piece)[1], dtype, partial(self._value, piece)))
+            for spans, piece in own.items()
+        ]
+        return PiecedArray(shape, dtype, parts)
 
     def load(self, checkpoint: Checkpoint, source: str, *, strict: bool = True) -> None:
         """Take the values of a checkpoint; those of variables not seen yet wait.
@@ -315,7 +395,7 @@ class VariableStore:
         if strict:  # values of an earlier checkpoint must not leak into new variables
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
         self._loaded_checkpoint = origin
-        self._set_by_name(checkpoint.variables)
+        self._set_by_name(checkpoint)
 
     def values_beyond(self, checkpoint: Checkpoint) -> dict[str, Array]:
         """Return the values of the variables that a checkpoint lacks, by name."""
@@ -326,8 +406,8 @@ class VariableStore:
         """Return the names of variables that a checkpoint does not fit."""
         return [
             name
-            for name, kind in _signatures(self._user_variables()).items()
-            if (name in there or strict) and there.get(name) != kind
+            for name, node in self._user_variables().items()
+            if (name in there or strict) and not is_loadable(node, there.get(name))
         ]
 
     def report_loaded(self) -> Loaded | None:
@@ -338,14 +418,21 @@ class VariableStore:
             else None
         )
 
-    def _set_by_name(self, values: Mapping[str, Array]) -> None:
+    def _set_by_name(self, checkpoint: Checkpoint) -> None:
         """Set variables by name; values of those not seen yet wait."""
         nodes = self._user_variables()
-        for name, value in values.items():
+        for name, value in checkpoint.variables.items():
             if name in nodes:
                 self.set(nodes[name], value)
             else:
                 self._pending[name] = value
+        self._pending_copies = {
+            name: copies
+            for name, copies in checkpoint.copies.items()
+            if name not in nodes or nodes[name] not in self.shards
+        }
+        for name in checkpoint.copies.keys() - self._pending_copies.keys():
+            self._set_copies(nodes[name], checkpoint.copies[name])
 
     def describe_mismatch(self, there: Mapping[str, Signature], *, strict: bool = True) -> str:
         """Say how a checkpoint differs from the variables so far; "" if it fits."""
@@ -364,7 +451,7 @@ class VariableStore:
         if not homes:
             self.homes.clear()
         self._pending = {}
-        self._set_by_name(checkpoint.variables)
+        self._set_by_name(checkpoint)
 
     def worker_signatures(self) -> dict[int, dict[str, Signature]]:
         """Return names, dtypes and shapes of the variables that each worker holds."""
@@ -375,9 +462,9 @@ class VariableStore:
                 of[name] = _signature(tensor.node)
         return result
 
-    def client_values(self) -> dict[str, Array]:
+    def client_values(self) -> dict[str, StoredValue]:
         """Return the values that no worker holds, by name; partitioned variables by shard."""
-        here = {
+        here: dict[str, StoredValue] = {
             name: self._value(tensor.node)
             for name, tensor in self.variables.items()
             if tensor.node not in self._at_home

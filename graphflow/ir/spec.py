@@ -310,13 +310,17 @@ class Span(NamedTuple):
         """Return the index of this part in an axis of `size` elements: a slice, or an array."""
         if self.rows == 1:
             return slice(self.start, self.stop)
+        return np.concatenate([np.arange(*each) for each in self.to_ranges(size)])
+
+    def to_ranges(self, size: int) -> list[tuple[int, int]]:
+        """Return the ranges of this part in an axis of `size` elements, in order."""
         lengths = self.rows if isinstance(self.rows, tuple) else (1,) * self.rows
         each, before, found = size // sum(lengths), 0, []
         for length in lengths:
             ahead = before * each
-            found.append(np.arange(ahead + length * self.start, ahead + length * self.stop))
+            found.append((ahead + length * self.start, ahead + length * self.stop))
             before += length
-        return np.concatenate(found)
+        return found
 
 
 def index_of(spans: Sequence[Span], shape: Shape) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """Optimisers, gradient clipping and loss scaling: the names of `gf.optim`."""
 
+from graphflow.optim.emso import Emso
 from graphflow.optim.gradient_clipping import clip_by_global_norm
 from graphflow.optim.loss_scaling import LossScaling
 from graphflow.optim.optimizer_base import Optimizer
@@ -9,10 +10,11 @@ from graphflow.optim.optimizers import (
     Adam,
     AdamW,
     RMSProp,
+    RowwiseAdagrad,
 )
 from graphflow.optim.update_targets import Rate, Target
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "LossScaling", "Optimizer", "RMSProp", "Rate", "Target",
-    "clip_by_global_norm",
+    "SGD", "Adagrad", "Adam", "AdamW", "Emso", "LossScaling", "Optimizer", "RMSProp", "Rate",
+    "RowwiseAdagrad", "Target", "clip_by_global_norm",
 ]  # fmt: skip

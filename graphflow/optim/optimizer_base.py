@@ -29,12 +29,14 @@ from graphflow.ops.base.composite import widen
 from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
 from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
+    ProximalTerm,
     Target,
+    hashed_target,
     in_dtype_of,
     lookups_of,
     row_target,
 )
-from graphflow.strategy import Strategy, check_strategy
+from graphflow.strategy import Strategy, check_strategy, filtered_gradients
 from graphflow.transforms.reverse_mode import gradients
 
 SPEC_ONLY: set[type] = set()
@@ -48,7 +50,8 @@ class Optimizer:
     Args:
         sparse: update only the rows of a table, and of its slots, that a step looked up ("lazy"
             updates): elsewhere neither moments nor weights decay. Optimisers for which a zero
-            gradient changes nothing (SGD without momentum, Adagrad) update so in any case.
+            gradient changes nothing (SGD without momentum, Adagrad, RowwiseAdagrad) update so in
+            any case.
     """
 
     sparse: bool = field(default=False, kw_only=True)
@@ -101,14 +104,18 @@ class Optimizer:
                 "them"
             )
         if scaling is None:
-            grads = gradients(loss, chosen)
+            grads, kept = self._exchange(strategy, gradients(loss, chosen), chosen)
             grads = grads if transform is None else transform(grads)
-            return self._apply(grads, chosen, strategy=strategy, loss=loss)
+            return self._apply(grads, chosen, None, kept, strategy, loss)
         scale = scaling.variable()
-        grads = scaling.unscale(gradients(loss, chosen, [in_dtype_of(scale, loss)]), scale)
+        grads = gradients(loss, chosen, [in_dtype_of(scale, loss)])
+        grads, kept = self._exchange(strategy, grads, chosen, scale)
+        grads = scaling.unscale(grads, scale)
         finite = all_finite(grads)
         grads = grads if transform is None else transform(grads)
-        return self._apply(grads, chosen, finite, scaling.updates(scale, finite), strategy, loss)
+        kept = [assign_if(finite, update) for update in kept]
+        more = [*kept, *scaling.updates(scale, finite)]
+        return self._apply(grads, chosen, finite, more, strategy, loss)
 
     def apply(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> Tensor:
         """Return a node that updates variables by given gradients; fetching it gives None.
@@ -139,17 +146,53 @@ class Optimizer:
         """
         self._check_pairs(grads, variables)
         with name_scope("train"):
-            shared, updates = self._begin(grads)
-            build = partial(self._build_update, shared)
-            alike = UpdateCopies(build, "train/").update
-            for gradient, variable in zip(grads, variables, strict=True):
-                plain = self._is_determined_by_specs(variable, gradient)
-                updates += alike(variable, gradient) if plain else build(variable, gradient).updates
+            updates = self._build_updates(grads, variables)
             if finite is not None:
                 updates = [assign_if(finite, update) for update in updates]
             how = {} if strategy is None else {"strategy": strategy, "loss": loss}
             group: Tensor = REGISTRY["group"](*updates, *more, name="step", **how)
         return group
+
+    def _build_updates(
+        self, grads: Sequence[Tensor], variables: Sequence[Tensor], term: ProximalTerm | None = None
+    ) -> list[Tensor]:
+        """Return the assignments of variables and slots.
+
+        Args:
+            term: what is added to the gradients.
+        """
+        shared, updates = self._begin(grads)
+        build = partial(self._build_update, shared, term)
+        alike = UpdateCopies(build, "train/").update
+        for gradient, variable in zip(grads, variables, strict=True):
+            plain = term is None and self._is_determined_by_specs(variable, gradient)
+            updates += alike(variable, gradient) if plain else build(variable, gradient).updates
+        return updates
+
+    def _exchange(
+        self,
+        strategy: Strategy | None,
+        grads: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients as the strategy exchanges them, and updates of the state of that.
+
+        Gradients of which the update reads rows only are left to the exchange of rows.
+        """
+        by_rows = self.sparse or self._rests_at_zero()
+        dense = [
+            i
+            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+            if not ((by_rows or _is_hashed(v)) and lookups_of(g, v))
+        ]
+        found = [*grads]
+        sums, updates = filtered_gradients(
+            strategy, [grads[i] for i in dense], [variables[i] for i in dense], scale
+        )
+        for i, total in zip(dense, sums, strict=True):
+            found[i] = total
+        return found, updates
 
     def _check_pairs(self, grads: Sequence[Tensor], variables: Sequence[Tensor]) -> None:
         """Check gradients and variables; raises as `apply`."""
@@ -183,12 +226,17 @@ class Optimizer:
                     "does transform return a list of gradients?"
                 )
 
-    def _build_update(self, shared: Any, variable: Tensor, gradient: Tensor) -> VariableUpdate:
+    def _build_update(
+        self, shared: Any, term: ProximalTerm | None, variable: Tensor, gradient: Tensor
+    ) -> VariableUpdate:
         """Return the assignments of a variable and of its slots."""
         with origin_scope(variable.node, "train/"):
             target, gradient = self._choose_target(variable, gradient)
             value = widen(target.part(variable))
-            new = self._update(value, in_dtype_of(gradient, value), target, shared)
+            gradient = in_dtype_of(gradient, value)
+            if term is not None:
+                gradient = term.add_to(gradient, value)
+            new = self._update(value, gradient, target, shared)
             last = target.assign_part(variable, in_dtype_of(new, variable))
         return VariableUpdate([*target.updates, last], target.slots)
 
@@ -198,6 +246,8 @@ class Optimizer:
         A user's own optimiser may look at more, and so do updates of looked-up rows.
         """
         if type(self) not in SPEC_ONLY:
+            return False
+        if _is_hashed(variable):
             return False
         rate = vars(self)["lr"]  # the rate may itself be trained
         return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
@@ -228,8 +278,11 @@ class Optimizer:
     def _choose_target(self, variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
         """Return the part of a variable to update, and its gradient.
 
-        The part is the looked-up rows if updating these suffices and they are fewer than all.
+        The part is the looked-up rows if updating these suffices and they are fewer than all, and
+        for hash tables in any case.
         """
+        if _is_hashed(variable):
+            return hashed_target(variable, gradient)
         lookups = lookups_of(gradient, variable)
         if not lookups or not (self.sparse or self._rests_at_zero()):
             return Target(variable), gradient
@@ -240,6 +293,11 @@ class Optimizer:
         if not self.sparse and isinstance(count, int) and isinstance(rows, int) and count >= rows:
             return Target(variable), gradient
         return row_target(variable, lookups)
+
+
+def _is_hashed(variable: Tensor) -> bool:
+    """Return True if a variable holds the rows of a `gf.nn.HashTable`."""
+    return getattr(variable.node.attrs["initial"], "kind", None) == "hashed"
 
 
 def _check_arguments(
@@ -287,10 +345,10 @@ def check_numbers(optimizer: Optimizer, **values: Any) -> None:
             f"{what} at {user_location()}: sparse must be True or False, not {optimizer.sparse!r}"
         )
     for name, value in values.items():
-        if name == "lr" and isinstance(value, Tensor):
+        if name in ("lr", "gamma") and isinstance(value, Tensor):
             if value.ndim or kind(value.dtype) == "bool":
                 raise ArgumentError(
-                    f"{what} at {user_location()}: lr must be a scalar number, not {value!r}"
+                    f"{what} at {user_location()}: {name} must be a scalar number, not {value!r}"
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")

@@ -12,7 +12,7 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
-from graphflow.ir.op import Tensor, user_location
+from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer, check_numbers
 from graphflow.optim.update_targets import (
     Rate,
@@ -179,4 +179,34 @@ class Adagrad(Optimizer):
         return bool(np.float32(self.epsilon) > 0)  # otherwise it would compute 0 / 0
 
 
-SPEC_ONLY.update((SGD, Adam, AdamW, RMSProp, Adagrad))
+@checks_argument_names(ArgumentError)
+@dataclass(frozen=True)
+class RowwiseAdagrad(Optimizer):
+    """Adagrad with one number a row: s ← s + mean(g²) over a row; w ← w − lr·g / (√s + ε).
+
+    A row is a slice along the first axis. The slot s has the shape (rows,), so the state of a table
+    of rows of 64 is 1/64 of Adagrad's. Gradients of ids that a step looks up twice are added first.
+
+    Source: "exact row-wise Adagrad" of FBGEMM (Khudia et al., 2021), used in DLRM.
+    """
+
+    lr: Rate = 1e-2
+    initial: float = 0.0
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_numbers(self, lr=self.lr, initial=self.initial, epsilon=self.epsilon)
+
+    def _update(self, value: Tensor, gradient: Tensor, target: Target, shared: Any) -> Tensor:
+        within = tuple(range(1, gradient.ndim))
+        square = FUNCTIONS["mean"](gradient * gradient, within)
+        new = target.read("rowwise_sum", self.initial, axes=1) + square
+        target.write("rowwise_sum", new)
+        spread = FUNCTIONS["reshape"](new, (*new.shape, *(1,) * len(within)))
+        return descend(value, self.lr, gradient / (sqrt(spread) + self.epsilon))
+
+    def _rests_at_zero(self) -> bool:
+        return bool(np.float32(self.epsilon) > 0)  # otherwise it would compute 0 / 0
+
+
+SPEC_ONLY.update((SGD, Adam, AdamW, RMSProp, Adagrad, RowwiseAdagrad))

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
+from graphflow.errors import VariableError
 from graphflow.frontend.builders import assign
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor
 from graphflow.ir.spec import Size, minimum, promote
+from graphflow.ops.base.composite import widen
+from graphflow.ops.tables.row_values import lookup_of
 
 Rate = float | Tensor
 
@@ -21,6 +25,8 @@ class Target:
     Args:
         rows: distinct row numbers, int64 (k,); None for all rows.
         number: how many of these rows are in use.
+        fresh: bool (k,): these rows still hold what another id of a hash table left there.
+        initial: (k, …): the values of fresh rows.
 
     Attributes:
         updates: assignments of slots so far.
@@ -28,23 +34,41 @@ class Target:
     """
 
     def __init__(
-        self, variable: Tensor, rows: Tensor | None = None, number: Tensor | None = None
-    ) -> None:
+        self, variable: Tensor, rows: Tensor | None = None, number: Tensor | None = None,
+        fresh: Tensor | None = None, initial: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.variable = variable
         self.rows = rows
         self.number = number
+        self._fresh = fresh
+        self._initial = initial
         self.updates: list[Tensor] = []
         self.slots: dict[str, Tensor] = {}
 
-    def part(self, state: Tensor) -> Tensor:
-        """Return the rows of a variable or slot."""
-        chosen: Tensor = state if self.rows is None else FUNCTIONS["take"](state, self.rows, 0)
-        return chosen
+    def part(self, state: Tensor, initial: Any = None) -> Tensor:
+        """Return the rows of a variable or slot.
 
-    def read(self, name: str, initial: float = 0.0) -> Tensor:
-        """Return the rows of a slot, a variable of the same shape and on the same device."""
-        self.slots[name] = _slot(self.variable, name, initial)
-        return self.part(self.slots[name])
+        Args:
+            initial: what a slot holds in rows that are fresh.
+        """
+        if self.rows is None:
+            return state
+        chosen: Tensor = FUNCTIONS["take"](state, self.rows, 0)
+        if self._fresh is None:
+            return chosen
+        first = self._initial if state is self.variable else initial
+        flags = FUNCTIONS["reshape"](self._fresh, (*self._fresh.shape, *(1,) * (chosen.ndim - 1)))
+        part: Tensor = FUNCTIONS["where"](flags, first, chosen)
+        return part
+
+    def read(self, name: str, initial: float = 0.0, axes: int | None = None) -> Tensor:
+        """Return the rows of a slot, a variable on the same device.
+
+        Args:
+            axes: the slot has the shape of the variable's first `axes` axes; None: of all.
+        """
+        self.slots[name] = _slot(self.variable, name, initial, axes)
+        return self.part(self.slots[name], initial)
 
     def write(self, name: str, value: Tensor) -> None:
         """Assign new values to a slot that was read."""
@@ -55,6 +79,25 @@ class Target:
         if self.rows is not None:
             value = REGISTRY["update_rows"](state, self.rows, value, self.number)
         return assign(state, value)
+
+
+class ProximalTerm:
+    """The gradient of γ/2·‖w − start‖², where `start` is the value at which a step begins.
+
+    Attributes:
+        starts: the values of variables, or of their rows, at which the step begins.
+    """
+
+    def __init__(self, gamma: Rate) -> None:
+        self._gamma = gamma
+        self.starts: list[Tensor] = []
+
+    def add_to(self, gradient: Tensor, value: Tensor) -> Tensor:
+        """Return a gradient with that of the term at `value`."""
+        start = FUNCTIONS["stop_gradient"](value)
+        self.starts.append(start)
+        total: Tensor = gradient + rate_for(self._gamma, value) * (value - start)
+        return total
 
 
 Lookup = tuple[Tensor, Tensor]  # rows of a gradient, and their row numbers
@@ -84,30 +127,80 @@ def row_target(variable: Tensor, lookups: Sequence[Lookup]) -> tuple[Target, Ten
 
     The sums and their order are those that the gradient of the whole table would have.
     """
-    n, rest = variable.shape[0], variable.shape[1:]
-    ravel, reshape = FUNCTIONS["ravel_multi_index"], FUNCTIONS["reshape"]
-    ids = [
-        ravel([reshape(t, (t.size,))], (n,)) for _, t in lookups
-    ]  # checks bounds, and makes negative ids positive
-    every = ids[0] if len(ids) == 1 else FUNCTIONS["concat"](ids)
-    size = minimum(every.shape[0], n)
-    found = FUNCTIONS["unique_all"](every, size)
+    rest = variable.shape[1:]
+    reshape = FUNCTIONS["reshape"]
+    target, inverse, ids = _distinct_rows(variable, [places for _, places in lookups])
+    assert target.rows is not None
+    size = target.rows.shape[0]
     gradient: Tensor | None = None
     start: Size = 0
     for (rows, _), own in zip(lookups, ids, strict=True):
-        places = found.inverse if len(ids) == 1 else found.inverse[start : start + own.shape[0]]
+        places = inverse if len(ids) == 1 else inverse[start : start + own.shape[0]]
         start = start + own.shape[0]
         part = REGISTRY["take_grad"](
             reshape(rows, (own.shape[0], *rest)), places, shape=(size, *rest), axis=0
         )
         gradient = part if gradient is None else gradient + part
     assert gradient is not None
-    return Target(variable, found.values, found.number), gradient
+    return target, gradient
 
 
-def _slot(variable: Tensor, name: str, value: float = 0.0) -> Tensor:
-    """Return a new variable of another's shape, on its device."""
-    shape = tuple(int(s) for s in variable.shape)
+def hashed_target(variable: Tensor, gradient: Tensor) -> tuple[Target, Tensor]:
+    """Return the distinct rows of a hash table that a gradient depends on, and its part for them.
+
+    Raises:
+        VariableError: the gradient depends on no lookup.
+    """
+    lookups = lookups_of(gradient, variable)
+    if lookups and all(lookup_of(places) for _, places in lookups):
+        return row_target(variable, lookups)
+    of_table = [
+        node.outputs[0]
+        for node in Graph(gradient).nodes
+        if (known := lookup_of(node.outputs[0])) and known.owners.node.origin is variable.node
+    ]
+    if not of_table:
+        raise VariableError(
+            f"the gradient of {variable!r} depends on no lookup of this hash table; call the table "
+            "outside of gf.function and loops, or leave it out of `variables`"
+        )
+    target, _, _ = _distinct_rows(variable, of_table)
+    return target, FUNCTIONS["take"](gradient, target.rows, 0)
+
+
+def _distinct_rows(
+    variable: Tensor, indices: Sequence[Tensor]
+) -> tuple[Target, Tensor, list[Tensor]]:
+    """Return a target of the distinct rows among indices, where each index lies among them, and
+    the indices as lists, counted from the front."""
+    n = variable.shape[0]
+    ravel, reshape, concat = (FUNCTIONS[k] for k in ("ravel_multi_index", "reshape", "concat"))
+    ids = [
+        ravel([reshape(t, (t.size,))], (n,)) for t in indices
+    ]  # checks bounds, and makes negative ids positive
+    every = ids[0] if len(ids) == 1 else concat(ids)
+    found = FUNCTIONS["unique_all"](every, minimum(every.shape[0], n))
+    known = [lookup_of(t) for t in indices]
+    if known[0] is None:
+        return Target(variable, found.values, found.number), found.inverse, ids
+
+    def distinct(name: str) -> Tensor:
+        """Return an input of the lookups at the first index of each row."""
+        parts = [getattr(lookup, name) for lookup in known]
+        rest = parts[0].shape[indices[0].ndim :]
+        flat = concat([reshape(p, (t.size, *rest)) for p, t in zip(parts, indices, strict=True)])
+        chosen: Tensor = FUNCTIONS["take"](flat, found.indices, 0)
+        return chosen
+
+    fresh, initial = distinct("fresh"), distinct("initial")
+    target = Target(variable, found.values, found.number, fresh, widen(initial))
+    target.updates.append(target.assign_part(known[0].owners, distinct("ids")))
+    return target, found.inverse, ids
+
+
+def _slot(variable: Tensor, name: str, value: float, axes: int | None) -> Tensor:
+    """Return a new variable of the shape of another's first axes, on its device."""
+    shape = tuple(int(s) for s in variable.shape[:axes])
     initial = init.full(shape, value, wide_dtype(variable.dtype))
     return state_variable(f"{variable.node.name}/{name}", initial)
 

@@ -1,8 +1,16 @@
 """Parallelism: what several devices do with one model."""
 
+from graphflow.parallel.async_model import AsyncModel
+from graphflow.parallel.compression.check import FilterCheck, check_filter
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.fixed_point import FixedPoint
+from graphflow.parallel.compression.power_sgd import PowerSGD
+from graphflow.parallel.compression.top_k import TopK
 from graphflow.parallel.data import Data
 from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
+from graphflow.parallel.local_training.gossip import Gossip
+from graphflow.parallel.local_training.local_sgd import LocalSGD
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
 from graphflow.parallel.pipelining.staleness import staleness
@@ -31,18 +39,27 @@ from graphflow.parallel.shard_strategy import Shard
 
 __all__ = [
     "GPT",
+    "AsyncModel",
     "Data",
+    "Filter",
+    "FilterCheck",
+    "FixedPoint",
+    "Gossip",
+    "LocalSGD",
     "Pipeline",
+    "PowerSGD",
     "Report",
     "Schedule",
     "Search",
     "Shard",
     "Task",
+    "TopK",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "auto",
     "broadcast",
+    "check_filter",
     "chimera",
     "draw",
     "gpipe",

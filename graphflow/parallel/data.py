@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -16,6 +17,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.gradient_filters import filter_gradients, replica_variables
+from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
@@ -33,6 +37,7 @@ from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
 from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.rule_layouts import layouts_of_rules
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
@@ -58,14 +63,20 @@ class Data:
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the size that most have.
         bucket: bytes of gradients that are exchanged at once; 0: each by itself.
+        tables: variables, their names, or patterns such as `"emb*"`. Their rows are divided over
+            the replicas, with their slots. Looked-up rows and their gradients travel, and each
+            replica updates its own rows.
         devices: the devices of the replicas; default: the first of the cluster. In a product in
             which a replica takes several devices, a list for each; with stages, those of the first
             stage come first.
+        compress: a filter, such as `TopK(0.01)`, through which replicas exchange gradients. A
+            gradient of which it saves nothing travels as it is. With `shard_state` too, each
+            replica receives the whole sum.
 
     Raises:
         ShardingError: a count is invalid; when a graph is partitioned: there are more replicas than
             devices, the batch is smaller than the replicas, or it is unclear which placeholders
-            hold the batch.
+            hold the batch; in `minimize`: `compress` saves no bytes at all.
 
     Source: Li et al., "PyTorch Distributed", VLDB 2020 (buckets); Rajbhandari et al., "ZeRO", SC
         2020 (shares of the state).
@@ -78,6 +89,8 @@ class Data:
     batch: Sequence[Tensor | str] | None = None
     bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
+    tables: Sequence[Tensor | str] = ()
+    compress: Filter | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,8 +100,18 @@ class Data:
             raise ShardingError(
                 f"{where}: replicas must be an int of at least 1, not {self.replicas!r}"
             )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{where}: tables must be a list of variables, names or patterns, "
+                f'["emb*"], not {self.tables!r}'
+            )
         set_frozen_fields(self, replicas=count)
         check_replication(self, where)
+        if self.compress is not None and not isinstance(self.compress, Filter):
+            raise ShardingError(
+                f"{where}: compress must be a filter, such as gf.parallel.FixedPoint(8), not "
+                f"{self.compress!r}"
+            )
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -106,12 +129,58 @@ class Data:
         return replication_of(self, DATA)
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
-        """Return layouts that split the batch and leave variables whole, except sharded slots."""
-        given = split_batch(graph, batch_placeholders(graph, self.batch), {}, DATA, mesh, strict)
+        """Return layouts that split the batch, and the rows of tables and of their slots.
+
+        Other variables are whole, except for sharded slots.
+        """
+        tables = layouts_of_rules(graph, self._table_rules, mesh, strict)
+        batch = batch_placeholders(graph, self.batch)
+        given = split_batch(graph, batch, tables, DATA, mesh, strict)
         for node in graph.variables:
-            if not (self.shard_state and is_slot(node)):
-                given[node.outputs[0]] = whole(node.outputs[0].ndim)
+            tensor = node.outputs[0]
+            owner = node.origin.outputs[0] if is_slot(node) and node.origin is not None else tensor
+            if owner in tables:
+                given[tensor] = Layout(tables[owner].dims[: tensor.ndim])
+            elif not (self.shard_state and is_slot(node)):
+                given[tensor] = whole(tensor.ndim)
+        for tensor in replica_variables(graph):
+            given[tensor] = whole(tensor.ndim).with_dim(0, AxisSplit((DATA,)))
         return given
+
+    def filter_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients that replicas exchange through `compress`, and updates of its state.
+
+        Raises:
+            ShardingError: see `compress`.
+        """
+        if self.compress is None:
+            return [*gradients], []
+        whole_ones = [i for i, v in enumerate(variables) if not self._is_table(v)]
+        own, trained = ([each[i] for i in whole_ones] for each in (gradients, variables))
+        try:
+            made, updates = filter_gradients(self.compress, own, trained, self.replicas, scale)
+        except ShardingError as error:
+            raise ShardingError(f"Data at {self.line}: {error}") from None
+        sums = dict(zip(whole_ones, made, strict=True))
+        return [sums.get(i, gradient) for i, gradient in enumerate(gradients)], updates
+
+    def _is_table(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable."""
+        name = variable.node.name
+        return any(
+            fnmatchcase(name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
+
+    @property
+    def _table_rules(self) -> dict[Tensor | str, tuple[str]]:
+        """The rules that divide the rows of tables."""
+        return dict.fromkeys(self.tables, (DATA,))
 
     def divide(
         self,
@@ -157,6 +226,11 @@ class Data:
             ShardingError: both split the batch, or both set the same option.
         """
         where = f"Data * Shard at {user_location()}"
+        if self.compress is not None:
+            raise ShardingError(
+                f"{where}: compress={self.compress!r} is for whole gradients, and a Shard "
+                "cuts them; leave out compress=, or the Shard"
+            )
         if DATA in shard.mesh or shard.batch is not None:
             raise ShardingError(
                 f"{where}: the Shard cuts the batch already (mesh {dict(shard.mesh)!r}, "
@@ -181,6 +255,7 @@ class Data:
         product = replace(
             shard,
             mesh=mesh,
+            rules={**self._table_rules, **shard.rules},
             devices=devices,
             batch=DATA,
             bucket=shard.bucket if self.bucket == BUCKET_BYTES else self.bucket,

@@ -330,6 +330,11 @@ def _check_inner_strategy(beside: Any, where: str) -> None:
             f"{where}: a Pipeline goes with one Data or Shard, not {beside!r}; write "
             "Pipeline(…) * gf.parallel.Data(2)"
         )
+    if getattr(beside, "compress", None) is not None:
+        raise ScheduleError(
+            f"{where}: compress={beside.compress!r} is for gradients that all replicas finish in "
+            "one step of their own, and a Pipeline's stages share them; leave out compress="
+        )
     taken = sorted({"stage", PATH, MICRO} & set(beside.mesh))
     if taken:
         raise ScheduleError(

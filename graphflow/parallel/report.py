@@ -63,6 +63,15 @@ class StrategyReport:
         return sum(move.bytes for move in self._records) + self.between
 
     @cached_property
+    def filtered(self) -> tuple[int, int] | None:
+        """The bytes that travel through filters in a step, and what would travel without them; None
+        without filters."""
+        moved = [move for move in self.collectives if move.plain is not None]
+        if not moved:
+            return None
+        return sum(move.bytes for move in moved), sum(move.plain or 0 for move in moved)
+
+    @cached_property
     def fed(self) -> dict[str, int]:
         """The bytes that the client feeds to each device in a step. Of a split batch, a device is
         fed its part."""
@@ -73,6 +82,14 @@ class StrategyReport:
             for device in {str(reader.device) for reader in graph.consumers[node]} - {""}:
                 found[device] = found.get(device, 0) + size
         return dict(sorted(found.items()))
+
+    @cached_property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """The bytes that travel between places in a step, by the kind of exchange."""
+        found: dict[str, int] = {}
+        for move in self._records:
+            found[move.kind] = found.get(move.kind, 0) + move.bytes
+        return found
 
     def count(self, kind: str) -> int:
         """Return how many collectives of a kind there are."""
@@ -175,6 +192,7 @@ class StrategyReport:
         if not named:  # in a pipeline the nodes have devices, not the places
             named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
         yield f"mesh {shape}: {', '.join(named)}"
+        yield from (f"  {note}" for note in self.division.notes)
         yield from self._pipeline_lines()
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [
@@ -194,6 +212,10 @@ class StrategyReport:
             yield f"  fed a step: {', '.join(self._fed_lines())}"
         moved = sum(move.bytes for move in self.collectives)
         yield f"{len(self.collectives)} collectives, {moved:,} bytes a step"
+        if self.filtered is not None:
+            after, before = self.filtered
+            share = f"{after / before:.2%}"
+            yield f"  of these {after:,} through filters, in place of {before:,} ({share})"
         if self.fetched:
             yield f"  and {sum(move.bytes for move in self.fetched):,} bytes to the first place"
         yield from _table_lines(

@@ -40,7 +40,7 @@ from graphflow.planning.placement_check import (
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
-from graphflow.strategy import PartitionedGraph, Strategy, divide_with, strategy_of
+from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
 
 MAX_LOST = 16
 """Placements that lost which are remembered."""
@@ -116,7 +116,8 @@ class Deployment:
             compiled = self.compiled.get(key_of(tensors, variant))
             if compiled is None:
                 break
-            if compiled.suits(shapes):
+            counter = None if compiled.division is None else compiled.division.counter
+            if compiled.suits(shapes, self._read_counter(counter)):
                 return compiled
         source = Graph(tensors).verify()
         with show_progress("optimising", len(source)):
@@ -135,9 +136,15 @@ class Deployment:
             strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
         if strategy is None:
             return None
-        division = divide_with(strategy, source, self._whole, pieces, fed)
+        find = getattr(strategy, "counter_of", None)
+        counter = self._read_counter(None if find is None else find(source))
+        division = divide_with(strategy, source, self._whole, pieces, {**fed, **counter})
         self._strategies |= dict.fromkeys(division.variables, strategy)
         return division
+
+    def _read_counter(self, counter: Node | None) -> dict[str, int]:
+        """Return the value of a strategy's counter as a size; nothing if there is no counter."""
+        return {} if counter is None else {COUNTER: int(self.state.peek(counter))}
 
     def prepare(
         self,

@@ -106,6 +106,7 @@ class Planner:
             survey.steps,
             () if compiled.division is None else compiled.division.tasks,
             GAIN if self.checks_first_plans else inf,
+            () if compiled.division is None else compiled.division.notes,
         )
 
     def plan_as_placed(self, compiled: CompiledFetches) -> Plan:
@@ -146,7 +147,7 @@ class Planner:
         if not self._trial:
             return
         survey = self._ensure_survey()  # also loads what was learned before
-        if self._cluster.kind == "local":
+        if self._cluster.kind != "here":
             from graphflow.planning.worker_trial import WorkerTrial
 
             trial = WorkerTrial(

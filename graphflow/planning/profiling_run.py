@@ -162,15 +162,27 @@ def may_profile(
         times: how many copies must fit in memory.
     """
     here = cluster.kind in ("here", "local")
-    kinds = {device.kind for worker in cluster.workers for device in worker.devices}
-    if not here or kinds != {"cpu"}:
+    return (
+        here
+        and can_repeat(cluster, graph)
+        and has_room(graph, bindings, host_memory() / max(times, 1))
+    )
+
+
+def can_repeat(cluster: Cluster, graph: Graph) -> bool:
+    """Return True if the devices are CPUs, and further runs of the graph have no side effects."""
+    if {device.kind for worker in cluster.workers for device in worker.devices} != {"cpu"}:
         return False
     if not all(n.op.pure or n.op.random or n.op.name in STATEFUL for n in graph.walk()):
         return False
-    if any(owner_module(n.op) is not None for n in graph.walk()):
-        return False  # a user's op may crash its process, which must not be this one
+    # a user's op may crash its process
+    return all(owner_module(n.op) is None for n in graph.walk())
+
+
+def has_room(graph: Graph, bindings: Mapping[str, int], memory: float) -> bool:
+    """Return True if all of a graph's tensors take a small share of so many bytes."""
     sizes = (evaluate(t.spec.nbytes, bindings) for node in graph.nodes for t in node.outputs)
-    return times * sum(sizes) <= MAX_MEMORY_SHARE * host_memory()
+    return sum(sizes) <= MAX_MEMORY_SHARE * memory
 
 
 def synthetic_feeds(graph: Graph, bindings: Mapping[str, int]) -> dict[Node, np.ndarray[Any, Any]]:

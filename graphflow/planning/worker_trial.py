@@ -1,7 +1,7 @@
 """Try fetches on the workers of a session before their first plan, on variables of their own.
 
-    whole graph on one worker           ─→ times of its nodes, and of a step beyond them
-    a copy of it on each worker at once ─→ the same while neighbours are busy
+    whole graph on a worker of each kind ─→ times of its nodes, and of a step beyond them
+    a copy of it on each worker at once  ─→ the same while neighbours are busy
 
 The workers run what they will run later, in the same processes and memory. So launches, caches,
 page faults and messages cost what they will cost. A step is timed without a trace. Traced steps
@@ -24,8 +24,9 @@ from graphflow.base.interrupts import is_interrupt
 from graphflow.base.progress import show_stage
 from graphflow.errors import WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
-from graphflow.placement.calibration.cluster_rates import link_matrices
+from graphflow.placement.calibration.cluster_rates import device_classes, link_matrices
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores
@@ -35,10 +36,7 @@ from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_builder import session_kind
 from graphflow.planning.node_observations import compute_seconds, observe_steps
 from graphflow.planning.probe_steps import StepProbe, time_calls
-from graphflow.planning.profiling_run import (
-    may_profile,
-    synthetic_feeds,
-)
+from graphflow.planning.profiling_run import can_repeat, has_room, may_profile, synthetic_feeds
 from graphflow.planning.step_cost import units_of
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
@@ -52,6 +50,10 @@ ROUND_SECONDS = 0.2
 """Time limit of the rounds of shorter steps."""
 TRIAL_SECONDS = 1.0
 """A trial that took this long on one worker is not repeated on all of them."""
+SENDING_SECONDS = 0.5
+"""Longest time in which copies of a graph reach the workers, with the arrays that it holds."""
+MAX_COPIES = 16
+"""Most workers that run a copy at once."""
 MAX_KINDS = 300
 """Kinds of nodes beyond which compiling their kernels would take too long."""
 ROUNDS = 6
@@ -64,7 +66,7 @@ Run = Callable[[CompiledFetches, Mapping[Node, np.ndarray[Any, Any]], dict[str, 
 
 
 class WorkerTrial:
-    """Tries fetches on the workers of a local cluster.
+    """Tries fetches on the workers of a cluster, which are processes of this or other machines.
 
     Args:
         learned: takes what was measured.
@@ -84,7 +86,8 @@ class WorkerTrial:
         self._survey = survey
         self._probe = probe
         self._run = run
-        self._units = [d for d in units_of(cluster) if cluster.device(d).speed == 1.0]
+        devices = {name: cluster.device(name) for name in units_of(cluster)}
+        self._units = [n for n, d in devices.items() if d.speed == 1.0 and not d.is_described]
 
     def profile(
         self,
@@ -104,20 +107,26 @@ class WorkerTrial:
         learned = 0
         begun = perf_counter()
         name = f"{fingerprint(compiled.graph)} {sorted(bindings.items())}"
-        phases = {f"{name} {len(each)}": each for each in self._copies(compiled, bindings)}
+        classes = device_classes(self._cluster)
+        phases = {
+            f"{name} {len(each)} {classes[each[0]]}": each
+            for each in self._copies(compiled.graph, bindings)
+        }
         new = {key: each for key, each in phases.items() if not self._learned.has_profiled(key)}
         if not new:
             return 0
         idle = trace_observations(
             compiled.graph, self._cluster, bindings, {}, self._survey.profiles
         )
-        if not _is_short(idle):
+        if not _is_short(idle) or not self._is_soon_sent(
+            compiled.graph, max(map(len, new.values()))
+        ):
             return 0
         for key, units in new.items():
-            if perf_counter() - begun > TRIAL_SECONDS:
+            if learned and perf_counter() - begun > TRIAL_SECONDS:
                 break
             try:
-                self._profile_copies(compiled, bindings, arrays, units, idle)
+                self._profile_copies(compiled, bindings, arrays, units)
             except Exception as error:
                 if is_interrupt(error) or isinstance(error, WorkerLost):
                     raise
@@ -127,19 +136,39 @@ class WorkerTrial:
             learned += 1
         return learned
 
-    def _copies(
-        self, compiled: CompiledFetches, bindings: Mapping[str, int]
-    ) -> list[Sequence[str]]:
-        """Return the devices of each phase: one, and then all if each has a core.
+    def _copies(self, graph: Graph, bindings: Mapping[str, int]) -> list[Sequence[str]]:
+        """Return the devices of each phase: one of each kind, and then all if each has a core.
 
-        Workers that are slow at the moment take no part.
+        Workers that are slow at the moment take no part, nor those whose speed a file gives.
         """
-        phases: list[Sequence[str]] = []
-        for units in (self._units[:1], self._units):
-            fits = may_profile(self._cluster, compiled.graph, bindings, len(units))
-            if units and fits and len(units) <= cores() and units not in phases:
-                phases.append(units)
-        return phases
+        classes = device_classes(self._cluster)
+        one_each = {classes[device]: [device] for device in reversed(self._units)}
+        phases: list[Sequence[str]] = list(reversed(one_each.values()))
+        local = self._cluster.kind == "local"
+        if 1 < len(self._units) <= (cores() if local else MAX_COPIES):
+            phases.append(self._units)
+        return [each for each in phases if self._may_run(graph, bindings, each)]
+
+    def _may_run(self, graph: Graph, bindings: Mapping[str, int], units: Sequence[str]) -> bool:
+        """Return True if a graph may run on these devices at once."""
+        if self._cluster.kind == "local":
+            return may_profile(self._cluster, graph, bindings, len(units))
+        room = min(self._cluster.device(device).memory for device in units)
+        return can_repeat(self._cluster, graph) and has_room(graph, bindings, room)
+
+    def _is_soon_sent(self, graph: Graph, copies: int) -> bool:
+        """Return True if so many copies of a graph soon reach their workers.
+
+        The log tells if not. On this machine they always do.
+        """
+        if self._cluster.kind == "local":
+            return True
+        held = [node.attrs["initial"] for node in graph.variables]
+        size = sum(array.nbytes for array in held if isinstance(array, np.ndarray))
+        seconds = self._client_seconds(copies * size, self._units[0])
+        if seconds > SENDING_SECONDS:
+            _log.tell("trial.ended", reason=f"sending the graph takes {show_seconds(seconds)}")
+        return seconds <= SENDING_SECONDS
 
     def _profile_copies(
         self,
@@ -147,13 +176,8 @@ class WorkerTrial:
         bindings: dict[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]] | None,
         units: Sequence[str],
-        idle: Mapping[str, TraceObservation],
     ) -> None:
-        """Run a copy of the fetches on each device at once, and learn from the first device.
-
-        Args:
-            idle: what calibration predicts for nodes whose neighbours are idle.
-        """
+        """Run a copy of the fetches on each device at once, and learn from the first device."""
         graph = compiled.graph
         parts = {
             device: self._copy(compiled, device, number) for number, device in enumerate(units)
@@ -176,21 +200,22 @@ class WorkerTrial:
             else:
                 took, traced = self._probe.measure_rounds(run, ROUND_SECONDS, ROUNDS)
         sent = sum(array.nbytes for array in fed.values())
-        client = self._client_seconds(sent)
-        known = idle
-        if len(units) > 1:
-            known = trace_observations(
-                graph, self._cluster, bindings, copies.devices, self._survey.profiles, busy=True
-            )
+        client = self._client_seconds(sent, units[0])
+        known = trace_observations(
+            graph, self._cluster, bindings, copies.devices, self._survey.profiles,
+            busy=len(units) > 1,
+        )  # fmt: skip
         steps = [compute_seconds(copies, step) for step in traced]
         computed = observe_steps(self._learned, known, steps, median(took) - client)
         kind = session_kind(self._cluster)
         self._learned.observe_step(kind, len(units), computed + client, median(took))
 
-    def _client_seconds(self, sent: int) -> float:
-        """Return the seconds that feeds of so many bytes and small results travel."""
-        latency, bandwidth = link_matrices(self._cluster, None, self._survey.links)
-        return float(latency[-1, 0] + sent / bandwidth[-1, 0] + latency[0, -1])
+    def _client_seconds(self, sent: int, device: str) -> float:
+        """Return the seconds that feeds of so many bytes travel to a device, and small results
+        back."""
+        latency, bandwidth = link_matrices(self._cluster, self._survey.profiles, self._survey.links)
+        at = self._cluster.devices.index(device)
+        return float(latency[-1, at] + sent / bandwidth[-1, at] + latency[at, -1])
 
     def _copy(self, compiled: CompiledFetches, device: str, number: int) -> Partition:
         """Return a partition that is the whole graph; only the first copy returns the fetches."""

@@ -33,6 +33,7 @@ from graphflow.runtime.checkpoint.folder import (
     write_error_text,
 )
 from graphflow.runtime.checkpoint.manifest import CheckpointShard, Groups, Signature, VariablePiece
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.checkpoint.remote import shard_name
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.host.host_interface import Hosts, PendingSave
@@ -82,7 +83,7 @@ class _StateSnapshot:
     """
 
     placed: Mapping[int, Mapping[str, Signature]]
-    waiting: Mapping[str, Array]
+    waiting: Mapping[str, Array | LazyArray]
     parts: Mapping[str, tuple[Signature, tuple[VariablePiece, ...]]]
     unnamed: Groups
 

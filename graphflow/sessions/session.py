@@ -415,7 +415,8 @@ class Session:
         """Return a copy of a variable's value: the initial one if no step has used it.
 
         Raises:
-            VariableError: not a variable.
+            VariableError: not a variable; or partitioned, and of more than 1 GiB: read rows,
+                `s.run(gf.take(variable, rows, 0))`.
         """
         with self._life.own_lock(), self._life.operation(looks=True):
             node = _variable(variable, "get")
@@ -447,10 +448,14 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             if folder is not None:
-                values = self._recovery.retry_on_loss(self._state.values)
-                unnamed = self._state.unnamed_groups()
-                saved = Checkpoint(values, self._steps.committed, unnamed)
-                save_in_shards(saved, self._state, folder)
+                state, step = self._state, self._steps
+
+                def write() -> None:
+                    values, copies = state.values(), state.copies()
+                    saved = Checkpoint(values, step.committed, state.unnamed_groups(), copies)
+                    save_in_shards(saved, state, folder)
+
+                self._recovery.retry_on_loss(write)
             else:
                 self._recovery.save()
 
@@ -502,7 +507,7 @@ class Session:
                 _, same = read_checkpoint(
                     state, source, checkpoint.step, strict=False, rename=names
                 )
-                return Checkpoint({**kept, **same.variables}, same.step)
+                return Checkpoint({**kept, **same.variables}, same.step, copies=same.copies)
 
             self._recovery.load(take, reread)
             report = state.report_loaded()

@@ -26,17 +26,30 @@ def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
 recv = register(
     Op(
         "recv",
-        infer=lambda edge, source, shape, dtype: _spec(shape, dtype),
+        infer=lambda edge, source, shape, dtype, ragged=False: _spec(shape, dtype),
         cost=_no_cost,
         pure=False,
     )
 )
 
-# Sends its input as `edge` to `target` (a device). It has no value.
+# x, of which only the first `number` rows are in use; the others are zeros. An edge between devices
+# that carries it is ragged: only the rows in use travel.
+used_rows = register(
+    Op(
+        "used_rows",
+        infer=lambda x, number: x,
+        kernel=lambda xp, x, number: x,
+        cost=_no_cost,
+        alias=True,
+    )
+)
+
+# Sends its input as `edge` to `target` (a device); of a ragged edge, as many rows of it as the
+# second input says. It has no value.
 send = register(
     Op(
         "send",
-        infer=lambda x, edge, target: TensorSpec((0,), np.dtype("bool")),
+        infer=lambda x, *number, edge, target: TensorSpec((0,), np.dtype("bool")),
         cost=_no_cost,
         pure=False,
     )

@@ -49,6 +49,18 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
     rows = take(table, ids, 0)
     if padding_id is None:
         return rows
+    wanted = is_not_padding(ids, table, padding_id)
+    wanted = FUNCTIONS["reshape"](wanted, (*ids.shape, *(1,) * (table.ndim - 1)))
+    return stop_gradient_unless(wanted, rows)
+
+
+def is_not_padding(ids: Tensor, table: Tensor, padding_id: int) -> Tensor:
+    """Return False where an id is that of padding, counted from the front or from the end.
+
+    Raises:
+        ShapeError: the table has no row padding_id.
+        ArgumentError: padding_id is no int >= 0.
+    """
     n = table.shape[0]
     if isinstance(padding_id, bool) or not isinstance(padding_id, int) or padding_id < 0:
         raise ArgumentError(f"padding_id must be an id, an int from 0, got {padding_id!r}")
@@ -56,6 +68,5 @@ def embedding(ids: Any, table: Any, padding_id: int | None = None) -> Tensor:
         raise ShapeError(f"padding_id {padding_id} is no row of a table of {n}")
     signed = astype(ids, "int64")  # padding_id - n may not fit a dtype of few bits
     front, end = not_equal(signed, padding_id), not_equal(signed, padding_id - n)
-    wanted = FUNCTIONS["logical_and"](front, end)
-    wanted = FUNCTIONS["reshape"](wanted, (*ids.shape, *(1,) * (table.ndim - 1)))
-    return stop_gradient_unless(wanted, rows)
+    wanted: Tensor = FUNCTIONS["logical_and"](front, end)
+    return wanted

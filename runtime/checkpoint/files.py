@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 import re
 import secrets
@@ -80,14 +81,32 @@ def read_file(path: str | os.PathLike[str], most: int, size: int | None = None) 
         WrongSize: it does not have the expected size.
     """
     with open(path, "rb", opener=_open_nonblocking) as file:
-        there = os.fstat(file.fileno())
-        if not stat.S_ISREG(there.st_mode):
-            raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        if size is not None and there.st_size != size:
-            raise WrongSize(there.st_size)
-        if there.st_size > most:
-            raise OSError(errno.EFBIG, f"{there.st_size} bytes, at most {most} are read", str(path))
+        _check_regular(file.fileno(), path, most, size)
         return file.read()
+
+
+def map_file(path: str | os.PathLike[str], size: int) -> mmap.mmap:
+    """Return the content of a regular file of known size, which is read where it is looked at.
+
+    Raises:
+        OSError, WrongSize: see `read_file`.
+    """
+    with open(path, "rb", opener=_open_nonblocking) as file:
+        _check_regular(file.fileno(), path, size, size)
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+
+def _check_regular(
+    descriptor: int, path: str | os.PathLike[str], most: int, size: int | None
+) -> None:
+    """Check an open file; raises as `read_file`."""
+    there = os.fstat(descriptor)
+    if not stat.S_ISREG(there.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    if size is not None and there.st_size != size:
+        raise WrongSize(there.st_size)
+    if there.st_size > most:
+        raise OSError(errno.EFBIG, f"{there.st_size} bytes, at most {most} are read", str(path))
 
 
 class WrongSize(Exception):

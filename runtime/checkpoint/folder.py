@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import field
@@ -22,13 +23,16 @@ from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import (
     CheckpointShard,
+    Copies,
     Groups,
     Manifest,
     Signature,
     VariablePiece,
 )
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray, PiecedArray
 from graphflow.runtime.checkpoint.shard import (
     encode_shard,
+    map_arrays,
     read_all_arrays,
     read_arrays,
     read_metadata,
@@ -38,6 +42,8 @@ Array = np.ndarray[Any, Any]
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 1 << 28
 """Largest manifest to read, in bytes; a variable, or a piece of one, takes some hundred."""
+MAPPED_BYTES = 1 << 26
+"""Bytes of a shard from which it is mapped into memory, and not read."""
 CLIENT_SHARD = "client.safetensors"
 """The shard of variables that are not on a worker yet."""
 
@@ -48,11 +54,14 @@ class Checkpoint:
 
     Attributes:
         unnamed: see `Manifest`.
+        copies: of the variables whose copies have values of their own; their mean is the
+            variable's.
     """
 
-    variables: Mapping[str, Array]
+    variables: Mapping[str, Array | LazyArray]
     step: int
     unnamed: Groups = ()
+    copies: Mapping[str, Copies] = field(default_factory=dict)
 
     @property
     def signatures(self) -> dict[str, Signature]:
@@ -83,7 +92,7 @@ class CheckpointDraft:
         """
         return cls(target, files.begin_folder(target), step, epoch)
 
-    def write(self, file: str, variables: Mapping[str, Array]) -> None:
+    def write(self, file: str, variables: Mapping[str, Array | LazyArray]) -> None:
         """Write a shard from this process."""
         self.add(write_shard(self.folder / file, variables, self.step))
 
@@ -123,7 +132,7 @@ class CheckpointDraft:
 
 def write_shard(
     path: str | os.PathLike[str],
-    variables: Mapping[str, Array],
+    variables: Mapping[str, Array | LazyArray],
     step: int,
     within: int | None = None,
 ) -> CheckpointShard:
@@ -151,6 +160,8 @@ def save(
     """
     target = files.resolve_links(folder)
     variables = checkpoint.variables
+    pieced = {n: value.pieces for n, value in variables.items() if isinstance(value, PiecedArray)}
+    parts: dict[str, Copies] = {**pieced, **checkpoint.copies}
     divided = shards if shards is not None else {"worker-0.safetensors": list(variables)}
     draft = None
     try:
@@ -160,13 +171,28 @@ def save(
             )
         draft = CheckpointDraft.begin(target, checkpoint.step)
         for file, names in divided.items():
-            draft.write(file, {name: variables[name] for name in names})
-        draft.commit(checkpoint.signatures, unnamed=checkpoint.unnamed)
+            whole = {name: variables[name] for name in names if name not in parts}
+            copies = {
+                _copy_name(name, i): value
+                for name in names
+                for i, (_, value) in enumerate(parts.get(name, ()))
+            }
+            draft.write(file, whole | copies)
+        pieces = {
+            name: tuple((_copy_name(name, i), spans) for i, (spans, _) in enumerate(copies))
+            for name, copies in parts.items()
+        }
+        draft.commit(checkpoint.signatures, pieces, checkpoint.unnamed)
     except OSError as error:
         raise CheckpointError(write_error_text(target, error)) from error
     finally:
         if draft is not None:  # does nothing after a commit, which renames the folder
             draft.discard()
+
+
+def _copy_name(name: str, number: int) -> str:
+    """Return the name under which a shard holds one copy of a variable."""
+    return f"{name}@{number}"
 
 
 def load(folder: str | os.PathLike[str]) -> Checkpoint:
@@ -182,8 +208,14 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint:
     try:
         for shard in manifest.shards:
             data = _read_shard(source, shard, manifest.step)
-            stored |= read_arrays(data, {n: manifest.dtype(n) for n in shard.variables})
-        return Checkpoint(manifest.assemble(stored), manifest.step, manifest.unnamed)
+            dtypes = {n: manifest.dtype(n) for n in shard.variables}
+            if isinstance(data, mmap.mmap):
+                stored |= map_arrays(data, dtypes)
+            else:
+                stored |= read_arrays(data, dtypes)
+        return Checkpoint(
+            manifest.assemble(stored), manifest.step, manifest.unnamed, manifest.copies(stored)
+        )
     except CheckpointError as error:
         raise CheckpointError(f"cannot read checkpoint {source}: {error}") from error
 
@@ -229,8 +261,8 @@ def read_manifest(source: Path) -> Manifest:
         ) from error
 
 
-def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
-    """Return a shard's verified bytes.
+def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes | mmap.mmap:
+    """Return a shard's verified bytes; those of a large one stay in the file.
 
     Raises:
         CheckpointError: missing, damaged, or of another step.
@@ -238,7 +270,11 @@ def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
     if os.path.basename(shard.file) != shard.file:
         raise CheckpointError(f"its manifest names {shard.file!r}, which is not in the folder")
     try:
-        data = files.read_file(source / shard.file, host_memory(), shard.nbytes)
+        data: bytes | mmap.mmap
+        if shard.nbytes is not None and shard.nbytes >= MAPPED_BYTES:
+            data = files.map_file(source / shard.file, shard.nbytes)
+        else:
+            data = files.read_file(source / shard.file, host_memory(), shard.nbytes)
     except files.WrongSize as error:
         raise CheckpointError(
             f"its shard {shard.file} has {error} bytes, {shard.nbytes} were written; use an older "
@@ -259,7 +295,7 @@ def _read_shard(source: Path, shard: CheckpointShard, step: int) -> bytes:
     )
 
 
-def signature(value: Array) -> Signature:
+def signature(value: Array | LazyArray) -> Signature:
     """Return an array's dtype and shape."""
     return value.dtype.name, value.shape
 

@@ -21,10 +21,13 @@ from graphflow.base.argument_checks import format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
 from graphflow.ir.spec import Span, as_dtype, index_of, show_shape
+from graphflow.runtime.checkpoint.pieced_arrays import PiecedArray
 
 Array = np.ndarray[Any, Any]
 FORMAT = 2
 """Format 1 had one shard, "state.safetensors", and no digest of the manifest."""
+PIECED_BYTES = 1 << 24
+"""Bytes of a variable from which its pieces are not assembled when a checkpoint is read."""
 _FIRST_STATE = "state.safetensors"
 _MAX_COUNT = 2**62  # largest step, epoch or size
 _MAX_LISTED = 8  # names of a kind that an error lists
@@ -41,6 +44,9 @@ segments, or of segments of the listed lengths."""
 
 Groups = tuple[tuple[str, ...], ...]
 """Names of variables, by group."""
+
+Copies = tuple[tuple[tuple[Span, ...], Any], ...]
+"""The copies of a variable, each with the part of it that it is a copy of."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,35 @@ class Manifest:
             dtype, shape = self.variables[name]
             if sum(stored[piece].size for piece, _ in parts) < math.prod(shape):
                 raise CheckpointError(f"its pieces do not make up {name} {show_shape(shape)}")
+            groups = self._group_copies(name, stored)
+            if math.prod(shape) * as_dtype(dtype).itemsize >= PIECED_BYTES and all(
+                map(_are_equal, groups.values())
+            ):
+                parts_read = [(spans, copies[0]) for spans, copies in groups.items()]
+                pieced: Any = PiecedArray(shape, as_dtype(dtype), parts_read)
+                found[name] = pieced
+                continue
             found[name] = value = np.zeros(shape, as_dtype(dtype))
-            for piece, spans in parts:
-                place = index_of([Span(*span) for span in spans], shape)
-                value[place] = stored[piece].reshape(value[place].shape)
+            for spans, copies in groups.items():
+                place = index_of(spans, shape)
+                value[place] = mean_of(copies).reshape(value[place].shape)
+        return found
+
+    def copies(self, stored: Mapping[str, Array]) -> dict[str, Copies]:
+        """Return the copies of those variables whose copies have values of their own."""
+        return {
+            name: tuple((_as_spans(spans), stored[piece]) for piece, spans in parts)
+            for name, parts in self.pieces.items()
+            if not all(map(_are_equal, self._group_copies(name, stored).values()))
+        }
+
+    def _group_copies(
+        self, name: str, stored: Mapping[str, Array]
+    ) -> dict[tuple[Span, ...], list[Array]]:
+        """Return the copies of each part of a variable."""
+        found: dict[tuple[Span, ...], list[Array]] = {}
+        for piece, spans in self.pieces[name]:
+            found.setdefault(_as_spans(spans), []).append(stored[piece])
         return found
 
     @property
@@ -299,6 +330,29 @@ def differences(wanted: Mapping[str, Signature], there: Mapping[str, Signature])
         if names
     ]
     return "; ".join(sections)
+
+
+def _as_spans(spans: Sequence[Sequence[Any]]) -> tuple[Span, ...]:
+    """Return the spans of a piece along every axis."""
+    return tuple(Span(*span) for span in spans)
+
+
+def _are_equal(copies: Sequence[Array]) -> bool:
+    """Return True if copies have the same bits."""
+    first, *others = (copy.reshape(-1).view("uint8") for copy in copies)
+    return all(np.array_equal(first, other) for other in others)
+
+
+def mean_of(copies: Sequence[Array]) -> Array:
+    """Return the value that copies of a part of a variable stand for.
+
+    That is their mean; the first, if all have the same bits or they are no floats.
+    """
+    first = copies[0]
+    if _are_equal(copies) or first.dtype.kind in "iub":
+        return first
+    mean: Array = sum(copies[1:], first.astype(np.result_type(first, np.float32))) / len(copies)
+    return mean.astype(first.dtype)
 
 
 def _matches(value: Array, kind: Signature) -> bool:

@@ -12,6 +12,8 @@ Source: the description of the format at github.com/huggingface/safetensors.
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,7 +33,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def encode_shard(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Iterator[memoryview]:
+def encode_shard(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[memoryview]:
     """Yield the bytes of a shard, in order.
 
     Raises:
@@ -88,6 +90,25 @@ def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, A
     return arrays
 
 
+def map_arrays(data: mmap.mmap, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
+    """Return views of the arrays of a mapped shard; otherwise as `read_arrays`."""
+    arrays = {}
+    try:
+        begin = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:begin])
+        for name in header.keys() & dtypes.keys():
+            dtype, entry = dtypes[name], header[name]
+            if _NAMES[real_dtype(dtype).name] != entry["dtype"]:
+                raise CheckpointError(f"it holds {name!r} as {entry['dtype']}, not as {dtype}")
+            shape = entry["shape"][:-1] if dtype.kind == "c" else entry["shape"]
+            start, little = begin + entry["data_offsets"][0], dtype.newbyteorder("<")
+            array = np.frombuffer(data, little, math.prod(shape), start)
+            arrays[name] = array.astype(dtype, copy=False).reshape(shape)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"it is not a shard of this checkpoint: {error!r}") from error
+    return arrays
+
+
 def read_all_arrays(data: bytes) -> dict[str, Array]:
     """Return the arrays of a safetensors file without a manifest.
 
@@ -116,7 +137,7 @@ def read_all_arrays(data: bytes) -> dict[str, Array]:
     return read_arrays(data, dtypes)
 
 
-def read_metadata(data: bytes) -> dict[str, str]:
+def read_metadata(data: bytes | mmap.mmap) -> dict[str, str]:
     """Return a shard's metadata; empty if it cannot be read."""
     try:
         size = int.from_bytes(data[:8], "little")

@@ -21,7 +21,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
+from graphflow.init import Initializer
 from graphflow.ir.device_name import DeviceName
+from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
@@ -166,11 +168,17 @@ class SessionState:
                     node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype
                 )
             else:
-                initial = node.attrs["initial"]
-                fresh[node.name] = self._allocate(
-                    backend, initial() if callable(initial) else initial
-                )
+                fresh[node.name] = self._initial_value(backend, node.attrs["initial"])
         return fresh
+
+    def _initial_value(self, backend: DeviceBackend, initial: Any) -> Any:
+        """Return memory with an initial value, which is drawn in place where the host can."""
+        if not isinstance(initial, Initializer) or backend.xp is not np:
+            return self._allocate(backend, initial() if callable(initial) else initial)
+        spec = TensorSpec(initial.shape, as_dtype(initial.dtype))
+        memory = backend.empty(nbytes(spec)).view(spec.dtype).reshape(initial.shape)
+        initial.fill(memory)
+        return memory
 
     def _allocate(self, backend: DeviceBackend, value: Array) -> Any:
         shared = self._private.array(value) if backend.xp is np else None
@@ -225,14 +233,14 @@ class SessionState:
             self._undecided[step], self._commit_spans, self._is_traced = programs, [], False
             return Computed(fetches)
         departures: list[tuple[int, int]] = []
-        arrivals: list[tuple[int, int]] = []
+        arrivals: list[tuple[int, int, int]] = []
         self._departures, self.mail.arrivals = departures, arrivals
         spans: list[Span] = []
         fetches = self._run(programs, step, draws, feeds, spans)
         self._finish_exchanges(programs, step)
         spans += self._commit_spans
         spans += [("departure", str(edge), at, at) for edge, at in departures]
-        spans += [("arrival", str(edge), at, at) for edge, at in arrivals]
+        spans += [("arrival", f"{edge}/{size}", at, at) for edge, at, size in arrivals]
         self._undecided[step], self._commit_spans, self._is_traced = programs, [], True
         return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
 
@@ -393,7 +401,7 @@ class SessionState:
         if array is None:
             return None
         if self.mail.arrivals is not None:
-            self.mail.arrivals.append((edge, passage.arrival_time(edge)))
+            self.mail.arrivals.append((edge, passage.arrival_time(edge), array.nbytes))
         if self.mail.on_transfer is not None:
             self.mail.on_transfer("received", passage.peer, edge & _EDGE_MASK, array.nbytes)
         return array

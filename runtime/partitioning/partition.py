@@ -1,8 +1,9 @@
 """Partitioning: a placed graph -> one subgraph for each device, with a send and a receive for each
 cut edge.
 
-A tensor is sent to a device once, however many readers it has there. Each partition keeps the
-plan's order of nodes. So all programs are restrictions of one global order, and cannot deadlock.
+A tensor is sent to a device once, however many readers it has there; of `used_rows`, only the rows
+in use are sent. Each partition keeps the plan's order of nodes. So all programs are restrictions of
+one global order, and cannot deadlock.
 Constants are copied to every device that reads them, and placeholders are fed to all their readers.
 
 A collective on several devices becomes a start and a finish on each: the start where its tensor is
@@ -319,9 +320,11 @@ def _local_twin(
 def _add_send(
     graph: Graph, tensor: Tensor, source: _PartitionBuilder, target: str, edge: int
 ) -> None:
-    send = _make_edge_node(
-        "send", (source.twins[tensor],), {"edge": edge, "target": target}, tensor, source.device
-    )
+    inputs: tuple[Tensor, ...] = (source.twins[tensor],)
+    if tensor.node.op.name == "used_rows":
+        inputs = tuple([source.twins[each] for each in tensor.node.inputs])
+    attrs = {"edge": edge, "target": target}
+    send = _make_edge_node("send", inputs, attrs, tensor, source.device)
     source.names[send] = f"send/{_name(graph, tensor)}/{edge}"
     source.outputs.append(send.outputs[0])
 
@@ -330,6 +333,8 @@ def _add_recv(
     graph: Graph, tensor: Tensor, target: _PartitionBuilder, source: str, edge: int
 ) -> Tensor:
     attrs = {"edge": edge, "source": source, "shape": tensor.shape, "dtype": tensor.dtype.name}
+    if tensor.node.op.name == "used_rows":
+        attrs["ragged"] = True
     recv = _make_edge_node("recv", (), attrs, tensor, target.device)
     target.names[recv] = f"recv/{_name(graph, tensor)}/{edge}"
     return recv.outputs[0]

@@ -37,10 +37,10 @@ from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.body_routines import CompiledBody, inline_body, make_node_runner
 from graphflow.runtime.program.generated_call_support import (
     EdgeChannel,
-    ReceivedTensorCheck,
     annotate_error,
     compile_kernels,
     loop_buffers,
+    received_tensor_check,
 )
 from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
@@ -198,7 +198,7 @@ class CpuCode:
         spec = self.layout.specs[tensor]
         fed = self._operands.feeds[tensor] = FeedBinding(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
-        self.scope[f"a{number}"] = ReceivedTensorCheck(node, spec)
+        self.scope[f"a{number}"] = received_tensor_check(node, spec)
         name = self._operands.names[tensor] = f"b{number}_0"
         if node.op.name == "recv_any":
             self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))
@@ -216,6 +216,8 @@ class CpuCode:
         # receiver's commit after our own. In a body the loops' channel copies what it has to.
         if not self.is_body and near and self.layout.roots[node.inputs[0]] in self.assigned:
             value = f"copy({value})"
+        if len(node.inputs) > 1:  # a ragged edge
+            value = f"{value}[: int({self._operands.name(node.inputs[1])})]"
         self.scope[f"t{number}"] = target
         self._emit_line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
 

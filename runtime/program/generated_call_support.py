@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from graphflow.errors import (
     CheckError,
     DeviceOutOfMemory,
     GraphflowError,
     OpError,
     ProtocolError,
+    TableFullError,
     error_text,
 )
 from graphflow.ir.op import Node, Op, owner_module
@@ -159,7 +162,7 @@ def annotate_error(
     this session.
     """
     kind: type[OpError] = OpError
-    if isinstance(error, CheckError | DeviceOutOfMemory):
+    if isinstance(error, CheckError | DeviceOutOfMemory | TableFullError):
         kind = type(error)
     elif isinstance(error, MemoryError):
         kind = DeviceOutOfMemory
@@ -242,6 +245,30 @@ class ReceivedTensorCheck:
                 f"{self.recv.location}), which is {self.spec}; do all workers run the same code?"
             )
         return array
+
+
+class ReceivedRowsCheck(ReceivedTensorCheck):
+    """Checks what a ragged edge brings, and puts zeros behind it up to the program's shape.
+
+    Raises:
+        ProtocolError: it has more rows than that, or rows of another shape or dtype.
+    """
+
+    def __call__(self, array: Any) -> Any:
+        rows = array.shape[0] if array.ndim else -1
+        if rows == self.shape[0] or not 0 <= rows < self.shape[0]:
+            return super().__call__(array)
+        if array.shape[1:] != self.shape[1:] or array.dtype != self.dtype:
+            return super().__call__(array)
+        padded = np.zeros(self.shape, self.dtype, like=array)
+        padded[:rows] = array
+        return padded
+
+
+def received_tensor_check(recv: Node, spec: TensorSpec) -> ReceivedTensorCheck:
+    """Return the check of what a receive brings."""
+    ragged = recv.attrs.get("ragged", False)
+    return ReceivedRowsCheck(recv, spec) if ragged else ReceivedTensorCheck(recv, spec)
 
 
 class Reshaped:

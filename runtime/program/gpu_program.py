@@ -34,11 +34,11 @@ from graphflow.runtime.program.capture_rules import is_repeatable
 from graphflow.runtime.program.generated_call_support import (
     LOOP_OPS,
     EdgeChannel,
-    ReceivedTensorCheck,
     annotate_error,
     loop_buffers,
     never_cancelled,
     out_kernel,
+    received_tensor_check,
 )
 from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
@@ -170,7 +170,7 @@ class GpuCode:
         spec = self.layout.specs[tensor]
         buffer, arrival, edge = (
             InputBuffer(self.backend, spec),
-            ReceivedTensorCheck(node, spec),
+            received_tensor_check(node, spec),
             node.attrs["edge"],
         )
         self.values[tensor] = buffer.array
@@ -188,7 +188,16 @@ class GpuCode:
     def _add_send(self, node: Node) -> None:
         ends = self.loops if self.is_body else self.channel
         edge, target, value = int(node.attrs["edge"]), str(node.attrs["target"]), node.inputs[0]
-        self._add_step(node, lambda: ends.send(self._step, edge, target, self.values[value]))
+        if len(node.inputs) == 1:
+            self._add_step(node, lambda: ends.send(self._step, edge, target, self.values[value]))
+            return
+        number = node.inputs[1]
+
+        def send_rows() -> None:
+            rows = self.values[value][: int(self.values[number])]
+            ends.send(self._step, edge, target, rows)
+
+        self._add_step(node, send_rows)
 
     def _add_collective_start(self, node: Node) -> None:
         """Add the start of a collective: by NCCL if all ranks can, else through the host."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import fmean, median
 
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
@@ -23,7 +23,7 @@ class EdgeTraffic:
         edge: number of the edge.
         tensor: name of the tensor.
         source, target: the devices.
-        bytes: size of the tensor.
+        bytes: size of the tensor; the mean, if only the rows in use travel.
         count: tensors that arrived.
         latency: median time from departure to arrival.
         p95: 95th percentile of the latency.
@@ -212,7 +212,8 @@ def _summarise_edge(
     first = events[0]
     latencies = [(event.end - event.start) * 1e-9 for event in events]
     return EdgeTraffic(
-        edge, first.name, first.source, first.target, max(event.bytes for event in events),
+        edge, first.name, first.source, first.target,
+        round(fmean(event.bytes for event in events)),
         len(events), median(latencies), _p95(latencies),
         median(busy.get(("send", edge), [0.0])), median(busy.get(("wait", edge), [0.0])), error,
     )  # fmt: skip

@@ -4,8 +4,9 @@
                      Trace ─measured→ MeasuredSteps, for plans
 
 A span is (track, name, start_ns, end_ns) on the coordinator's monotonic clock. Its track is a
-device, or "departure" or "arrival" with the key of a cut edge as its name. A departure and an
-arrival with the same key become a transfer on the link between the devices.
+device, or "departure" or "arrival" with the key of a cut edge as its name. An arrival may have "/"
+and its bytes behind the key. A departure and an arrival with the same key become a transfer on the
+link between the devices.
 """
 
 from __future__ import annotations
@@ -79,12 +80,17 @@ class Trace:
         exchanges = exchanges or {}
         left: dict[int, int] = {}
         came: dict[int, int] = {}
+        carried: dict[int, int] = {}
         events = []
         before = []
         uses: Counter[tuple[str, int]] = Counter()
         for track, name, start, end in spans:
             if track in (DEPARTURE, ARRIVAL):
-                (left if track == DEPARTURE else came)[parse_number(name)] = start
+                number, _, size = name.partition("/")
+                key = parse_number(number)
+                (left if track == DEPARTURE else came)[key] = start
+                if size:
+                    carried[key] = max(parse_number(size), 0)
             elif end <= start_ns:
                 before.append(TraceEvent(track, name, "compute", start, end))
             else:
@@ -99,7 +105,9 @@ class Trace:
         for key in left.keys() & came.keys():
             edge, use = key & (2**EDGE_BITS - 1), key >> EDGE_BITS
             if edge in edges:
-                events.append(_transfer_event(edge, use, edges[edge], left[key], came[key]))
+                tensor, source, target, most = edges[edge]
+                moved = tensor, source, target, carried.get(key, most)
+                events.append(_transfer_event(edge, use, moved, left[key], came[key]))
         if before and self.steps and self.steps[-1].start <= before[0].start:
             last = self.steps[-1]
             self.steps[-1] = replace(last, events=tuple(_sort_events((*last.events, *before))))

@@ -75,7 +75,7 @@ class TensorMailbox:
         """Hears of tensors that need no message. None: all tensors need one."""
         self._receiving: set[int] = set()  # threads
         self._waiting = 0  # threads for which another thread receives
-        self.arrivals: list[tuple[int, int]] | None = None
+        self.arrivals: list[tuple[int, int, int]] | None = None  # edge, ns, bytes
         self.waits: dict[int, Wait] = {}
         self._blamed: tuple[int, Awaited] = (-1, Awaited("nothing"))  # of the last step's deadline
 
@@ -104,7 +104,7 @@ class TensorMailbox:
             arrived = monotonic_ns()
         # Noted here, because a tensor may arrive before its step begins.
         if self.arrivals is not None and isinstance(edge, int):
-            self.arrivals.append((edge, arrived))
+            self.arrivals.append((edge, arrived, array.nbytes))
         return array
 
     def _wait_for_tensor(self, key: tuple[int, Key], awaited: Awaited) -> None:

@@ -28,7 +28,7 @@ from graphflow.init import Initializer, InitialShard
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
-from graphflow.ir.spec import Dim, TensorSpec, as_dtype
+from graphflow.ir.spec import Dim, Span, TensorSpec, as_dtype
 from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
@@ -147,7 +147,8 @@ def _pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
     if isinstance(value, Initializer):
         return {
             "init": [
-                value.kind, list(value.shape), value.dtype, value.a, value.b, list(value.stream)
+                value.kind, list(value.shape), value.dtype, value.a, value.b, list(value.stream),
+                list(value.whole), [_pack_attribute(tuple(s), buffers) for s in value.spans],
             ]
         }  # fmt: skip
     if isinstance(value, np.generic):
@@ -484,13 +485,38 @@ def _read_atom(content: Any) -> Any:
 
 
 def _read_initializer(
-    kind: str, shape: Sequence[int], dtype: str, a: float, b: float, stream: Sequence[int]
+    kind: str,
+    shape: Sequence[int],
+    dtype: str,
+    a: float,
+    b: float,
+    stream: Sequence[int],
+    whole: Sequence[int] = (),
+    spans: Sequence[Any] = (),
 ) -> Initializer:
     seed, number = map(_check_index, stream)
     if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
         raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
     sizes = tuple(map(_check_index, shape))
-    return Initializer(kind, sizes, as_dtype(dtype).name, float(a), float(b), (seed, number))
+    every = tuple(map(_check_index, whole))
+    parts = tuple([_read_span(span, n) for span, n in zip(spans, every, strict=True)])
+    if parts and tuple(part.size for part in parts) != sizes:
+        raise ProtocolError(f"an initializer from the wire has parts {parts} of shape {sizes}")
+    name = as_dtype(dtype).name
+    return Initializer(kind, sizes, name, float(a), float(b), (seed, number), every, parts)
+
+
+def _read_span(span: Sequence[Any], size: int) -> Span:
+    """Return the part of an axis of `size` elements."""
+    start, stop, rows = span
+    lengths = tuple(map(_check_index, rows)) if isinstance(rows, list) else _check_index(rows)
+    found = Span(_check_index(start), _check_index(stop), lengths)
+    segments = lengths if isinstance(lengths, tuple) else (lengths,)
+    if min(segments, default=0) < 1 or not found.start <= found.stop:
+        raise ProtocolError(f"an initializer from the wire has the part {found} of {size}")
+    if Span(0, found.stop, lengths).size > size:
+        raise ProtocolError(f"an initializer from the wire has the part {found} of {size}")
+    return found
 
 
 def _check_integer(value: Any) -> int:

@@ -81,7 +81,19 @@ def test_a_filtered_picture_is_that_of_one_device(workers: str, tmp_path: Path) 
         assert (tmp_path / "filtered" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_recommender_learns_and_no_process_holds_its_tables(tmp_path: Path) -> None:
+    size = ("--users", "300000", "--items", "100000", "--steps", "40", "--workers", "3")
+    done = ran("recommender.py", *size, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"step +\d+: loss ([\d.]+)", done.stdout)]
+    assert losses[-1] < 0.9 * losses[0]
+    assert "both tables: 98 MiB" in done.stdout
+    assert (tmp_path / "recommended/recommender.svg").read_text("utf-8").startswith("<svg")
+
+
 WRONG = [
+    ("recommender.py", ["--users", "1"], "--users 1"),
+    ("recommender.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("strategies.py", ["--steps", "0"], "'0' is not a whole number from 1 on"),
     ("strategies.py", ["--steps"], "expected one argument"),
     ("strategies.py", ["--only", "dta"], "invalid choice: 'dta'"),

@@ -13,11 +13,12 @@ from tests.house.sources import ROOT, sources
 
 SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
-    "parallel", "pipelines", "layers", "placers", "stages", pytest.param("whatif", marks=SLOW),
+    "parallel", "pipelines", "layers", "placers", "stages", "tables",
+    pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [
-    "checkpoints", "collectives", "dtypes", "functions", "linalg", "memory", "observability",
-    "onnx", "transport", "views",
+    "checkpoints", "collectives", "compression", "dtypes", "functions", "linalg", "local-sgd",
+    "memory", "observability", "onnx", "transport", "views",
 ]  # fmt: skip
 """Pages whose Python assumes that the reader has a model, its batches and a session."""
 

@@ -31,7 +31,7 @@ G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
 OF_THE_EXECUTOR = {
     "constant", "placeholder", "variable", "assign", "group", "send", "recv", "collective_start",
-    "collective_finish", "send_where", "recv_any", "received_from",
+    "collective_finish", "send_where", "recv_any", "received_from", "used_rows",
 }  # fmt: skip
 # They need another party at the other end; tests/ops/communication/test_channels.py checks them.
 OF_CHANNELS = {"channel_send", "channel_receive", "merge"}

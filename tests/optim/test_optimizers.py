@@ -102,8 +102,9 @@ def test_twenty_steps_follow_the_formula(optimizer: Any, rule: Rule, dtype: str)
 
 
 @pytest.mark.parametrize(
-    "make", [gf.optim.SGD, gf.optim.Adam, gf.optim.AdamW, gf.optim.RMSProp, gf.optim.Adagrad]
-)
+    "make", [gf.optim.SGD, gf.optim.Adam, gf.optim.AdamW, gf.optim.RMSProp, gf.optim.Adagrad,
+             gf.optim.RowwiseAdagrad]
+)  # fmt: skip
 def test_a_rate_that_is_a_graph_value_is_a_schedule(make: Any) -> None:
     """A step counter in the graph halves the rate at each step; the same by hand."""
     step = gf.variable(np.int64(0), name="step")

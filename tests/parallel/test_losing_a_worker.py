@@ -22,6 +22,8 @@ STRATEGIES = {
     "data": gf.parallel.Data(2),
     "sharded state": gf.parallel.Data(2, shard_state=True),
     "model": gf.parallel.Shard({"model": 2}, {"w0": (None, "model"), "w1": ("model", None)}),
+    "stale sums": gf.parallel.AsyncModel("model", refresh=3)
+    * gf.parallel.Shard({"model": 2}, {"w0": (None, "model"), "w1": ("model", None)}),
     "pipeline": gf.parallel.Pipeline(2, "zb-h1", 4),
     "without flush": gf.parallel.Pipeline(2, "pipedream", 4),
 }

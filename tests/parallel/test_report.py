@@ -10,7 +10,8 @@ import pytest
 
 import graphflow as gf
 
-Data, Pipeline, Shard = gf.parallel.Data, gf.parallel.Pipeline, gf.parallel.Shard
+AsyncModel, Data = gf.parallel.AsyncModel, gf.parallel.Data
+Pipeline, Shard = gf.parallel.Pipeline, gf.parallel.Shard
 BATCH, WIDTH, CLASSES = 12, 16, 22
 
 
@@ -58,6 +59,7 @@ class Step:
 
 
 VOCABULARY = {"*table": ("model",), "*head": (None, "model")}
+UP = {"*up": (None, "model")}
 CASES: dict[str, Callable[[], Step]] = {
     "vocabulary": lambda: Step(Shard({"model": 2}, VOCABULARY)),
     "columns of a table that is the head, too": lambda: Step(
@@ -69,6 +71,7 @@ CASES: dict[str, Callable[[], Step]] = {
     "everything in columns": lambda: Step(
         Shard({"model": 2}, {"*up": (None, "model"), "*down": (None, "model")})
     ),
+    "stale sums": lambda: Step(AsyncModel("model", 3) * Shard({"model": 2}, UP)),
     "pipeline": lambda: Step(Pipeline(2, "1f1b", 3)),
     "a table that two stages share": lambda: Step(Pipeline(2, "zb-h1", 3), tied=True),
     "two stages each": lambda: Step(Pipeline(4, "zb-v", 3), tied=True),
@@ -76,7 +79,7 @@ CASES: dict[str, Callable[[], Step]] = {
     "two directions": lambda: Step(Pipeline(2, "chimera", 4)),
     "without flush": lambda: Step(Pipeline(2, "pipedream", 3), size="B"),
 }
-QUICK = ("vocabulary",)
+QUICK = ("vocabulary", "stale sums")
 
 
 @pytest.mark.parametrize(

@@ -598,9 +598,10 @@ def lookup(
 @pytest.mark.parametrize("options, near", [
     ({"optimizer": gf.optim.SGD(0.1)}, 1e-6),
     ({"optimizer": gf.optim.Adam(0.1, sparse=True)}, 1e-6),
+    ({"optimizer": gf.optim.RowwiseAdagrad(0.1)}, 1e-6),
     ({"optimizer": gf.optim.SGD(0.1), "scaling": gf.optim.LossScaling()}, 1e-6),
     ({"optimizer": gf.optim.SGD(0.1), "cast": "bfloat16"}, 5e-3),
-], ids=["rows", "sparse", "scaled", "cast"])  # fmt: skip
+], ids=["rows", "sparse", "row-wise", "scaled", "cast"])  # fmt: skip
 def test_rows_of_tables_scaled_losses_and_short_floats_go_with_strategies(
     strategy: Any, options: Any, near: float
 ) -> None:

@@ -30,6 +30,26 @@ def test_lookups_and_their_gradient(ids: list[int], width: int, padding: int | N
     )
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 8), max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["sum", "mean", "max"]), st.none() | st.integers(0, 8),
+)  # fmt: skip
+def test_bags_of_rows_and_their_gradient(
+    bags: list[list[int]], mode: str, padding: int | None
+) -> None:
+    table = np.random.default_rng(len(bags)).standard_normal((9, 3))
+    ids = np.array([i for bag in bags for i in bag], "int64")
+    begins = np.cumsum([0, *map(len, bags)])[:-1].astype("int64")
+    agree(
+        lambda t: gf.nn.embedding_bag(ids, t, begins, mode, padding_id=padding),
+        lambda t: F.embedding_bag(
+            torch.tensor(ids), t, torch.tensor(begins), mode=mode, padding_idx=padding
+        ),
+        [table],
+    )
+
+
 STEPS = [
     (gf.optim.SGD(0.1), lambda p: torch.optim.SGD(p, 0.1)),
     (gf.optim.Adagrad(0.1, epsilon=1e-10), lambda p: torch.optim.Adagrad(p, 0.1)),

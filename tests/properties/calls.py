@@ -124,6 +124,8 @@ NETWORKS: dict[str, Any] = {
     **{kind: {"x": SEQ, "w": _f(1, 6 * gates, 3), "r": _f(1, 6 * gates, 6)}
        for kind, gates in (("rnn", 1), ("gru", 3), ("lstm", 4))},
     "Dropout": {"rate": 0.5}, "Embedding": {"number": 4, "size": 4},
+    "HashTable": {"dim": 4, "capacity": 8},
+    "EmbeddingBag": {"rows": 4, "dim": 4}, "embedding_bag": {"ids": I34, "table": F},
     "GroupNorm": {"groups": 2, "channels": 4}, "LayerNorm": {"shape": 4}, "RMSNorm": {"shape": 4},
     "Linear": {"inputs": 3, "outputs": 4}, "MultiHeadAttention": {"size": 4, "heads": 2},
     "TransformerBlock": {"size": 4, "heads": 2}, "Sequential": [gf.exp],
@@ -178,7 +180,8 @@ MATHEMATICS: dict[str, Any] = {
 INITIAL: dict[str, Any] = {
     **_same({"shape": (2, 3)}, "glorot", "he", "normal", "ones", "uniform", "zeros"),
     "full": {"shape": (2, 3), "value": 1.0},
-    **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp"), "LossScaling": {},
+    **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad"),
+    "LossScaling": {}, "Emso": {"inner": gf.optim.SGD(0.1), "inner_steps": 2, "gamma": 1.0},
     "clip_by_global_norm": {"grads": [F, M], "max_norm": 1.0},
 }  # fmt: skip
 

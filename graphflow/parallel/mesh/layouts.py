@@ -99,6 +99,7 @@ class CommunicationRecord:
         cause: the name of the node that needed the exchange.
         location: the user's line.
         sent: the bytes of each part. Passes may find that a part was sent before (`report.py`).
+        plain: with a filter, the bytes that would travel without it; None without a filter.
     """
 
     kind: str
@@ -108,6 +109,7 @@ class CommunicationRecord:
     cause: str
     location: Location
     sent: Mapping[SentTensor, float] = field(default_factory=dict, repr=False, compare=False)
+    plain: int | None = None
 
     def restrict_to(self, sent: Mapping[SentTensor, float]) -> CommunicationRecord:
         """Return the record of those parts only that are in `sent`."""

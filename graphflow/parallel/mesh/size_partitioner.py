@@ -183,7 +183,7 @@ class SizePartitioner:
             for head in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[:depth])):
                 own: Size = 0
                 for tail in itertools.product(*(range(self.mesh.sizes[a]) for a in axes[depth:])):
-                    own = own + Dim.symbol(_piece_symbol(symbol, axes, (*head, *tail)))
+                    own = own + Dim.symbol(piece_symbol(symbol, axes, (*head, *tail)))
                 found[head] = before, own
                 before = before + own
             self._known[key] = found
@@ -220,7 +220,7 @@ class SizePartitioner:
             for leaf in itertools.product(*(range(self.mesh.sizes[a]) for a in axes)):
                 at = [(i, self.mesh.sizes[a]) for i, a in zip(leaf, axes, strict=True)]
                 start, stop = _nested_range(sizes[symbol], at)
-                found[_piece_symbol(symbol, axes, leaf)] = stop - start
+                found[piece_symbol(symbol, axes, leaf)] = stop - start
         return found
 
     def describe_size(self, size: Size) -> str:
@@ -263,7 +263,7 @@ class _Nominal(dict[str, int]):
         return self[key]
 
 
-def _piece_symbol(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
+def piece_symbol(symbol: str, axes: Sequence[str], numbers: Sequence[int]) -> str:
     """Return the name of the symbol of an extent: `n@data=0,model=1`."""
     return f"{symbol}@" + ",".join(f"{a}={i}" for a, i in zip(axes, numbers, strict=True))
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from functools import reduce
 from operator import add
-from typing import Any
 
 from graphflow.errors import ScheduleError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Body, Graph
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, make_node, origin_scope
 from graphflow.ir.spec import (
     Dim,
@@ -27,7 +26,6 @@ from graphflow.ir.spec import (
     is_inexact,
     show_shape,
     sole_symbol,
-    substitute,
     symbols,
 )
 from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
@@ -44,6 +42,7 @@ from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.pipelining.stages import UNSTAGED_OPS
 from graphflow.parallel.sharding.batch_axis import equal_sizes
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.symbol_substitution import SymbolSubstitution
 
 _BATCH = AxisSplit((MICRO,))
 
@@ -177,7 +176,7 @@ class _PipelineUnroller:
     def _emit_passes(self, i: int) -> None:
         """Write the forward and backward passes of a micro-batch."""
         mapped: dict[Tensor, Tensor] = {}
-        renaming = _SymbolSubstitution({name: self._piece(name, i).size for name in self.symbols})
+        renaming = SymbolSubstitution({name: self._piece(name, i).size for name in self.symbols})
         for node in self.graph.nodes:
             if node.op.name == "placeholder":
                 mapped[node.outputs[0]] = self._placeholder(node, i)
@@ -236,7 +235,7 @@ class _PipelineUnroller:
         """Write the update that the gradients of some micro-batches make together."""
         mapped: dict[Tensor, Tensor] = {}
         pieces = {name: [self._piece(name, i).size for i in members] for name in self.symbols}
-        renaming = _SymbolSubstitution({name: reduce(add, sizes) for name, sizes in pieces.items()})
+        renaming = SymbolSubstitution({name: reduce(add, sizes) for name, sizes in pieces.items()})
         for node in self.graph.nodes:
             if node.op.name == "variable":
                 mapped[node.outputs[0]] = self.history[node][-1]
@@ -354,37 +353,3 @@ class _PipelineUnroller:
         with origin_scope(node, "", self._device(variable, 0)):
             assigned: Tensor = REGISTRY["assign"](own, self.history[variable][-1])
         return assigned
-
-
-class _SymbolSubstitution:
-    """Rebuilds nodes, and the bodies that they hold, with other sizes in place of symbols."""
-
-    def __init__(self, sizes: Mapping[str, Size]) -> None:
-        self._sizes = sizes
-
-    def node(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
-        """Rebuild a node with other sizes."""
-        attrs = {name: self._value(value) for name, value in node.attrs.items()}
-        return make_node(node.op, inputs, attrs, node.name)
-
-    def _value(self, value: Any) -> Any:
-        """Substitute symbols in an attribute."""
-        if isinstance(value, Dim):
-            return substitute(value, self._sizes)
-        if isinstance(value, tuple):
-            return tuple(self._value(each) for each in value)
-        if isinstance(value, Body):
-            return self._body(value)
-        return value
-
-    def _body(self, body: Body) -> Body:
-        """Rebuild a body with other sizes."""
-        mapped: dict[Tensor, Tensor] = {}
-        for node in (*body.inputs, *body.graph.nodes):
-            if node.outputs[0] not in mapped:
-                inputs = tuple(mapped[t] for t in node.inputs)
-                with origin_scope(node, "", node.device):
-                    made = self.node(node, inputs)
-                mapped.update(zip(node.outputs, made.outputs, strict=True))
-        parameters = tuple(mapped[node.outputs[0]].node for node in body.inputs)
-        return Body(parameters, Graph([mapped[t] for t in body.graph.outputs]), body.results)

@@ -138,11 +138,13 @@ class GradientBuckets:
 
     def _reduction_of(self, tensor: Tensor) -> _PartialReduction | None:
         """Return how a tensor of known size is reduced across devices; None if it is not a sum or
-        mean."""
+        mean, or does not wait."""
         value = self._values[tensor]
         local = self._resharder.mesh.sequential
         across = [(axis, kind) for axis, kind in value.layout.partial if axis not in local]
         kinds = {kind for _, kind in across}
+        if any(axis in self._resharder.unbucketed for axis, _ in across):
+            return None
         if len(kinds) != 1 or not kinds <= {"sum", "mean"}:
             return None
         if not all(part.spec.is_concrete for part in value.shards):

@@ -38,7 +38,12 @@ class Resharder(ShardBuilder):
         assignment: the devices of nodes, if they do not follow from the place alone.
         regather_axis: the mesh axis along which a gradient gathers again what the forward pass had
             gathered, so that it is not kept in between.
+
+    Attributes:
+        unbucketed: mesh axes over which sums do not wait in buckets.
     """
+
+    unbucketed: frozenset[str] = frozenset()
 
     def __init__(
         self,

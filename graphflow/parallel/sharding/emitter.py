@@ -24,6 +24,7 @@ from graphflow.ir.op import (
     make_node,
 )
 from graphflow.ops.control_flow.control import is_control
+from graphflow.parallel.compression.emission import COMPRESSED, emit_compressed
 from graphflow.parallel.mesh.axis_split import WHOLE
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import user_name
@@ -38,8 +39,10 @@ from graphflow.parallel.sharding.reshapes import reshape_layout
 from graphflow.parallel.sharding.rule_selection import RuleSelector, SplitChoice
 from graphflow.parallel.sharding.rules import rules_of
 from graphflow.parallel.sharding.whole_nodes import copy_unsplit
+from graphflow.parallel.tables.row_exchange import RowExchange
+from graphflow.parallel.tables.table_choice import OwnedTables
 
-_EFFECT_OPS = ("print", "host_call", "concurrent")
+EFFECT_OPS = ("print", "host_call", "concurrent")
 """Ops that may not run twice: each run has another effect or, of `concurrent`, another order. They
 run once, at the first place."""
 Shards = Sequence[tuple[Tensor, ...]]
@@ -58,8 +61,10 @@ class Emitter:
         sequence_axis: the mesh axis along which preferred layouts decide where inputs travel, and
             not the number of bytes.
         emit_body: writes a node that holds bodies (call, cond, scan, while_loop).
+        tables: the tables that their rows' owners look up and update.
 
     Attributes:
+        tables: writes the lookups and updates of tables.
         values: the sharded tensor that stands for each tensor so far.
     """
 
@@ -72,6 +77,7 @@ class Emitter:
         bucket: int = 0,
         unsynchronised: frozenset[str] = frozenset(),
         sequence_axis: str | None = None,
+        tables: OwnedTables | None = None,
     ) -> None:
         self.resharder = resharder
         self.mesh = resharder.mesh
@@ -80,6 +86,7 @@ class Emitter:
         self.readers = {t: list(nodes) for t, nodes in readers.items()}
         self.values: dict[Tensor, ShardedTensor] = {}
         self._emit_body = emit_body
+        self._bucket = bucket
         self._unsynchronised = unsynchronised
         self._sequence_axis = sequence_axis
         self._selector = RuleSelector(
@@ -88,6 +95,9 @@ class Emitter:
         self._inputs = InputConverter(resharder, self.values)
         self._sums = PartialSums(resharder, self.values, self.preferred, self.readers, bucket)
         self._value_numbers = ValueNumbering()
+        self.tables = RowExchange(
+            resharder, tables or OwnedTables(), self.values, self.preferred, self.reduce_inputs
+        )
 
     def emit_node(self, node: Node) -> None:
         """Write any node."""
@@ -97,7 +107,9 @@ class Emitter:
             (tensor,) = node.outputs
             shards = (tensor,) * len(self.mesh.places)
             self.values[tensor] = ShardedTensor(tensor.spec, whole(tensor.ndim), shards)
-        elif node.op.name in _EFFECT_OPS:
+        elif node.op.name == COMPRESSED:
+            self.values.update(emit_compressed(self.resharder, node, self.values, self._bucket))
+        elif node.op.name in EFFECT_OPS:
             self._emit_once(node)
         elif is_control(node.op):
             self.reduce_inputs(node)
@@ -107,6 +119,8 @@ class Emitter:
 
     def emit_compute(self, node: Node) -> None:
         """Write a node that computes: the steps that the module's docstring shows."""
+        if self.tables.emit_lookup(node):
+            return
         self.reduce_inputs(node)
         if self._copies_unsplit(node) or self._reshapes_split_axes(node):
             return
@@ -124,9 +138,10 @@ class Emitter:
             outputs = emit_local(self.resharder, node, choice, inputs)
         self._store_outputs(node, choice, outputs)
 
-    def reduce_inputs(self, node: Node) -> None:
-        """Complete the sums that a node reads, as far as they wait in buckets."""
-        self._sums.reduce_inputs(node)
+    def reduce_inputs(self, node: Node, tensors: Sequence[Tensor] | None = None) -> None:
+        """Complete the sums that a node reads (default: its inputs), as far as they wait in
+        buckets."""
+        self._sums.reduce_inputs(node, tensors)
 
     # Nodes that need no rule ----------------------------------------------------------------------
 
@@ -282,4 +297,4 @@ def _output_layout(node: Node, choice: SplitChoice, o: int) -> Layout:
     return Layout(dims, tuple(sorted(partial)))
 
 
-__all__ = ["Emitter"]
+__all__ = ["EFFECT_OPS", "Emitter"]

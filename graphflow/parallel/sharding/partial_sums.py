@@ -9,6 +9,7 @@ from graphflow.ir.op import (
     Tensor,
 )
 from graphflow.ops.control_flow.control import is_control
+from graphflow.parallel.compression.emission import COMPRESSED
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor
 from graphflow.parallel.resharding.gradient_buckets import GradientBuckets
 from graphflow.parallel.resharding.resharder import Resharder
@@ -50,6 +51,8 @@ class PartialSums:
         A sum does not wait if its only reader can pass it on as a partial sum.
         """
         readers = self._readers.get(tensor, [])
+        if any(reader is not None and reader.op.name == COMPRESSED for reader in readers):
+            return  # that node exchanges it
         if readers and all(reader is None for reader in readers):
             self._buckets.add_fetched(tensor, node)
         if any(reader is None for reader in readers) or not readers:
@@ -64,14 +67,18 @@ class PartialSums:
         cut = target is not None and partial & target.axes()
         self._buckets.add(tensor, node, target if cut else None)
 
-    def reduce_inputs(self, node: Node) -> None:
+    def reduce_inputs(self, node: Node, tensors: Sequence[Tensor] | None = None) -> None:
         """Complete the sums that a node reads, as far as they wait or would be sent micro-batch by
         micro-batch.
+
+        Args:
+            node: the node.
+            tensors: those that it reads; default: its inputs.
 
         A sum over micro-batches of one device, for a reader on another device, is made before it is
         sent. So one tensor travels, and not one for each micro-batch.
         """
-        for tensor in node.inputs:
+        for tensor in node.inputs if tensors is None else tensors:
             layout = self._values[tensor].layout
             if layout.partial:  # only partial sums wait
                 self._buckets.flush_tensor(tensor)

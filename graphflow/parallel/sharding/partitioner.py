@@ -18,7 +18,7 @@ build order; `emitter.py` shows the steps of a node: choose a rule, convert inpu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -43,6 +43,7 @@ from graphflow.parallel.sharding.replication import (
 )
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.state_emitter import StateEmitter
+from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables
 from graphflow.passes import MergeBodies
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import strategy_of
@@ -230,9 +231,22 @@ def propagate_layouts(annotated: AnnotatedGraph) -> dict[Tensor, Layout]:
 
 
 def emit_shards(
-    annotated: AnnotatedGraph, preferred: Layouts, assignment: DeviceAssignment | None
+    annotated: AnnotatedGraph,
+    preferred: Layouts,
+    assignment: DeviceAssignment | None,
+    make_resharder: Callable[..., Resharder] = Resharder,
+    make_emitter: Callable[..., Emitter] = Emitter,
+    owns_tables: bool = True,
 ) -> EmittedGraph:
-    """Write one node for each node and place, with the communication between places."""
+    """Write one node for each node and place, with the communication between places.
+
+    Args:
+        annotated: the graph.
+        preferred: the layout that each tensor would like best.
+        assignment: see `partition_graph`.
+        make_resharder, make_emitter: what converts layouts, and what writes nodes.
+        owns_tables: whether places may exchange distinct rows of the tables that they own.
+    """
     graph, partitioner = annotated.graph, annotated.partitioner
     replication = annotated.replication
     readers: dict[Tensor, list[Node | None]] = {}
@@ -241,12 +255,16 @@ def emit_shards(
             readers.setdefault(tensor, []).append(node)
     for tensor in graph.outputs:
         readers.setdefault(tensor, []).append(None)
-    resharder = Resharder(partitioner.mesh, partitioner, assignment, replication.sequence_axis)
-    emitter = Emitter(
+    tables = OwnedTables()
+    if assignment is None and owns_tables:  # stages take turns: an owner elsewhere would have none
+        mesh, sequence = partitioner.mesh, replication.sequence_axis
+        tables = choose_tables(graph, readers, preferred, mesh, sequence)
+    resharder = make_resharder(partitioner.mesh, partitioner, assignment, replication.sequence_axis)
+    emitter = make_emitter(
         resharder, preferred, readers, emit_control, replication.bucket,
-        replication.unsynchronised, replication.sequence_axis,
+        replication.unsynchronised, replication.sequence_axis, tables,
     )  # fmt: skip
-    state = StateEmitter(graph, emitter, annotated.known, replication.bucket)
+    state = StateEmitter(graph, emitter, annotated.known, replication.bucket, tables.updates)
     local = state.run()
     return EmittedGraph(
         local, state.feeds, state.variables, emitter.values,
@@ -297,6 +315,11 @@ __all__ = [
     "AnnotatedGraph",
     "EmittedGraph",
     "MeshStrategy",
+    "annotate_graph",
+    "assemble_graph",
     "divide_over_mesh",
+    "emit_shards",
+    "lay_out_mesh",
     "partition_graph",
+    "propagate_layouts",
 ]

@@ -93,13 +93,16 @@ def _head_layouts(
 
 
 def is_slot(node: Node) -> bool:
-    """Return True if a variable is an optimiser's slot of another variable."""
+    """Return True if a variable is an optimiser's slot of another variable.
+
+    A slot has the shape of the variable's first axes; dtypes may differ, since 16-bit weights have
+    32-bit slots.
+    """
     owner = node.origin
     if owner is None or owner.op.name != "variable":
         return False
-    return (
-        owner.specs[0].shape == node.specs[0].shape
-    )  # dtypes may differ: 16-bit weights have 32-bit slots
+    (slot,), (variable,) = node.specs, owner.specs
+    return variable.shape[: slot.rank] == slot.shape
 
 
 _AxisRef = tuple[Tensor, int, ShardingRule | None, int]

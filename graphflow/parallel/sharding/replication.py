@@ -132,7 +132,7 @@ def split_slots(
     for slot, owner in owners.items():
         layout = lie.get(owner) or whole(owner.ndim)
         found[owner] = layout
-        found[slot] = _split_slot(slot, layout, partitioner, axis)
+        found[slot] = _split_slot(slot, Layout(layout.dims[: slot.ndim]), partitioner, axis)
     return found
 
 

@@ -18,6 +18,7 @@ from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, ShardedTensor
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
+from graphflow.strategy import COUNTER
 
 Array = np.ndarray[Any, Any]
 
@@ -54,12 +55,17 @@ class ShardedVariable:
         spans: which part of the whole each one has, axis by axis.
         layout: the layout of the whole variable.
         mesh: the sizes of the mesh axes.
+        independent: places with the same part have values of their own, of which the variable's is
+            the mean.
+        derived: the strategy made the variable. A checkpoint is complete without it.
     """
 
     nodes: tuple[Node, ...]
     spans: tuple[tuple[Span, ...], ...]
     layout: Layout
     mesh: Mapping[str, int]
+    independent: bool = False
+    derived: bool = False
 
     def check(self, node: Node, mesh: Mesh) -> ShardedVariable:
         """Return the variable if its shards fit a mesh.
@@ -68,7 +74,9 @@ class ShardedVariable:
             ShardingError: it was split for another mesh.
         """
         whole_ones = not any(self.layout.dims) and len(self.nodes) == len(mesh.places)
-        if whole_ones or list(self.mesh.items()) == list(mesh.sizes.items()):
+        if (whole_ones and not self.independent) or list(self.mesh.items()) == list(
+            mesh.sizes.items()
+        ):
             return self
         have, want = (
             " × ".join(f"{axis} {size}" for axis, size in sizes.items())
@@ -97,6 +105,11 @@ class ShardedGraph:
         fetched: the transfers to the first place, for fetches.
         values: what stands for each tensor of the whole graph.
         pipeline: the stages and the schedule, if the graph is a pipeline.
+        counter: the variable whose value decides how the strategy partitions the graph, if there is
+            one. Callers pass its value among the sizes, as `COUNTER`.
+        counted: returns True for values of the counter that the graph was partitioned for.
+        labels: the labels of what nodes belong to, by their turns, if the graph is no pipeline.
+        notes: sentences about the strategy, for plans and reports.
     """
 
     source: Graph
@@ -109,6 +122,10 @@ class ShardedGraph:
     fetched: tuple[CommunicationRecord, ...] = ()
     values: Mapping[Tensor, ShardedTensor] = field(repr=False, default_factory=dict)
     pipeline: StagedPipeline | None = None
+    counter: Node | None = None
+    counted: Callable[[int], bool] = field(repr=False, default=lambda count: True)
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
         repr=False, default_factory=dict
     )
@@ -122,13 +139,13 @@ class ShardedGraph:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The labels of a pipeline's tasks by turn, "F0", "B0", …; () if the graph is no
-        pipeline."""
-        return () if self.pipeline is None else self.pipeline.labels
+        """The labels of tasks by turn: "F0", "B0", … of a pipeline, "T0", "E0", … of replicas that
+        take turns; () if there are no turns."""
+        return self.labels if self.pipeline is None else self.pipeline.labels
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
         """Return True if a step with symbols of these sizes would be partitioned as this one."""
-        return self.partitioner.suits(sizes)
+        return self.partitioner.suits(sizes) and self.counted(sizes.get(COUNTER, 0))
 
     def map_graph(self, change: Callable[[Graph], Graph]) -> ShardedGraph:
         """Return the same with a changed graph of equal outputs. Records follow the tensors that

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphflow.init import Initializer, SharedInitial
+from graphflow.init import Initializer, ReplicaRows, SharedInitial
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span
@@ -20,6 +20,7 @@ from graphflow.parallel.resharding.update_gathering import UpdateGatherer
 from graphflow.parallel.sharding.emitter import Emitter
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 from graphflow.parallel.sharding.whole_nodes import copy_to_places, have_spec_of
+from graphflow.parallel.tables.row_updates import RowUpdate, order_by_update
 
 
 class StateEmitter:
@@ -30,6 +31,7 @@ class StateEmitter:
         emitter: writes the nodes that compute.
         known: the shards of variables that exist already.
         bucket: bytes of new values that are gathered in one exchange; 0: each by itself.
+        row_updates: the updates of tables that their rows' owners compute.
 
     Attributes:
         feeds: what the placeholders of shards are fed.
@@ -37,7 +39,12 @@ class StateEmitter:
     """
 
     def __init__(
-        self, graph: Graph, emitter: Emitter, known: Mapping[Node, ShardedVariable], bucket: int
+        self,
+        graph: Graph,
+        emitter: Emitter,
+        known: Mapping[Node, ShardedVariable],
+        bucket: int,
+        row_updates: Sequence[RowUpdate] = (),
     ) -> None:
         self._graph = graph
         self._emitter = emitter
@@ -49,6 +56,7 @@ class StateEmitter:
         self._initial: dict[Node, SharedInitial] = {}  # initial values that are split
         self._groups: dict[Tensor, list[Tensor]] = {}
         self._updates = UpdateGatherer(emitter.resharder, bucket, self._emit_assign)
+        self._row_updates = row_updates
 
     def run(self) -> Graph:
         """Write all nodes, and return the graph of all places."""
@@ -58,7 +66,10 @@ class StateEmitter:
             "assign": self._assign,
             "group": self._group,
         }
-        for node in self._graph.nodes:
+        for node in order_by_update(self._graph.nodes, self._row_updates):
+            if isinstance(node, RowUpdate):
+                self._emitter.tables.emit_update(node)
+                continue
             if any(tensor.node.op.name == "assign" for tensor in node.inputs):
                 self._updates.flush()  # the node reads a new value
             handlers.get(node.op.name, self._emitter.emit_node)(node)
@@ -150,6 +161,10 @@ class StateEmitter:
         initial = node.attrs["initial"]
         if isinstance(initial, Initializer) and initial.kind == "constant":
             return replace(initial, shape=shape)
+        if isinstance(initial, ReplicaRows):
+            return initial.first_rows(shape[0])
+        if isinstance(initial, Initializer) and initial.is_large:
+            return initial.part(spans)
         if node not in self._initial:
             self._initial[node] = SharedInitial(initial)
         return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])

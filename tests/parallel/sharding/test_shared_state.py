@@ -43,6 +43,7 @@ def test_products_with_shared_state_update_as_one_device(name: str) -> None:
 @pytest.mark.parametrize("optimizer", [
     gf.optim.SGD(0.1, momentum=0.9, nesterov=True), gf.optim.AdamW(0.1),
     gf.optim.RMSProp(0.01, momentum=0.5), gf.optim.Adagrad(0.1),
+    gf.optim.RowwiseAdagrad(0.1),
 ], ids=lambda o: type(o).__name__)  # fmt: skip
 def test_every_optimiser_shares_its_state_beside_other_cuts(optimizer: Any) -> None:
     have, want = mlp(PRODUCTS["turns"](), optimizer=optimizer), mlp(optimizer=optimizer)

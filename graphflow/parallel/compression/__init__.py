@@ -1,0 +1,1 @@
+"""Compression of what replicas exchange: filters, their state, and the exchange that runs them."""

@@ -1,0 +1,70 @@
+"""TopK: only the numbers of largest magnitude travel, with their positions."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+import numpy as np
+
+from graphflow.base.argument_checks import check_flag, checks_argument_names
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError
+from graphflow.ir.op import FUNCTIONS, Tensor, user_location
+from graphflow.ir.spec import TensorSpec
+from graphflow.parallel.compression.filter import Filter, Parts, State
+from graphflow.parallel.mesh.count_arguments import set_frozen_fields
+
+
+@checks_argument_names(ArgumentError)
+@dataclass(frozen=True)
+class TopK(Filter):
+    """The numbers of largest magnitude of each tensor, and their positions.
+
+    Args:
+        share: the share of a tensor's numbers that travel, above 0 and up to 1; at least one does.
+        feedback: add what did not travel to the next tensor. Without it, training stops short of
+            the optimum.
+
+    Raises:
+        ArgumentError: share is outside of (0, 1].
+
+    Source: Stich, Cordonnier & Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
+    """
+
+    share: float
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        where = f"TopK at {user_location()}"
+        given = self.share
+        number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+        if not number or not 0 < given <= 1:
+            raise ArgumentError(f"{where}: share must be above 0 and at most 1, not {given!r}")
+        check_flag(f"{where}: feedback", self.feedback)
+        set_frozen_fields(self, share=float(given))
+
+    def encode(self, tensor: Tensor, state: State) -> tuple[Parts, State]:
+        """Return values and positions, both of shape (k,)."""
+        size = prod(map(int, tensor.shape))
+        flat = FUNCTIONS["reshape"](tensor, (-1,))
+        count = min(size, ceil(self.share * size))
+        _, places = FUNCTIONS["top_k"](abs(flat), count, sorted=False)
+        values: Tensor = FUNCTIONS["take"](flat, places, 0)
+        return (values, FUNCTIONS["astype"](places, _position_dtype(size))), state
+
+    def decode(self, parts: Parts, spec: TensorSpec) -> Tensor:
+        """Return the values at their positions, and zeros elsewhere."""
+        values, places = parts
+        size = prod(map(int, spec.shape))
+        zeros = FUNCTIONS["zeros"]((size,), spec.dtype)
+        found = FUNCTIONS["scatter"](zeros, FUNCTIONS["astype"](places, "int64"), values, axis=0)
+        tensor: Tensor = FUNCTIONS["reshape"](found, spec.shape)
+        return tensor
+
+
+def _position_dtype(size: int) -> str:
+    """Return the smallest dtype that holds every position."""
+    return "int16" if size <= 2**15 else "int32" if size <= 2**31 else "int64"
+
+
+__all__ = ["TopK"]

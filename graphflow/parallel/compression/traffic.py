@@ -1,0 +1,96 @@
+"""Bytes that a filter sends. They follow from the shapes that it asks for, before anything runs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow import init
+from graphflow.errors import ShardingError
+from graphflow.ir.op import REGISTRY, RandomStreams, Tensor, name_scope
+from graphflow.ir.spec import Size, TensorSpec
+from graphflow.optim.update_targets import wide_dtype
+from graphflow.parallel.compression.exchange import draw_from, with_feedback
+from graphflow.parallel.compression.filter import AllToAll, Array, Filter, Sum
+
+FirstState = tuple[Array | init.Initializer, ...]
+
+
+class Traffic(NamedTuple):
+    """The bytes that one replica receives in an exchange of one tensor.
+
+    Attributes:
+        filtered: with the filter.
+        plain: in an all-reduce of the tensor itself.
+    """
+
+    filtered: float
+    plain: float
+
+    @property
+    def saves(self) -> bool:
+        """True if the filter sends less."""
+        return self.filtered < self.plain
+
+
+def first_state(rule: Filter, spec: TensorSpec) -> FirstState:
+    """Return the first state of a replica for tensors of a spec: the residual, if there is
+    feedback, and what the filter itself keeps."""
+    wide = spec.with_dtype(wide_dtype(spec.dtype))
+    residual = init.zeros(tuple(map(int, spec.shape)), wide.dtype)
+    return (*[residual] * rule.feedback, *rule.initial(wide))
+
+
+def traffic_of(rule: Filter, spec: TensorSpec, replicas: int) -> Traffic:
+    """Return what a replica receives of a tensor, with the filter and without.
+
+    Raises:
+        ShardingError: the filter asks for parts whose size is not known, or changes a shape or
+            dtype.
+    """
+    plain = 2 * (replicas - 1) / replicas * _nbytes(rule, spec)
+    with name_scope("traffic"), draw_from(RandomStreams()):
+        tensor = _placeholder(spec.shape, spec.dtype)
+        state = tuple(_placeholder(each.shape, each.dtype) for each in first_state(rule, spec))
+        filtered = _count_received(rule, tensor, state, replicas)
+    return Traffic(filtered, plain)
+
+
+def _count_received(
+    rule: Filter, tensor: Tensor, state: tuple[Tensor, ...], replicas: int
+) -> float:
+    """Return the bytes that a replica receives, by running the filter's functions on a
+    placeholder."""
+    steps, filtered = with_feedback(rule, tensor, state, (0, replicas)), 0.0
+    others = replicas - 1
+    try:
+        request = next(steps)
+        while True:
+            entry = request.parts[0] if isinstance(request, AllToAll) else request.parts
+            size = sum(_nbytes(rule, part.spec) for part in entry)
+            sums = isinstance(request, Sum)
+            filtered += size * (2 * others / replicas if sums else others)
+            request = steps.send([entry] * (1 if sums else replicas))
+    except StopIteration:
+        return filtered
+
+
+def _nbytes(rule: Filter, spec: TensorSpec) -> int:
+    if not spec.is_concrete:
+        raise ShardingError(
+            f"{rule!r}: a part of its message has the spec {spec}, but parts must have sizes that "
+            "are known before a step runs; send a fixed number of elements"
+        )
+    return int(prod(map(int, spec.shape))) * int(spec.dtype.itemsize)
+
+
+def _placeholder(shape: tuple[Size, ...], dtype: Any) -> Tensor:
+    tensor: Tensor = REGISTRY["placeholder"](
+        shape=tuple(shape), dtype=np.dtype(dtype).name, name="x"
+    )
+    return tensor
+
+
+__all__ = ["FirstState", "Traffic", "first_state", "traffic_of"]

@@ -1,0 +1,1 @@
+"""Tables whose rows several places own: lookups and updates that move distinct rows only."""

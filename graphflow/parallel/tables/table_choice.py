@@ -1,0 +1,93 @@
+"""The variables that are looked up and updated by their rows' owners, and along which mesh axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import Node, Tensor
+from graphflow.parallel.mesh.axis_split import AxisSplit
+from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.layouts import Layout
+from graphflow.parallel.tables.row_updates import Readers, RowUpdate, find_row_updates
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedTables:
+    """The tables of a graph whose rows' owners look up and update them.
+
+    Attributes:
+        axes: the mesh axis that splits the rows of each table.
+        updates: the updates of tables and their slots.
+    """
+
+    axes: Mapping[Node, str] = field(default_factory=dict)
+    updates: tuple[RowUpdate, ...] = ()
+
+    def is_lookup(self, node: Node) -> bool:
+        """Return True if a node looks up rows of one of these tables."""
+        return node.op.name == "take" and node.inputs[0].node in self.axes
+
+
+def choose_tables(
+    graph: Graph,
+    readers: Readers,
+    layouts: Mapping[Tensor, Layout],
+    mesh: Mesh,
+    sequence_axis: str | None = None,
+) -> OwnedTables:
+    """Return the tables of a graph: variables that are split by rows along one mesh axis, and that
+    nodes read by rows only.
+
+    If a node needs a variable otherwise, such as a product or an optimiser that moves all rows, its
+    lookups are no exception: each place sums what it has. So do places along the sequence axis,
+    which scatter such sums.
+    """
+    axes: dict[Node, str] = {
+        node: axis
+        for node in graph.variables
+        if (axis := _row_axis(node, layouts, mesh)) not in (None, sequence_axis)
+    }
+    if not axes:
+        return OwnedTables()
+    updates = [
+        update
+        for update in find_row_updates(graph, readers)
+        if update.table in axes
+        and all(axes.get(state) == axes[update.table] for state in update.states)
+    ]
+    inside = {node for update in updates for node in update.replaced}
+    tables = {
+        node: axis
+        for node, axis in axes.items()
+        if all(_reads_rows(user, node, inside) for user in readers.get(node.outputs[0], ()))
+    }
+    chosen = tuple(update for update in updates if update.table in tables)
+    dropped = {state for update in updates if update not in chosen for state in update.states}
+    return OwnedTables({node: axis for node, axis in tables.items() if node not in dropped}, chosen)
+
+
+def _row_axis(node: Node, layouts: Mapping[Tensor, Layout], mesh: Mesh) -> str | None:
+    """Return the mesh axis that alone splits the rows of a variable, and nothing else of it."""
+    layout = layouts.get(node.outputs[0])
+    if layout is None or not layout.dims or node.specs[0].dtype.kind == "b":
+        return None
+    rows, *rest = layout.dims
+    if layout.partial or any(rest) or len(rows.axes) != 1 or rows != AxisSplit(rows.axes):
+        return None
+    return None if rows.axes[0] in mesh.sequential else rows.axes[0]
+
+
+def _reads_rows(user: Node | None, variable: Node, inside: set[Node]) -> bool:
+    """Return True if a node reads a variable by rows, or only fetches or replaces it."""
+    if user is None or user in inside or user.op.name == "group":
+        return True
+    first = user.inputs[0].node is variable and all(t.node is not variable for t in user.inputs[1:])
+    return first and (
+        user.op.name == "assign" or (user.op.name == "take" and user.attrs["axis"] == 0)
+    )
+
+
+__all__ = ["OwnedTables", "choose_tables"]

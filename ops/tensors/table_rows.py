@@ -1,0 +1,320 @@
+"""Rows of tables that several devices own: which rows a device asks for, and how they come back.
+
+A table's rows lie in one piece after the other, and each piece belongs to a device. A device that
+looks rows up asks each owner for distinct rows, by keys: 1 + the row's number in the owner's piece,
+in ascending order. Zeros behind the keys are padding, because buffers have room for the most
+distinct rows that there can be. Padding does not travel (`used_rows` in
+`communication/send_recv.py`).
+
+    ids ─route_rows→ keys of each owner ─read_rows→ rows ─place_rows→ a row for each id
+    gradients of these rows ─split_row_sums→ sums for each owner ┐
+    keys of all who asked ─merge_keys→ distinct rows of the piece ┴─merge_row_sums→ their gradient
+
+`graphflow/parallel/tables` writes these ops into the graphs of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Cost, Op, register, sample
+from graphflow.ir.spec import Size, TensorSpec, as_dtype, equate, minimum, product, spec
+from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
+
+I64 = "int64"
+_INT = spec(I64)
+
+
+def key_dtype(rows: int) -> str:
+    """Return the dtype of keys of a piece with this number of rows."""
+    return "int32" if rows < np.iinfo(np.int32).max else I64
+
+
+def _kernel(infer: Any, into: Any) -> Any:
+    """Return a kernel that allocates its results and calls one that writes into them."""
+
+    def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
+        made = infer(*(TensorSpec(a.shape, np.dtype(a.dtype)) for a in arrays), **attrs)
+        specs = made if isinstance(made, tuple) else (made,)
+        outs = tuple([xp.empty(s.shape, s.dtype) for s in specs])
+        results = outs if len(outs) > 1 else outs[0]
+        into(xp, results, *arrays, **attrs)
+        return results
+
+    return kernel
+
+
+def _fill(out: Any, part: Any) -> None:
+    """Write some rows to the front of an array, and zeros behind them."""
+    count = part.shape[0]
+    out[:count] = part
+    out[count:] = 0
+
+
+# A device that looks rows up ---------------------------------------------------------------------
+
+
+def _infer_route(
+    ids: TensorSpec, starts: tuple[int, ...], sizes: tuple[Size, ...]
+) -> tuple[TensorSpec, ...]:
+    require_kind(ids, "int")
+    if len(starts) != len(sizes) + 1:
+        raise ArgumentError(f"{len(starts)} starts of {len(sizes)} pieces; give one more")
+    keys = [
+        TensorSpec((size,), as_dtype(key_dtype(stop - start)))
+        for size, (start, stop) in zip(sizes, pairwise(starts), strict=True)
+    ]
+    return (TensorSpec((ids.size,), as_dtype(I64)), *[_INT] * len(sizes), *keys)
+
+
+def _route_into(
+    xp: Any, outs: Any, ids: Any, starts: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    count = len(sizes)
+    inverse, numbers, keys = outs[0], outs[1 : count + 1], outs[count + 1 :]
+    rows = normalize_indices(xp, ids.reshape(-1), starts[-1], 0)
+    distinct, places = xp.unique(rows, return_inverse=True)
+    inverse[...] = places.reshape(-1)
+    bounds = xp.searchsorted(distinct, xp.asarray(starts)).tolist()
+    for number, out, start, (low, high) in zip(
+        numbers, keys, starts, pairwise(bounds), strict=False
+    ):
+        number[...] = high - low
+        _fill(out, distinct[low:high] - (start - 1))
+
+
+# The distinct rows among ids, (k,) int64: the position of each id among them; for each piece the
+# number of its rows; for each piece its keys, padded to `sizes`. Piece p has rows starts[p] to
+# starts[p + 1].
+route_rows = register(
+    Op(
+        "route_rows",
+        infer=_infer_route,
+        kernel=_kernel(_infer_route, _route_into),
+        into=_route_into,
+        cost=lambda ids, starts, sizes: Cost(flops=ids.size * 16, bytes=ids.size * 64),
+        samples=(
+            sample(spec(I64, (5,)), starts=(0, 2, 3), sizes=(2, 1)),
+            sample(spec("int32", (2, 3)), starts=(0, 1, 2, 4), sizes=(1, 1, 2)),
+            sample(spec(I64, (0,)), starts=(0, 4), sizes=(0,)),
+        ),
+    )
+)
+
+
+def _infer_place(inverse: TensorSpec, *others: TensorSpec) -> TensorSpec:
+    rows = others[len(others) // 2 :]
+    if len(others) % 2 or not rows:
+        raise ArgumentError(f"{len(others)} numbers and pieces; give as many of each, at least one")
+    return rows[0].with_shape((inverse.shape[0], *rows[0].shape[1:]))
+
+
+def _place_into(xp: Any, out: Any, inverse: Any, *others: Any) -> None:
+    if not out.size:
+        return
+    count = len(others) // 2
+    parts = [rows[: int(n)] for n, rows in zip(others[:count], others[count:], strict=True)]
+    take_into(xp, out, xp.concatenate(parts) if count > 1 else parts[0], inverse, 0)
+
+
+# A row for each id, (k, …), given their positions among the distinct rows, and for each piece the
+# number of its rows, and these rows.
+place_rows = register(
+    Op(
+        "place_rows",
+        infer=_infer_place,
+        kernel=_kernel(_infer_place, _place_into),
+        into=_place_into,
+        cost=lambda inverse, *others: Cost(
+            flops=0, bytes=_infer_place(inverse, *others).nbytes * 2 + inverse.nbytes
+        ),
+        halves=True,
+        samples=(
+            sample(
+                spec(I64, (5,)), _INT, _INT, *[spec("float32", (2, 3))] * 2,
+                make=lambda xs: [xs[0] % 3, np.array(1), np.array(2), *xs[3:]],
+            ),
+        ),
+    )
+)  # fmt: skip
+
+
+def _infer_split(
+    g: TensorSpec, inverse: TensorSpec, *numbers: TensorSpec, sizes: tuple[Size, ...]
+) -> tuple[TensorSpec, ...]:
+    require_kind(g, "float", "complex")
+    equate(g.shape[0], inverse.shape[0], f"rows of a gradient {g} and positions {inverse}")
+    if len(numbers) != len(sizes):
+        raise ArgumentError(f"{len(numbers)} numbers of rows for {len(sizes)} pieces")
+    return tuple(g.with_shape((size, *g.shape[1:])) for size in sizes)
+
+
+def _split_into(
+    xp: Any, outs: Any, g: Any, inverse: Any, *numbers: Any, sizes: tuple[int, ...]
+) -> None:
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    counts = [int(n) for n in numbers]
+    width = int(product(g.shape[1:]))
+    total = xp.zeros((sum(counts), width), g.dtype)
+    combine_rows(xp, total, inverse, g.reshape(g.shape[0], width), "add")
+    at = 0
+    for out, count in zip(outs, counts, strict=True):
+        _fill(out, total[at : at + count].reshape(count, *g.shape[1:]))
+        at += count
+
+
+# For each piece, the sums of the gradients of its distinct rows, padded to `sizes`, given the
+# gradient of the row of each id, (k, …), and the positions and numbers of `route_rows`.
+split_row_sums = register(
+    Op(
+        "split_row_sums",
+        infer=_infer_split,
+        kernel=_kernel(_infer_split, _split_into),
+        into=_split_into,
+        cost=lambda g, inverse, *numbers, sizes: Cost(
+            flops=g.size, bytes=g.nbytes * 4 + inverse.nbytes
+        ),
+        samples=(
+            sample(
+                spec("float32", (5, 3)), spec(I64, (5,)), _INT, _INT, sizes=(2, 2),
+                make=lambda xs: [xs[0], xs[1] % 3, np.array(1), np.array(2)],
+            ),
+        ),
+    )
+)  # fmt: skip
+
+
+# The owner of a piece -----------------------------------------------------------------------------
+
+
+def _infer_read(x: TensorSpec, keys: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    require_kind(keys, "int")
+    return x.with_shape((keys.shape[0], *x.shape[1:])), _INT
+
+
+def _read_into(xp: Any, outs: Any, x: Any, keys: Any) -> None:
+    rows, number = outs
+    count = int(xp.count_nonzero(keys))
+    number[...] = count
+    if count:
+        take_into(xp, rows[:count], x, keys[:count] - 1, 0)
+    rows[count:] = 0
+
+
+# The rows of a piece that keys ask for, with zeros for padding; and their number.
+read_rows = register(
+    Op(
+        "read_rows",
+        infer=_infer_read,
+        kernel=_kernel(_infer_read, _read_into),
+        into=_read_into,
+        cost=lambda x, keys: Cost(
+            flops=0, bytes=_infer_read(x, keys)[0].nbytes * 2 + keys.nbytes
+        ),
+        halves=True,
+        samples=(
+            sample(spec("float32", (4, 3)), spec("int32", (5,)),
+                   make=lambda xs: [xs[0], np.array([1, 3, 4, 0, 0], np.int32)]),
+        ),
+    )
+)  # fmt: skip
+
+
+def _infer_merge(*keys: TensorSpec, size: Size) -> tuple[TensorSpec, ...]:
+    if not keys:
+        raise ArgumentError("there are no keys; give those of one device at least")
+    count: Size = 0
+    for each in keys:
+        require_kind(each, "int")
+        count = count + each.shape[0]
+    wide = as_dtype(I64)
+    return TensorSpec((size,), wide), TensorSpec((count,), wide), _INT
+
+
+def _merge_into(xp: Any, outs: Any, *keys: Any, size: int) -> None:
+    rows, inverse, number = outs
+    every = xp.concatenate(keys)
+    (used,) = xp.nonzero(every)
+    distinct, places = xp.unique(every[used], return_inverse=True)
+    if distinct.shape[0] > size:
+        raise ShapeError(f"{distinct.shape[0]} distinct rows, there is room for {size}")
+    number[...] = distinct.shape[0]
+    _fill(rows, distinct.astype(np.int64) - 1)
+    inverse[...] = -1
+    inverse[used] = places.reshape(-1)
+
+
+# The distinct rows that all devices ask a piece for, ascending and padded to `size`; the position
+# of each key among them, -1 for padding; and their number.
+merge_keys = register(
+    Op(
+        "merge_keys",
+        infer=_infer_merge,
+        kernel=_kernel(_infer_merge, _merge_into),
+        into=_merge_into,
+        cost=lambda *keys, size: Cost(
+            flops=sum(k.size for k in keys) * 16, bytes=sum(k.size for k in keys) * 64
+        ),
+        samples=(
+            sample(*[spec("int32", (3,))] * 2, size=4,
+                   make=lambda xs: [np.array([1, 3, 0], np.int32), np.array([2, 3, 4], np.int32)]),
+        ),
+    )
+)  # fmt: skip
+
+
+def _infer_sums(inverse: TensorSpec, *gradients: TensorSpec, start: Size, size: Size) -> TensorSpec:
+    if not gradients:
+        raise ArgumentError("there are no gradients; give those of one device at least")
+    return gradients[0].with_shape((size, *gradients[0].shape[1:]))
+
+
+def _sums_into(xp: Any, out: Any, inverse: Any, *gradients: Any, start: int, size: int) -> None:
+    out[...] = 0
+    width = int(product(out.shape[1:]))
+    total = out.reshape(size, width)
+    for g in gradients:
+        places = inverse[start : start + g.shape[0]]
+        places = places[places >= 0]
+        count = places.shape[0]
+        combine_rows(xp, total, places, g[:count].reshape(count, width), "add")
+        start += g.shape[0]
+
+
+# The gradient of the distinct rows of a piece, (size, …): the sum of what devices send, in their
+# order. Their keys begin at `start` among those of `merge_keys`, and each one's padding is at its
+# end.
+merge_row_sums = register(
+    Op(
+        "merge_row_sums",
+        infer=_infer_sums,
+        kernel=_kernel(_infer_sums, _sums_into),
+        into=_sums_into,
+        cost=lambda inverse, *gradients, start, size: Cost(
+            flops=sum(g.size for g in gradients), bytes=sum(g.nbytes for g in gradients) * 3
+        ),
+        samples=(
+            sample(spec(I64, (6,)), *[spec("float32", (3, 2))] * 2, start=0, size=4,
+                   make=lambda xs: [xs[0] % 4, *xs[1:]]),
+            sample(spec(I64, (6,)), *[spec("float32", (3, 2))] * 2, start=0, size=4,
+                   make=lambda xs: [np.array([0, 2, -1, 1, 2, 3]), *xs[1:]]),
+        ),
+    )
+)  # fmt: skip
+
+
+def piece_sizes(count: Size, starts: Sequence[int]) -> tuple[Size, ...]:
+    """Return the most distinct rows of each piece among `count` ids."""
+    return tuple(minimum(count, stop - start) for start, stop in pairwise(starts))
+
+
+__all__ = [
+    "key_dtype", "merge_keys", "merge_row_sums", "piece_sizes", "place_rows", "read_rows",
+    "route_rows", "split_row_sums",
+]  # fmt: skip
