@@ -145,7 +145,7 @@ class RowExchange:
 
         def build() -> RowRoute:
             attrs: dict[str, Any] = {"starts": starts, "sizes": sizes}
-            inputs = (ids,)
+            inputs: tuple[Tensor, ...] = (ids,)
             if ranges is not None:
                 inputs, attrs["width"] = (ids, as_tensor(ranges.first_positions)), ranges.width
             made = make_node(REGISTRY["route_rows"], inputs, attrs)
