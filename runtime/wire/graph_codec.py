@@ -29,6 +29,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
 from graphflow.ir.spec import Dim, Span, TensorSpec, as_dtype
+from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
@@ -416,9 +417,10 @@ def _check_node(node: Node, budget: int) -> None:
         case "assign":
             if node.inputs[0].node.op.name != "variable":
                 raise ProtocolError(f"{node} from the wire assigns to what is no variable")
-        case "send" | "recv":
-            DeviceName.parse(node.attrs["target" if node.op.name == "send" else "source"])
-            _check_index(node.attrs["edge"])
+        case "send" | "recv" | "send_where" | "recv_any":
+            for edge, end in edges_of(node).items():
+                DeviceName.parse(end)
+                _check_index(edge)
 
 
 def _check_shape(shape: Sequence[Any]) -> None:

@@ -22,15 +22,17 @@ from graphflow.ir.op import FUNCTIONS, RandomStreams, Tensor, current_scope
 from graphflow.ir.spec import TensorSpec
 from graphflow.optim.update_targets import in_dtype_of, wide_dtype
 from graphflow.parallel.compression.filter import (
+    AllToAll,
     Filter,
     Gather,
     Parts,
     Reduced,
     Reduction,
+    Request,
     State,
     Sum,
 )
-from graphflow.parallel.resharding.collectives import all_gather, all_reduce
+from graphflow.parallel.resharding.collectives import all_gather, all_reduce, all_to_all
 from graphflow.parallel.resharding.local_ops import slice_axis
 
 _Key = tuple[int, int]
@@ -51,8 +53,7 @@ class Sites:
     Attributes:
         at: a scope whose nodes are at a replica.
         across: a scope whose nodes each lie where their own input is.
-        log: called with each collective, "all-gather" or "all-reduce", and its result at each
-            replica.
+        log: called with the name of each collective, and its result at each replica.
     """
 
     at: Callable[[int], AbstractContextManager[Any]]
@@ -88,11 +89,11 @@ def exchange_sums(
     for i, (each, own) in enumerate(zip(tensors, states, strict=True)):
         for rank, (tensor, state) in enumerate(zip(each, own, strict=True)):
             scale = None if scales is None else scales[rank]
-            runs[i, rank] = with_feedback(rule, tensor, state, rank, scale)
+            runs[i, rank] = with_feedback(rule, tensor, state, (rank, len(each)), scale)
             streams[i, rank] = RandomStreams(_seed_of(stream, i, rank))
     answers: dict[_Key, Any] = dict.fromkeys(runs)
     while answers:
-        requests: dict[_Key, Gather | Sum] = {}
+        requests: dict[_Key, Request] = {}
         for key, answer in answers.items():
             with sites.at(key[1]), draw_from(streams[key]):
                 try:
@@ -107,9 +108,19 @@ def exchange_sums(
 
 
 def with_feedback(
-    rule: Filter, tensor: Tensor, state: State, rank: int, scale: Tensor | None = None
+    rule: Filter,
+    tensor: Tensor,
+    state: State,
+    replica: tuple[int, int],
+    scale: Tensor | None = None,
 ) -> Reduction:
-    """Run a filter on a tensor, in at least float32, and keep what was not sent for the next."""
+    """Run a filter on a tensor, in at least float32, and keep what was not sent for the next.
+
+    Args:
+        rule, tensor, state: the filter, a replica's tensor, and its state.
+        replica: the number of the replica, and the number of replicas.
+        scale: see `exchange_sums`.
+    """
     wide: Tensor = tensor
     if wide_dtype(tensor.dtype) != tensor.dtype:
         wide = FUNCTIONS["astype"](tensor, wide_dtype(tensor.dtype))
@@ -119,7 +130,7 @@ def with_feedback(
     if rule.feedback:
         residual, *others = state
         wide, given = wide + residual, tuple(others)
-    reduced = yield from rule.reduce(wide, given, rank)
+    reduced = yield from rule.reduce(wide, given, *replica)
     check_specs(rule, "the sum", [reduced.total], [wide.spec])
     check_specs(rule, "the next state", reduced.state, [each.spec for each in given])
     after = reduced.state
@@ -155,56 +166,73 @@ def _show(specs: Sequence[Any]) -> str:
 
 
 def _answer(
-    requests: Mapping[_Key, Gather | Sum], count: int, sites: Sites
+    requests: Mapping[_Key, Request], count: int, sites: Sites
 ) -> dict[_Key, Sequence[Parts]]:
     """Return the answer to each request, from one collective for each kind and dtype."""
     rows: dict[tuple[type, str], list[tuple[int, int]]] = {}
     for (i, rank), request in requests.items():
         if rank == 0:
-            for p, part in enumerate(request.parts):
+            for p, part in enumerate(_entries(request)[0]):
                 rows.setdefault((type(request), part.dtype.name), []).append((i, p))
     found: dict[tuple[_Key, int, int], Tensor] = {}  # by key, entry of the answer, and part
     for (kind, _), parts in rows.items():
-        own = [[requests[i, rank].parts[p] for i, p in parts] for rank in range(count)]
-        made = _gather_rows(own, sites) if kind is Gather else _sum_rows(own, sites)
-        for rank, entries in enumerate(made):
-            for e, entry in enumerate(entries):
+        own = []
+        for rank in range(count):
+            entries = [_entries(requests[i, rank]) for i, _ in parts]
+            own.append(
+                [
+                    [e[k][p] for e, (_, p) in zip(entries, parts, strict=True)]
+                    for k in range(len(entries[0]))
+                ]
+            )
+        for rank, answer in enumerate(_exchange_rows(kind, own, sites)):
+            for e, entry in enumerate(answer):
                 for (i, p), part in zip(parts, entry, strict=True):
                     found[(i, rank), e, p] = part
     answers: dict[_Key, Sequence[Parts]] = {}
     for key, request in requests.items():
-        number = count if isinstance(request, Gather) else 1
+        number = 1 if isinstance(request, Sum) else count
         answers[key] = [
-            tuple(found[key, e, p] for p in range(len(request.parts))) for e in range(number)
+            tuple(found[key, e, p] for p in range(len(_entries(request)[0]))) for e in range(number)
         ]
     return answers
 
 
-def _gather_rows(own: Sequence[Sequence[Tensor]], sites: Sites) -> list[list[list[Tensor]]]:
-    """Return, for each replica, the parts of each replica."""
-    rows = _pack_rows(own, sites)
+def _entries(request: Request) -> Sequence[Parts]:
+    """Return the parts for each replica; one entry if all replicas get the same."""
+    return request.parts if isinstance(request, AllToAll) else (request.parts,)
+
+
+def _exchange_rows(
+    kind: type, own: Sequence[Sequence[Sequence[Tensor]]], sites: Sites
+) -> list[list[list[Tensor]]]:
+    """Return the parts of each entry of the answers at each replica, by one collective.
+
+    Args:
+        kind: the class of the requests.
+        own: the parts of each entry of the requests, for each replica.
+        sites: where nodes are built.
+    """
+    rows = _pack_rows([[part for entry in entries for part in entry] for entries in own], sites)
     with sites.across():
-        wholes = all_gather(rows, axis=0)
-    sites.log("all-gather", wholes)
-    size = _size_of(rows[0])
+        made = _COLLECTIVES[kind](rows)
+    sites.log(_NAMES[kind], made)
+    like = own[0][0]
+    size = sum(map(_size_of, like))
+    number = 1 if kind is Sum else len(own)
     found = []
-    for rank, whole in enumerate(wholes):
+    for rank, row in enumerate(made):
         with sites.at(rank):
-            found.append([_unpack_row(whole, k * size, own[0]) for k in range(len(own))])
+            found.append([_unpack_row(row, k * size, like) for k in range(number)])
     return found
 
 
-def _sum_rows(own: Sequence[Sequence[Tensor]], sites: Sites) -> list[list[list[Tensor]]]:
-    """Return, for each replica, the sums of the parts, as the only entry."""
-    rows = _pack_rows(own, sites)
-    with sites.across():
-        sums = all_reduce(rows)
-    sites.log("all-reduce", sums)
-    found = []
-    for rank, row in enumerate(sums):
-        with sites.at(rank):
-            found.append([_unpack_row(row, 0, own[0])])
-    return found
+_COLLECTIVES: dict[type, Callable[[Sequence[Tensor]], list[Tensor]]] = {
+    Gather: all_gather, Sum: all_reduce, AllToAll: all_to_all,
+}  # fmt: skip
+"""The collective of each request. Rows are flat."""
+_NAMES = {Gather: "all-gather", Sum: "all-reduce", AllToAll: "all-to-all"}
+"""The collectives as reports name them."""
 
 
 def _pack_rows(own: Sequence[Sequence[Tensor]], sites: Sites) -> list[Tensor]:

@@ -36,12 +36,20 @@ class Sum(NamedTuple):
     parts: Parts
 
 
+class AllToAll(NamedTuple):
+    """A request: send each entry to the replica of that number. Entries have parts of equal specs.
+    The answer has the parts that each replica sent here."""
+
+    parts: tuple[Parts, ...]
+
+
 class Reduced(NamedTuple):
     """The end of an exchange at one replica.
 
     Attributes:
         total: the sum over replicas, in the shape and dtype of the tensor.
-        sent: what this replica contributed to it. The totals of `sent` are `total`.
+        sent: with feedback, what this replica contributed: the sum of `sent` over replicas is
+            `total`. Without feedback it is not read.
         state: the replica's state for the next exchange.
     """
 
@@ -50,7 +58,8 @@ class Reduced(NamedTuple):
     state: State
 
 
-Reduction = Generator[Gather | Sum, Sequence[Parts], Reduced]
+Request = Gather | Sum | AllToAll
+Reduction = Generator[Request, Sequence[Parts], Reduced]
 
 
 class Filter:
@@ -97,14 +106,15 @@ class Filter:
             f"{type(self).__name__} has no decode; a filter needs encode and decode"
         )
 
-    def reduce(self, tensor: Tensor, state: State, rank: int) -> Reduction:
+    def reduce(self, tensor: Tensor, state: State, rank: int, count: int) -> Reduction:
         """Exchange a tensor with all replicas: a generator that yields requests.
 
         The default gathers the messages of all replicas, and each replica decodes and adds them.
 
         Args:
             tensor, state: see `encode`.
-            rank: the number of the replica, for the order of answers only.
+            rank: the number of the replica. What it asks for must not depend on it.
+            count: the number of replicas.
         """
         parts, after = self.encode(tensor, state)
         every = yield Gather(tuple(parts))
@@ -121,4 +131,14 @@ def _missing_error(rule: Filter, name: str) -> ArgumentError:
     )
 
 
-__all__ = ["Filter", "Gather", "Parts", "Reduced", "Reduction", "State", "Sum"]
+__all__ = [
+    "AllToAll",
+    "Filter",
+    "Gather",
+    "Parts",
+    "Reduced",
+    "Reduction",
+    "Request",
+    "State",
+    "Sum",
+]

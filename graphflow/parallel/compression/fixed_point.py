@@ -13,7 +13,15 @@ from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import TensorSpec, product
 from graphflow.ops.randomness.random import uniform
-from graphflow.parallel.compression.filter import Filter, Parts, State
+from graphflow.parallel.compression.filter import (
+    AllToAll,
+    Filter,
+    Gather,
+    Parts,
+    Reduced,
+    Reduction,
+    State,
+)
 from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 
 BITS = (2, 4, 8, 16)
@@ -69,6 +77,30 @@ class FixedPoint(Filter):
         steps = FUNCTIONS["reshape"](self._unpack(packed, int(product(spec.shape))), spec.shape)
         tensor: Tensor = FUNCTIONS["astype"](steps, spec.dtype) / float(self._largest) * scale
         return tensor
+
+    def reduce(self, tensor: Tensor, state: State, rank: int, count: int) -> Reduction:
+        """Exchange integers with all replicas.
+
+        Of two replicas each receives the other's. Of more, each adds up one piece of the tensor,
+        rounds its sum, and sends that to all: 2 (count − 1) / count of the bytes, as in an
+        all-reduce.
+        """
+        if count <= 2:
+            return (yield from super().reduce(tensor, state, rank, count))
+        size = int(tensor.size)
+        piece = -(-size // count)
+        flat = FUNCTIONS["reshape"](tensor, (-1,))
+        padded = FUNCTIONS["pad"](flat, [(0, piece * count - size)])
+        like = tensor.spec.with_shape((piece,))
+        pieces = [padded[k * piece : (k + 1) * piece] for k in range(count)]
+        received = yield AllToAll(tuple(self.encode(each, state)[0] for each in pieces))
+        own = sum(
+            (self.decode(parts, like) for parts in received[1:]), self.decode(received[0], like)
+        )
+        sums = yield Gather(self.encode(own, state)[0])
+        joined = FUNCTIONS["concat"]([self.decode(parts, like) for parts in sums])
+        total: Tensor = FUNCTIONS["reshape"](joined[:size], tensor.shape)
+        return Reduced(total, tensor, state)
 
     def _pack(self, rounded: Tensor) -> Tensor:
         """Return integers of a few bits, as int8, int16, or several in each uint8."""

@@ -57,7 +57,7 @@ class PowerSGD(Filter):
         drawn = np.random.default_rng(columns).normal(size=(columns, self.rank))
         return (drawn.astype(spec.dtype),)
 
-    def reduce(self, tensor: Tensor, state: State, rank: int) -> Reduction:
+    def reduce(self, tensor: Tensor, state: State, rank: int, count: int) -> Reduction:
         """Add M Q over replicas, then Mᵀ P."""
         matrix = FUNCTIONS["reshape"](tensor, _matrix_shape(tensor.spec))
         ((product,),) = yield Sum((matrix @ state[0],))

@@ -158,7 +158,7 @@ class DifferenceFilter:
 
         return Sites(
             lambda rank: unroller.on_device(rank * unroller.places, cause),
-            lambda: unroller.builder.cross_device(cause),
+            lambda: unroller.cross_device(cause),
             log,
         )
 
@@ -176,7 +176,7 @@ def _spread_means(
             found.append(mean)
             continue
         like = [mean, *value.parts[replica * count + 1 : (replica + 1) * count]]
-        with unroller.builder.cross_device(node):
+        with unroller.cross_device(node):
             copies = broadcast(mean, count, like)
         result = ShardedTensor(mean.spec, whole(mean.ndim), tuple(copies))
         log = CommunicationLog(unroller.builder, node, unroller.name_of(node))

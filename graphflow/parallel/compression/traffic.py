@@ -13,7 +13,7 @@ from graphflow.ir.op import REGISTRY, RandomStreams, Tensor, name_scope
 from graphflow.ir.spec import Size, TensorSpec
 from graphflow.optim.update_targets import wide_dtype
 from graphflow.parallel.compression.exchange import draw_from, with_feedback
-from graphflow.parallel.compression.filter import Array, Filter, Gather
+from graphflow.parallel.compression.filter import AllToAll, Array, Filter, Sum
 
 FirstState = tuple[Array | init.Initializer, ...]
 
@@ -63,14 +63,16 @@ def _count_received(
 ) -> float:
     """Return the bytes that a replica receives, by running the filter's functions on a
     placeholder."""
-    steps, filtered = with_feedback(rule, tensor, state, 0), 0.0
+    steps, filtered = with_feedback(rule, tensor, state, (0, replicas)), 0.0
+    others = replicas - 1
     try:
         request = next(steps)
         while True:
-            size = sum(_nbytes(rule, part.spec) for part in request.parts)
-            gathers = isinstance(request, Gather)
-            filtered += size * (replicas - 1 if gathers else 2 * (replicas - 1) / replicas)
-            request = steps.send([request.parts] * (replicas if gathers else 1))
+            entry = request.parts[0] if isinstance(request, AllToAll) else request.parts
+            size = sum(_nbytes(rule, part.spec) for part in entry)
+            sums = isinstance(request, Sum)
+            filtered += size * (2 * others / replicas if sums else others)
+            request = steps.send([entry] * (1 if sums else replicas))
     except StopIteration:
         return filtered
 

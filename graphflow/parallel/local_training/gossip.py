@@ -23,7 +23,12 @@ from graphflow.parallel.local_training.parameter_exchange import (
     require_equal,
 )
 from graphflow.parallel.local_training.replica_strategy import ReplicaStrategy
-from graphflow.parallel.local_training.replica_unroller import REPLICA, ReplicaUnroller
+from graphflow.parallel.local_training.replica_unroller import (
+    APPLIES,
+    REPLICA,
+    SENDS_BEFORE,
+    ReplicaUnroller,
+)
 from graphflow.parallel.local_training.replicated_state import ReplicatedState
 from graphflow.parallel.mesh.layouts import SentTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog
@@ -101,6 +106,18 @@ class Gossip(ReplicaStrategy):
         """Return the number of the mixing matrix of each turn of a window."""
         return tuple((done + turn) % self.cycle for turn in range(self.window))
 
+    def describe_window(self, unroller: ReplicaUnroller) -> Sequence[str]:
+        """Return a sentence for plans and reports: how often, and how fast replicas agree."""
+        matrices = self.matrices
+        values = np.linalg.svd(matrices[0], compute_uv=False)
+        factor = float(values[1]) if self.replicas > 1 else 0.0
+        if self.one_peer:
+            return [f"Gossip: each replica mixes with one of {len(matrices)} neighbours a turn"]
+        return [
+            "Gossip: each replica mixes with its neighbours in every turn, which brings replicas "
+            f"closer to their mean by a factor of {factor:.3g}"
+        ]
+
     def emit_window(
         self, unroller: ReplicaUnroller, state: ReplicatedState, plan: Sequence[int]
     ) -> None:
@@ -109,8 +126,10 @@ class Gossip(ReplicaStrategy):
         matrices = self.matrices
         for turn, number in enumerate(plan):
             before = [Exchanged(v, [*unroller.current[v]]) for v in mixed]
+            unroller.enter(turn, SENDS_BEFORE)
             begun = begin_exchange(unroller, before, self.bucket)  # sent before the turn computes
             unroller.emit_turn(turn)
+            unroller.enter(turn, APPLIES)
             neighbours = _Neighbours(matrices[number])
             means = finish_exchange(unroller, before, begun, neighbours)
             for (node, old), mean in zip(before, means, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +224,21 @@ def test_a_step_whose_gradients_are_not_finite_keeps_the_residuals() -> None:
         assert not np.array_equal(step.state(s)[0], after[0])
 
 
+@pytest.mark.parametrize("rule", [FixedPoint(4), TopK(0.1)], ids=repr)
+def test_a_worker_that_dies_costs_no_bit(rule: Any, tmp_path: Path) -> None:
+    found = []
+    for dying in (None, 4):
+        step = Regression(Data(2, compress=rule), "float32", gf.optim.SGD(0.05))
+        folder = tmp_path / str(dying)
+        with gf.Session(gf.Cluster.local(2, threads=1), checkpoint=folder, every=3) as s:
+            for k in range(6):
+                if k == dying:
+                    os.kill(s._life.hosts.pids[1], signal.SIGKILL)
+                s.run(step.train, step.feeds(k))
+            found.append([s.get(step.w), s.get(step.v)])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+
+
 # Bytes ------------------------------------------------------------------------------------------
 
 
@@ -244,6 +261,20 @@ def test_the_bytes_of_a_report_are_those_of_a_trace(rule: Any, how: Any) -> None
     step = Step(Data(2, compress=rule, **how))
     cluster = gf.Cluster.local(2, threads=1)
     assert step.report(step.loss, cluster=cluster).bytes == step.traced(cluster, step.loss)
+
+
+@pytest.mark.slow  # starts three processes
+def test_the_bytes_of_three_workers_are_those_of_a_trace() -> None:
+    strategy = Data(3, compress=FixedPoint(8))
+    step, cluster = Regression(strategy, "float32"), gf.Cluster.local(3, threads=1)
+    with gf.Session(cluster) as s:
+        s.run(step.train, step.feeds(0))
+        with s.trace() as trace:
+            s.run(step.train, step.feeds(1))
+    turns = {"all_gather": 3 * 2, "all_to_all": 2}  # times what a worker contributes
+    sent = sum(e.bytes * e.count * turns[e.kind] for e in trace.exchanges)
+    assert strategy.report(step.train, cluster).bytes == sent
+    assert {e.kind for e in trace.exchanges} == {"all_gather", "all_to_all"}
 
 
 def test_workers_give_the_bits_of_one_process() -> None:

@@ -110,6 +110,22 @@ def test_packed_integers_have_the_bytes_that_are_told(bits: int, size: int, coun
     assert np.abs(error).max() <= spacings * 1.001
 
 
+@pytest.mark.parametrize("count", [3, 4, 8])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_many_replicas_send_as_few_bytes_each_as_two(bits: int, count: int) -> None:
+    size = 8 * 150 + 1
+    found = traffic_of(FixedPoint(bits), spec("float32", (size,)), count)
+    piece = -(-size // count)
+    each = (-(-piece * bits // 8) + 4) * (count - 1)  # sent as a piece, and as a part of the sums
+    assert found.filtered == 2 * each and found.filtered < found.plain * (bits / 32 + 0.03)
+    xs = [draw(size, seed=k) for k in range(count)]
+    made = exchange(FixedPoint(bits), xs)[0]
+    assert all(np.array_equal(made[0][0], total) for total, _ in made)
+    largest = 2 ** (bits - 1) - 1
+    spacings = sum(np.abs(x).max() for x in xs) / largest + np.abs(made[0][0]).max() / largest
+    assert np.abs(made[0][0] - sum(xs)).max() <= spacings * 1.001
+
+
 # TopK ------------------------------------------------------------------------------------------
 
 
