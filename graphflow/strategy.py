@@ -70,6 +70,10 @@ class PartitionedGraph(Protocol):
         """The labels of a pipeline's tasks by turn; () if there is no pipeline."""
 
     @property
+    def notes(self) -> Sequence[str]:
+        """Sentences about the strategy, for plans and reports."""
+
+    @property
     def counter(self) -> Node | None:
         """The variable whose value decides how the graph is partitioned, if there is one."""
 

@@ -51,8 +51,8 @@ class AsyncModel:
             no trained variable is cut along it; nothing is summed over it; something else than a
             sum would have to travel along it in each turn.
 
-    Source: Niu et al., "Hogwild!", NeurIPS 2011, and Bertsekas & Tsitsiklis, "Parallel and
-        Distributed Computation", 1989, section 7.2 (partially asynchronous iterations).
+    Source: Bertsekas & Tsitsiklis, "Parallel and Distributed Computation", 1989, chapter 7
+        (partially asynchronous iterations).
     """
 
     axis: str

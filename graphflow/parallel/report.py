@@ -83,6 +83,14 @@ class StrategyReport:
                 found[device] = found.get(device, 0) + size
         return dict(sorted(found.items()))
 
+    @cached_property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """The bytes that travel between places in a step, by the kind of exchange."""
+        found: dict[str, int] = {}
+        for move in self._records:
+            found[move.kind] = found.get(move.kind, 0) + move.bytes
+        return found
+
     def count(self, kind: str) -> int:
         """Return how many collectives of a kind there are."""
         return sum(move.kind == kind for move in self.collectives)
@@ -184,6 +192,7 @@ class StrategyReport:
         if not named:  # in a pipeline the nodes have devices, not the places
             named = dict.fromkeys(sorted({str(n.device) for n in division.graph.nodes} - {""}))
         yield f"mesh {shape}: {', '.join(named)}"
+        yield from (f"  {note}" for note in self.division.notes)
         yield from self._pipeline_lines()
         layouts = [(node, pieces.layout) for node, pieces in division.variables.items()]
         layouts += [

@@ -106,6 +106,7 @@ class Planner:
             survey.steps,
             () if compiled.division is None else compiled.division.tasks,
             GAIN if self.checks_first_plans else inf,
+            () if compiled.division is None else compiled.division.notes,
         )
 
     def plan_as_placed(self, compiled: CompiledFetches) -> Plan:

@@ -281,13 +281,15 @@ def _sums_into(xp: Any, out: Any, inverse: Any, *gradients: Any, start: int, siz
     total = out.reshape(size, width)
     for g in gradients:
         places = inverse[start : start + g.shape[0]]
-        count = int(xp.count_nonzero(places >= 0))
-        combine_rows(xp, total, places[:count], g[:count].reshape(count, width), "add")
+        places = places[places >= 0]
+        count = places.shape[0]
+        combine_rows(xp, total, places, g[:count].reshape(count, width), "add")
         start += g.shape[0]
 
 
 # The gradient of the distinct rows of a piece, (size, …): the sum of what devices send, in their
-# order. Their keys begin at `start` among those of `merge_keys`.
+# order. Their keys begin at `start` among those of `merge_keys`, and each one's padding is at its
+# end.
 merge_row_sums = register(
     Op(
         "merge_row_sums",
@@ -298,6 +300,8 @@ merge_row_sums = register(
             flops=sum(g.size for g in gradients), bytes=sum(g.nbytes for g in gradients) * 3
         ),
         samples=(
+            sample(spec(I64, (6,)), *[spec("float32", (3, 2))] * 2, start=0, size=4,
+                   make=lambda xs: [xs[0] % 4, *xs[1:]]),
             sample(spec(I64, (6,)), *[spec("float32", (3, 2))] * 2, start=0, size=4,
                    make=lambda xs: [np.array([0, 2, -1, 1, 2, 3]), *xs[1:]]),
         ),

@@ -56,6 +56,7 @@ class Plan(PlanData):
         rival: the placement on one device, or over several, that this plan was compared with.
         verdict: how a session compared its latest placement with another by the steps of both;
             None if it did not. It is not saved.
+        notes: sentences of the strategy. They are not saved.
     """
 
     def explain(self, name: str) -> str:
@@ -248,6 +249,7 @@ class Plan(PlanData):
             seconds = self.baselines.get(name)
             told = "does not fit in memory" if seconds is None else show_seconds(seconds)
             rows.append(f"  {name}: {told}")
+        rows += [f"  {note}" for note in self.notes]
         rows += [f"  {self.no_gain}"] if self.no_gain else []
         if self.measured is not None:
             rows.append(f"  measured: {show_seconds(self.measured.makespan)}")

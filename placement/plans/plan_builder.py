@@ -71,6 +71,7 @@ def plan_graph(
     steps: StepCost | None = None,
     tasks: Sequence[str] = (),
     tried_gain: float = inf,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """Place an optimised graph.
 
@@ -83,6 +84,7 @@ def plan_graph(
         tasks: what the nodes of a pipeline belong to, by their turns.
         tried_gain: share of a step. Several devices that save it are taken even if their gain is
             not sure, because the first steps will show it.
+        notes: sentences of the strategy.
 
     Raises:
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
@@ -146,6 +148,7 @@ def plan_graph(
         fingerprint=judge.graph,
         reproducible=assignment.reproducible,
         model=model,
+        notes=tuple(notes),
     )
 
 

@@ -46,6 +46,7 @@ class PlanData:
     rival: Rival | None = None
     model: PlanModel | None = field(default=None, compare=False, repr=False)
     verdict: PlacementVerdict | None = field(default=None, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def placement(self) -> Mapping[str, str]:

@@ -61,6 +61,7 @@ def plan(
     return plan_graph(
         optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps,
         tasks=() if division is None else division.tasks,
+        notes=() if division is None else division.notes,
     )  # fmt: skip
 
 

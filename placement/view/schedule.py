@@ -2,7 +2,8 @@
 predicted and, where the plan has a trace, as it was measured.
 
 A task is a forward pass (F), a backward pass (B) or the gradients of weights (W) of a micro-batch;
-with several stages on a device, its stage follows it: F0/4.
+with several stages on a device, its stage follows it: F0/4. Replicas that take turns of their own
+have turns (T), exchanges (E) and their results (A).
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ PHASES = {
     "F": "forward pass",
     "B": "backward pass",
     "W": "gradients of weights",
+    "T": "turn of a replica",
+    "E": "values sent to other replicas",
+    "A": "results of an exchange applied",
     "": "sums of gradients, updates, sizes",
 }
 
@@ -197,4 +201,4 @@ def _row(row: DeviceRow, number: int, begin: float, end: float) -> Iterator[str]
 
 
 def _shade(phase: str) -> colours.Shade:
-    return colours.shade("FBW".find(phase)) if phase else colours.CLIENT
+    return colours.shade([*PHASES].index(phase)) if phase else colours.CLIENT

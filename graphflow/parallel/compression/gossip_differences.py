@@ -46,6 +46,18 @@ class _Estimates(NamedTuple):
         return (self.own, self.mixed, *self.state)
 
 
+class GossipMessages(NamedTuple):
+    """The messages of all replicas in a turn.
+
+    Attributes:
+        parts: the parts that each replica sends for each value.
+        rows: the same, as one row for each dtype.
+    """
+
+    parts: Sequence[Sequence[Parts]]
+    rows: Sequence[dict[str, Tensor]]
+
+
 class GossipFilter:
     """A filter for what neighbours send each other, and the variables that it needs.
 
@@ -107,10 +119,10 @@ class GossipFilter:
             made.append(tensor.node)
         return _Estimates(made[0], made[1], tuple(made[2:]))
 
-    def exchange(
+    def send(
         self, unroller: ReplicaUnroller, values: Sequence[Exchanged], turn: int
-    ) -> dict[Node, list[Tensor]]:
-        """Return what each value becomes at each device, before the step of the turn.
+    ) -> GossipMessages:
+        """Return what replicas send of some values in a turn.
 
         Args:
             unroller: has the current values.
@@ -118,20 +130,32 @@ class GossipFilter:
             turn: the number of the turn in its window.
         """
         for node, _ in values:
-            for variable in self._of(node).every:
+            for variable in self._estimates_of(node).every:
                 unroller.add_replica_state(variable)
         cause = values[-1].variable
         every = range(len(self._matrix))
-        sent = [self._encode(unroller, values, replica, turn) for replica in every]
-        rows = [_pack(unroller, parts, replica, cause) for replica, parts in enumerate(sent)]
+        parts = [self._encode(unroller, values, replica, turn) for replica in every]
+        rows = [_pack(unroller, own, replica, cause) for replica, own in enumerate(parts)]
         self._record(unroller, values, rows)
-        mixed = [self._mix(unroller, values, sent, rows, replica) for replica in range(len(rows))]
+        return GossipMessages(parts, rows)
+
+    def mix(
+        self, unroller: ReplicaUnroller, values: Sequence[Exchanged], messages: GossipMessages
+    ) -> dict[Node, list[Tensor]]:
+        """Return what each value becomes at each device, without the step of the turn.
+
+        Args:
+            unroller: has the current values of estimates.
+            values, messages: what was sent.
+        """
+        every = range(len(self._matrix))
+        mixed = [self._mix(unroller, values, messages, replica) for replica in every]
         return {
             value.variable: copy_within_replicas(unroller, value, [own[i] for own in mixed])
             for i, value in enumerate(values)
         }
 
-    def _of(self, node: Node) -> _Estimates:
+    def _estimates_of(self, node: Node) -> _Estimates:
         found = self._variables[node]
         assert found is not None
         return found
@@ -142,7 +166,7 @@ class GossipFilter:
         """Return the message of a replica for each value. The filter's state moves on."""
         place, found = replica * unroller.places, []
         for i, value in enumerate(values):
-            own = self._of(value.variable)
+            own = self._estimates_of(value.variable)
             streams = RandomStreams(seed_of((*self._stream, turn), i, replica))
             with unroller.on_device(place, value.variable), draw_from(streams):
                 estimate = unroller.current[own.own][replica]
@@ -158,11 +182,11 @@ class GossipFilter:
         self,
         unroller: ReplicaUnroller,
         values: Sequence[Exchanged],
-        sent: Sequence[Sequence[Parts]],
-        rows: Sequence[dict[str, Tensor]],
+        messages: GossipMessages,
         replica: int,
     ) -> list[Tensor]:
         """Return what the values of a replica become; its estimates move on."""
+        sent, rows = messages
         place = replica * unroller.places
         cause = values[-1].variable
         weights = {j: float(w) for j, w in enumerate(self._matrix[replica]) if w}
@@ -170,7 +194,7 @@ class GossipFilter:
             received = {j: _unpack(rows[j], sent[j]) for j in weights if j != replica}
         found = []
         for i, value in enumerate(values):
-            own, spec = self._of(value.variable), _wide_spec(value.variable)
+            own, spec = self._estimates_of(value.variable), _wide_spec(value.variable)
             with unroller.on_device(place, value.variable):
                 changes = {
                     j: self.rule.decode(received[j][i] if j in received else sent[j][i], spec)
@@ -247,4 +271,4 @@ def _unpack(rows: dict[str, Tensor], like: Sequence[Parts]) -> list[Parts]:
     return [tuple(next(parts) for _ in each) for each in like]
 
 
-__all__ = ["GossipFilter"]
+__all__ = ["GossipFilter", "GossipMessages"]

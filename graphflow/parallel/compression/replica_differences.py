@@ -162,7 +162,7 @@ class DifferenceFilter:
 
         return Sites(
             lambda rank: unroller.on_device(rank * unroller.places, cause),
-            lambda: unroller.builder.cross_device(cause),
+            lambda: unroller.cross_device(cause),
             log,
         )
 
@@ -178,7 +178,7 @@ def copy_within_replicas(
             found.append(first)
             continue
         like = [first, *value.parts[replica * count + 1 : (replica + 1) * count]]
-        with unroller.builder.cross_device(node):
+        with unroller.cross_device(node):
             copies = broadcast(first, count, like)
         result = ShardedTensor(first.spec, whole(first.ndim), tuple(copies))
         log = CommunicationLog(unroller.builder, node, unroller.name_of(node))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from graphflow.base.argument_checks import checks_arguments
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
 from graphflow.optim import SGD, Optimizer
 from graphflow.parallel.compression.filter import Filter
@@ -25,14 +27,27 @@ from graphflow.parallel.local_training.outer_step import (
 )
 from graphflow.parallel.local_training.parameter_exchange import (
     Exchanged,
+    ExchangedBucket,
+    Mean,
+    begin_exchange,
+    finish_exchange,
     mean_over_replicas,
     require_equal,
 )
+from graphflow.parallel.local_training.period_choice import choose_period
 from graphflow.parallel.local_training.replica_strategy import ReplicaStrategy
-from graphflow.parallel.local_training.replica_unroller import ReplicaUnroller
+from graphflow.parallel.local_training.replica_unroller import (
+    APPLIES,
+    REPLICA,
+    SENDS_AFTER,
+    ReplicaUnroller,
+)
 from graphflow.parallel.local_training.replicated_state import ReplicatedState
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.strategy import COUNTER, strategy_of
 
 
 class _Sent(NamedTuple):
@@ -42,13 +57,17 @@ class _Sent(NamedTuple):
         number: the number of the fragment.
         due: the turn after which they are applied.
         values: what each device had of each parameter when it was sent.
-        means: the means over replicas: of the parameters, or of their differences from θ.
+        means: the means of what went through a filter.
+        plain: the other values that are exchanged: the same, or their differences from θ.
+        buckets: the buckets in which these travel.
     """
 
     number: int
     due: int
-    values: Sequence[Sequence[Tensor]]
-    means: Sequence[Sequence[Tensor]]
+    values: Sequence[Exchanged]
+    means: Mapping[Node, Sequence[Tensor]]
+    plain: Sequence[Exchanged]
+    buckets: Sequence[ExchangedBucket]
 
 
 @checks_arguments(ShardingError)
@@ -63,7 +82,9 @@ class LocalSGD(ReplicaStrategy):
 
     Args:
         replicas: their number.
-        period: the number of turns between two exchanges, H.
+        period: the number of turns between two exchanges, H; "auto": the least for which an
+            exchange takes at most a tenth of the turns, as the cluster's measured devices and links
+            predict for the first step. Plans and reports print it.
         outer: the optimiser of the exchange, whose gradient is the mean over replicas of θ − θ_k: θ
             is the result of the last exchange, θ_k what a replica made of it. None (or SGD of rate
             1) takes the mean of the replicas. DiLoCo is `gf.optim.SGD(0.7, momentum=0.9,
@@ -94,7 +115,7 @@ class LocalSGD(ReplicaStrategy):
     """
 
     replicas: int
-    period: int
+    period: int | str = "auto"
     outer: Optimizer | None = None
     fragments: int = 1
     delay: int = 0
@@ -107,16 +128,24 @@ class LocalSGD(ReplicaStrategy):
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _counters: dict[Node, Node] = field(default_factory=dict, init=False, repr=False)
     _outer: dict[tuple[Node, ...], OuterStep] = field(default_factory=dict, init=False, repr=False)
+    _chosen: dict[int, tuple[Cluster, LocalSGD]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """For each cluster, by identity, the strategy with the period that was chosen."""
+    _why: str = field(default="", init=False, repr=False)
     _filter: DifferenceFilter | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"LocalSGD at {self.line}"
-        self.check_counts("replicas", "period", "fragments", "window")
+        self.check_counts("replicas", "fragments", "window")
+        if self.period != "auto":
+            self.check_counts("period")
         delay = as_count(self.delay, least=0)
         if delay is None:
             raise ShardingError(f"{where}: delay must be a number of turns, not {self.delay!r}")
         set_frozen_fields(self, delay=delay)
-        if delay and delay >= min(self.window, self.period):
+        period = self.window if self.period == "auto" else self.turns_apart
+        if delay and delay >= min(self.window, period):
             raise ShardingError(
                 f"{where}: delay={delay} has to be less than the period of {self.period} turns, "
                 f"and than the {self.window} turns of a run (window=), which ends with everything "
@@ -148,7 +177,7 @@ class LocalSGD(ReplicaStrategy):
     @property
     def cycle(self) -> int:
         """The number of turns after which the plans of windows repeat."""
-        return self.period
+        return self.turns_apart
 
     @property
     def first_differs(self) -> bool:
@@ -159,7 +188,7 @@ class LocalSGD(ReplicaStrategy):
         """Return True if all replicas have the same parameters after a number of turns."""
         if self.fragments > 1 or self.delay:
             return done == 0
-        return self.window % self.period == 0 or done % self.period == 0
+        return self.window % self.turns_apart == 0 or done % self.turns_apart == 0
 
     def plan_window(self, done: int) -> tuple[TurnExchanges, ...]:
         """Return the fragments that are exchanged around each turn of a window.
@@ -167,10 +196,67 @@ class LocalSGD(ReplicaStrategy):
         Args:
             done: the number of turns before the window.
         """
-        turns = schedule_exchanges(done, self.window, self.period, self.fragments, self.delay)
+        turns = schedule_exchanges(done, self.window, self.turns_apart, self.fragments, self.delay)
         if self._outer_optimizer is None:  # nothing has to be noted at the beginning of a round
             return tuple(TurnExchanges((), turn.sent) for turn in turns)
         return turns
+
+    def divide(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        known: Mapping[Node, ShardedVariable] | None = None,
+        fed: Mapping[str, int] | None = None,
+    ) -> ShardedGraph:
+        """Return the graph of a window for the devices of a cluster; see `ReplicaStrategy.divide`.
+
+        With `period="auto"`, the first graph that trains on a cluster decides the period.
+
+        Raises:
+            ShardingError: see `LocalSGD`.
+        """
+        if self.period != "auto":
+            return super().divide(graph, cluster, known, fed)
+        key = id(cluster)
+        if strategy_of(graph) is None:
+            _, chosen = self._chosen.get(key, (cluster, self._with_period(1)))
+            return chosen.divide(graph, cluster, known, fed)
+        if key not in self._chosen:
+            sizes = {s: n for s, n in (fed or {}).items() if s != COUNTER}
+            plain = replace(self._with_period(2 * self.window), fragments=1, delay=0)
+            quiet = plain.divide(graph, cluster, None, {**sizes, COUNTER: 0})
+            ending = plain.divide(graph, cluster, None, {**sizes, COUNTER: self.window})
+            choice = choose_period(quiet, ending, self.window, cluster, sizes)
+            self._chosen[key] = cluster, self._with_period(choice.period, str(choice))
+        return self._chosen[key][1].divide(graph, cluster, known, fed)
+
+    def _with_period(self, period: int, why: str = "") -> LocalSGD:
+        """Return the strategy with another period, and the same counters."""
+        made = replace(self, period=period, delay=min(self.delay, max(0, period - 1)))
+        set_frozen_fields(
+            made, line=self.line, _counters=self._counters, _outer=self._outer, _why=why,
+            _filter=self._filter,
+        )  # fmt: skip
+        return made
+
+    @property
+    def turns_apart(self) -> int:
+        """The number of turns between two exchanges of a parameter."""
+        assert isinstance(self.period, int)
+        return self.period
+
+    def describe_window(self, unroller: ReplicaUnroller) -> Sequence[str]:
+        """Return sentences for plans and reports: how often, and how much."""
+        records = [r for r in unroller.builder.records if REPLICA in r.axis.split("×")]
+        total = sum(record.bytes for record in records)
+        name = show_count(self.fragments, "fragment")
+        each = f"in {name} " if self.fragments > 1 else ""
+        note = (
+            f"LocalSGD: parameters are exchanged {each}every {show_count(self.turns_apart, 'turn')}"
+        )
+        if total:
+            note += f", {total:,} bytes in this run between replicas"
+        return (note, self._why) if self._why else (note,)
 
     def emit_window(
         self, unroller: ReplicaUnroller, state: ReplicatedState, plan: Sequence[TurnExchanges]
@@ -194,14 +280,17 @@ class LocalSGD(ReplicaStrategy):
             unroller.emit_turn(turn)
             for number in sent:
                 if number == 0:
+                    unroller.enter(turn, APPLIES)
                     self._average(unroller, state)
-                at = (turn, number)
-                values, means = self._send(unroller, fragments[number], steps[number], at)
+                unroller.enter(turn, SENDS_AFTER)
                 due = min(turn + self.delay, self.window - 1)
-                under_way.append(_Sent(number, due, values, means))
+                under_way.append(
+                    self._send(unroller, number, due, fragments[number], steps[number])
+                )
+            unroller.enter(turn, APPLIES)
             for each in under_way:
                 if each.due == turn:
-                    self._apply(unroller, fragments[each.number], each, steps[each.number])
+                    self._apply(unroller, each, steps[each.number])
 
     def _outer_step(self, unroller: ReplicaUnroller, fragment: Sequence[Node]) -> OuterStep | None:
         """Return the outer step of a fragment, with its variables among the unroller's; None if the
@@ -237,48 +326,41 @@ class LocalSGD(ReplicaStrategy):
     def _send(
         self,
         unroller: ReplicaUnroller,
+        number: int,
+        due: int,
         fragment: Sequence[Node],
         step: OuterStep | None,
-        at: tuple[int, int],
-    ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Sequence[Tensor]]]:
-        """Exchange a fragment. Return the values that were there, and the means."""
-        values = [[*unroller.current[node]] for node in fragment]
-        given = [Exchanged(*each) for each in zip(fragment, values, strict=True)]
+    ) -> _Sent:
+        """Begin the exchange of a fragment, whose result is applied after turn `due`."""
+        values = [Exchanged(node, [*unroller.current[node]]) for node in fragment]
+        given = values
         if step is not None:
             given = [
                 Exchanged(
-                    node, unroller.difference(node, unroller.current[step.references[node]], own)
+                    node,
+                    unroller.difference(node, unroller.current[step.references[node]], own),
                 )
-                for node, own in given
+                for node, own in values
             ]
         means: dict[Node, list[Tensor]] = {}
         if self._filter is not None:
-            means = self._filter.exchange(unroller, given, at, self.bucket)
+            means = self._filter.exchange(unroller, given, (unroller.rank, number), self.bucket)
         plain = [each for each in given if each.variable not in means]
-        means |= zip(
-            [each.variable for each in plain],
-            mean_over_replicas(unroller, plain, self.bucket),
-            strict=True,
-        )
-        return values, [means[node] for node in fragment]
+        buckets = begin_exchange(unroller, plain, self.bucket)
+        return _Sent(number, due, values, means, plain, buckets)
 
-    def _apply(
-        self,
-        unroller: ReplicaUnroller,
-        fragment: Sequence[Node],
-        sent: _Sent,
-        step: OuterStep | None,
-    ) -> None:
+    def _apply(self, unroller: ReplicaUnroller, sent: _Sent, step: OuterStep | None) -> None:
         """Continue from the result of an exchange, with what was learnt since it was sent."""
-        fresh = sent.means
+        found = finish_exchange(unroller, sent.plain, sent.buckets, Mean())
+        fresh: dict[Node, Sequence[Tensor]] = {**sent.means}
+        fresh |= {value.variable: mean for value, mean in zip(sent.plain, found, strict=True)}
         if step is not None:
-            step.take(unroller, dict(zip(fragment, sent.means, strict=True)))
-            fresh = [unroller.current[step.references[node]] for node in fragment]
-        for node, before, after in zip(fragment, sent.values, fresh, strict=True):
-            now = unroller.current[node]
+            step.take(unroller, fresh)
+            fresh = {node: unroller.current[step.references[node]] for node in fresh}
+        for node, before in sent.values:
+            now, after = unroller.current[node], fresh[node]
             if any(a is not b for a, b in zip(now, before, strict=True)):
-                learnt = unroller.difference(node, now, before)
-                after = unroller.add(node, after, learnt)
+                after = unroller.add(node, after, unroller.difference(node, now, before))
             unroller.current[node] = [*after]
 
 

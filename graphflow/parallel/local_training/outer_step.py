@@ -48,7 +48,7 @@ class OuterStep(NamedTuple):
         made: dict[tuple[Node, int], Tensor] = {}
         for place, device in enumerate(unroller.owners):
             name = unroller.mesh.tag(unroller.mesh.places[place])[1:]
-            copy = TurnCopy({}, f"outer/{name}/", device, 0, {})
+            copy = TurnCopy({}, f"outer/{name}/", device, 0, {}, unroller.rank)
             mapped: dict[Tensor, Tensor] = {}
             for node in self.graph.nodes:
                 match node.op.name:

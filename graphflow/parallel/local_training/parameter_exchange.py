@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from graphflow.base.formatting import show_count
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import product
 from graphflow.ops.communication.reduction_order import shares
 from graphflow.parallel.local_training.replica_unroller import REPLICA, ReplicaUnroller
@@ -81,7 +81,7 @@ class Mean:
         self, unroller: ReplicaUnroller, bucket: ExchangedBucket, places: Sequence[int]
     ) -> list[Tensor]:
         """Return the mean of the parts of some devices, one of each replica, at each of them."""
-        with unroller.builder.cross_device(bucket.cause):
+        with unroller.cross_device(bucket.cause):
             means = all_reduce([bucket.parts[place] for place in places], op="mean")
         _record(unroller, "all-reduce", (REPLICA,), means, bucket.cause, bucket.description)
         return means
@@ -129,7 +129,7 @@ def finish_exchange(
             places = [unroller.mesh.index_of(place) for place in column]
             rows |= zip(places, combination.combine(unroller, bucket, places), strict=True)
         for team in bucket.teams:
-            with unroller.builder.cross_device(bucket.cause):
+            with unroller.cross_device(bucket.cause):
                 rows |= zip(team, all_gather([rows[place] for place in team]), strict=True)
         ordered = [rows[place] for place in range(len(rows))]
         if bucket.teams:
@@ -147,7 +147,7 @@ def require_equal(unroller: ReplicaUnroller, variable: Node) -> list[Tensor]:
     name = unroller.name_of(variable)
     message = f"{name!r} (made at {variable.location}) has to be equal at all replicas"
     values = unroller.current[variable]
-    with unroller.builder.cross_device(variable):
+    with unroller.cross_device(variable):
         least, most = (all_reduce([_as_int(v) for v in values], op=op) for op in ("min", "max"))
     found = []
     for place, (value, low, high) in enumerate(zip(values, least, most, strict=True)):
@@ -163,7 +163,7 @@ def _as_int(tensor: Tensor) -> Tensor:
     """Return a tensor of bools as integers; integers as they are."""
     if tensor.dtype != bool:
         return tensor
-    with device(tensor.node.device):
+    with origin_scope(tensor.node, "checked/"):
         numbers: Tensor = FUNCTIONS["astype"](tensor, "uint8")
     return numbers
 

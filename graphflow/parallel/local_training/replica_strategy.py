@@ -75,6 +75,10 @@ class ReplicaStrategy:
         """
         raise NotImplementedError
 
+    def describe_window(self, unroller: ReplicaUnroller) -> Sequence[str]:
+        """Return sentences about a window that was written, for plans and reports."""
+        raise NotImplementedError
+
     @property
     def cycle(self) -> int:
         """The number of turns after which the plans of windows repeat."""
@@ -183,6 +187,7 @@ class ReplicaStrategy:
             with origin_scope(counter, "", owners[0]):
                 unroller.current[counter] = [count + self.window]
         return unroller.finish(
+            notes=tuple(self.describe_window(unroller)),
             counter=counter if self.varies else None,
             counted=lambda turns: not self.varies or self.plan_window(turns) == plan,
         )

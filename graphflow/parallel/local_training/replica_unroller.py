@@ -32,7 +32,7 @@ from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor, whole
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner, piece_symbol
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
-from graphflow.parallel.resharding.shard_builder import ShardBuilder
+from graphflow.parallel.resharding.shard_builder import CROSS_DEVICE_SCOPE, ShardBuilder
 from graphflow.parallel.sharding.batch_axis import equal_sizes
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 
@@ -40,6 +40,11 @@ REPLICA = "replica"
 """The mesh axis of replicas, which have variables of their own."""
 TURN = "turn"
 """The mesh axis of turns, which a replica takes one after the other."""
+SENDS_BEFORE, COMPUTES, SENDS_AFTER, APPLIES = PHASES = range(4)
+"""What a device does around a turn, in this order: it sends values from before the turn, computes
+the turn, sends values from after it, and applies the results of an exchange."""
+LETTERS = {SENDS_BEFORE: "E", COMPUTES: "T", SENDS_AFTER: "E", APPLIES: "A"}
+"""The letters of phases in drawings: exchange, turn, apply."""
 
 
 class ReplicaUnroller:
@@ -59,6 +64,7 @@ class ReplicaUnroller:
         builder: builds nodes on devices, and records what is sent.
         variables: the copies of the user's variables, and of those that a strategy adds.
         current: for each variable, the value that each copy has by now.
+        rank: the place of the nodes that are written next in the order of execution.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class ReplicaUnroller:
         self._shares: dict[Node, FeedSlice] = {}
         self._copies: dict[tuple[int, int], dict[Tensor, Tensor]] = {}
         self._records: list[CommunicationRecord] = []
+        self.rank = 0
 
     # Variables ------------------------------------------------------------------------------------
 
@@ -238,14 +245,22 @@ class ReplicaUnroller:
 
     def on_device(self, place: int, cause: Node) -> origin_scope:
         """Return a scope whose nodes are on a device, and count as made where `cause` was made."""
-        return origin_scope(
-            cause, f"{self.mesh.tag(self.mesh.places[place])[1:]}/", self.owners[place]
-        )
+        prefix = f"{self.mesh.tag(self.mesh.places[place])[1:]}/"
+        return origin_scope(cause, prefix, self.owners[place], self.rank)
+
+    def cross_device(self, cause: Node) -> origin_scope:
+        """Return a scope whose nodes lie on several devices: each where its own input is."""
+        return origin_scope(cause, CROSS_DEVICE_SCOPE, DeviceName(), self.rank)
+
+    def enter(self, turn: int, phase: int) -> None:
+        """Write what follows for a phase of a turn."""
+        self.rank = turn * len(PHASES) + phase
 
     # Turns ----------------------------------------------------------------------------------------
 
     def emit_turn(self, turn: int) -> None:
         """Write a turn of every replica. Its updates become the current values."""
+        self.enter(turn, COMPUTES)
         for replica in range(self.replicas):
             self._emit_step(turn, replica)
 
@@ -261,6 +276,7 @@ class ReplicaUnroller:
             own[0] if self.places == 1 else dict(zip(self.template.devices, own, strict=True)),
             turn,
             {s: self._turn_extent(s, turn, e) for s, e in extents.items()},
+            self.rank,
         )
         mapped: dict[Tensor, Tensor] = {}
         updated: dict[tuple[Node, int], Tensor] = {}
@@ -355,10 +371,11 @@ class ReplicaUnroller:
         if every:
             with origin_scope(every[0].node, "", DeviceName()):
                 fetches.append(REGISTRY["group"](*every, name="updates"))
+        labels = tuple(f"{LETTERS[p]}{turn}" for turn in range(self.turns) for p in PHASES)
         return ShardedGraph(
             source, Graph(fetches).verify(), self._window, self.partitioner, self._shares,
             self.variables, (*self._records, *self.builder.records),
-            tuple(self.builder.fetched), **kept,
+            tuple(self.builder.fetched), labels=labels, **kept,
         )  # fmt: skip
 
     def _devices_of(self, pieces: ShardedVariable) -> Sequence[DeviceName]:

@@ -22,6 +22,7 @@ class TurnCopy(SymbolSubstitution):
         devices: the device of the replica; or, if it has several, a device for each device of the
             template.
         turn: the number of the turn. Each turn draws other random numbers.
+        rank: the place of the nodes in the order of execution, see `Node.turn`.
         extents: for each symbol of the batch, the extent of the replica's micro-batch in the batch
             of its turn. A random tensor with the batch among its axes is that part of the tensor
             for the whole batch of the turn, as it is with `Data`.
@@ -34,6 +35,7 @@ class TurnCopy(SymbolSubstitution):
         devices: DeviceName | Mapping[DeviceName, DeviceName],
         turn: int,
         extents: Mapping[str, ShardExtent],
+        rank: int = -1,
     ) -> None:
         super().__init__(sizes)
         self.prefix = prefix
@@ -42,6 +44,7 @@ class TurnCopy(SymbolSubstitution):
         self._starts = {symbol: extent.start for symbol, extent in extents.items()}
         self._totals = {symbol: extent.total for symbol, extent in extents.items()}
         self._replaced = sizes
+        self._rank = rank
 
     def size(self, size: Size) -> Size:
         """Return the size that stands for one of the template's."""
@@ -49,7 +52,7 @@ class TurnCopy(SymbolSubstitution):
 
     def rebuild(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
         """Return the copy of a node."""
-        with origin_scope(node, self.prefix, self.device_of(node)):
+        with origin_scope(node, self.prefix, self.device_of(node), self._rank):
             return self.node(node, inputs)
 
     def device_of(self, node: Node) -> DeviceName:

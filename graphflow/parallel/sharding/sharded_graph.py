@@ -108,6 +108,8 @@ class ShardedGraph:
         counter: the variable whose value decides how the strategy partitions the graph, if there is
             one. Callers pass its value among the sizes, as `COUNTER`.
         counted: returns True for values of the counter that the graph was partitioned for.
+        labels: the labels of what nodes belong to, by their turns, if the graph is no pipeline.
+        notes: sentences about the strategy, for plans and reports.
     """
 
     source: Graph
@@ -122,6 +124,8 @@ class ShardedGraph:
     pipeline: StagedPipeline | None = None
     counter: Node | None = None
     counted: Callable[[int], bool] = field(repr=False, default=lambda count: True)
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
         repr=False, default_factory=dict
     )
@@ -135,9 +139,9 @@ class ShardedGraph:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The labels of a pipeline's tasks by turn, "F0", "B0", …; () if the graph is no
-        pipeline."""
-        return () if self.pipeline is None else self.pipeline.labels
+        """The labels of tasks by turn: "F0", "B0", … of a pipeline, "T0", "E0", … of replicas that
+        take turns; () if there are no turns."""
+        return self.labels if self.pipeline is None else self.pipeline.labels
 
     def suits(self, sizes: Mapping[str, int]) -> bool:
         """Return True if a step with symbols of these sizes would be partitioned as this one."""

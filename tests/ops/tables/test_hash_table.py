@@ -19,7 +19,10 @@ from graphflow.errors import (
     TableFullError,
     VariableError,
 )
+from graphflow.ir.op import REGISTRY
 from graphflow.ops.tables.hash_index import HashLayout, find, insert_ids, view_state
+from graphflow.runtime.memory.memory_layout import plan_layout
+from tests.runtime.programs import alone
 
 Array = np.ndarray[Any, Any]
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
@@ -319,6 +322,17 @@ def test_steps_touch_the_rows_that_they_looked_up_and_no_others() -> None:
         if n.op.name not in ("variable", "assign", "update_rows", "hash_insert", "group")
     ]  # fmt: skip
     assert all(s.size == 1 or not isinstance(s.size, int) for n in found for s in n.specs)
+
+
+def test_a_step_on_a_large_table_takes_memory_for_the_ids_that_occur() -> None:
+    table, ids = gf.nn.HashTable(64, 1_000_000), gf.placeholder("int64", (256,))
+    with gf.nn.training() as updates:
+        loss = gf.sum(gf.square(table(ids) - 1.0))
+    for optimizer in (gf.optim.SGD(0.1), gf.optim.Adam(0.1)):
+        step = REGISTRY["group"](optimizer.minimize(loss), *updates)
+        layout = plan_layout(alone(step), {})
+        assert layout.arena.nbytes < 40 * 256 * 64 * 4  # the index alone has 40 MB
+        assert {node.op.name for node in layout.deferred} >= {"update_rows", "hash_insert"}
 
 
 @pytest.mark.parametrize("strategy", [
