@@ -13,6 +13,7 @@ from graphflow.frontend.builders import assign
 from graphflow.init import Initializer
 from graphflow.ir.op import (
     FUNCTIONS,
+    REGISTRY,
     Cost,
     Op,
     Tensor,
@@ -137,8 +138,8 @@ hash_insert: Op = register(
 class HashTable(Layer):
     """A table with a row for each id that occurs: any ints of shape s to floats (*s, dim).
 
-    In a `gf.nn.training` block, new ids get rows. The block's list collects the assignment that
-    stores them; fetch it in the step that trains. A new id reads its initial value, and the
+    In a `gf.nn.training` block, new ids get rows. The block's list collects the node that stores
+    them; fetch it in the step that trains. A new id reads its initial value, and the
     optimiser updates the row from that value, with new slots. Initial values depend on the id, not
     on the order of ids or on the placement. Optimisers update the rows that a step looked up, and
     no others. Elsewhere, ids without a row read their initial value, and nothing is stored.
@@ -215,7 +216,7 @@ class HashTable(Layer):
         ids, updates = as_indices(ids), current_updates()
         require_kind(ids.spec, "int")
         ids = astype(ids, "int64")
-        if any(update.node.inputs[0] is self.state for update in updates or ()):
+        if any(self.state in update.node.inputs[0].node.inputs for update in updates or ()):
             raise ArgumentError(
                 "a HashTable is called once in a training block, since its variables have one new "
                 "value in a step; look up all ids at once and take parts of the result"
@@ -225,7 +226,8 @@ class HashTable(Layer):
         entries, fresh, evicted = hash_find(self.state, ids, insert=updates is not None, **attrs)
         if updates is not None:
             new = hash_insert(self.state, ids, entries, evicted, **attrs)
-            updates.append(assign(self.state, new))
+            # fetched as None, so that no step copies the whole state
+            updates.append(REGISTRY["group"](assign(self.state, new), name="store"))
         rows = FUNCTIONS["minimum"](entries, layout.capacity)
         held = take(self.owners, rows, 0)
         fresh = FUNCTIONS["logical_or"](fresh, FUNCTIONS["not_equal"](held, ids))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ir.op import REGISTRY, Node, Tensor, make_node
+from graphflow.ir.op import REGISTRY, Node, Tensor, as_tensor, make_node
 from graphflow.ir.spec import Size, minimum
 from graphflow.ops.tensors.table_rows import piece_sizes
 from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
@@ -133,16 +133,22 @@ class RowExchange:
         wanted = self._preferred.get(cause.outputs[0])
         if not any(dims) and cause.op.name == "take" and wanted is not None:
             dims = wanted.dims[: ids.ndim]
-        layout = Layout(tuple(WHOLE if d.outer != 1 or d.over else d for d in dims))
+        plain = (d.is_contiguous and d.over is None for d in dims)
+        layout = Layout(tuple(d if p else WHOLE for d, p in zip(dims, plain, strict=True)))
         return self._resharder.convert(value, layout, cause, user_name(ids.node))
 
     def _route_at(self, table: Node, ids: Tensor, place: Place, cause: Node) -> RowRoute:
         """Find the distinct rows that a place looks up."""
         starts = self._starts(table)
         sizes = piece_sizes(ids.size, starts)
+        ranges = self._row_split(table).ranges
 
         def build() -> RowRoute:
-            made = make_node(REGISTRY["route_rows"], (ids,), {"starts": starts, "sizes": sizes})
+            attrs: dict[str, Any] = {"starts": starts, "sizes": sizes}
+            inputs: tuple[Tensor, ...] = (ids,)
+            if ranges is not None:
+                inputs, attrs["width"] = (ids, as_tensor(ranges.first_positions)), ranges.width
+            made = make_node(REGISTRY["route_rows"], inputs, attrs)
             inverse, *others = made.outputs
             numbers, keys = others[: len(sizes)], others[len(sizes) :]
             sent = [_mark_used(k, n) for k, n in zip(keys, numbers, strict=True)]
@@ -335,11 +341,15 @@ class RowExchange:
         found: _T = self._made[key]
         return found
 
+    def _row_split(self, table: Node) -> AxisSplit:
+        """Return how the rows of a table are split."""
+        return self._values[table.outputs[0]].layout.dims[0]
+
     def _starts(self, table: Node) -> tuple[int, ...]:
         """Return the first row of each owner's piece, and the number of rows."""
         rows, axis = table.specs[0].shape[0], self._tables.axes[table]
         group = self._mesh.group(self._mesh.places[0], axis)
-        split = AxisSplit((axis,))
+        split = self._row_split(table)
         starts = [int(self._resharder.partitioner.piece(rows, split, p).start) for p in group]
         return (*starts, int(rows))
 

@@ -19,7 +19,10 @@ from graphflow.errors import (
     TableFullError,
     VariableError,
 )
+from graphflow.ir.op import REGISTRY
 from graphflow.ops.tables.hash_index import HashLayout, find, insert_ids, view_state
+from graphflow.runtime.memory.memory_layout import plan_layout
+from tests.runtime.programs import alone
 
 Array = np.ndarray[Any, Any]
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
@@ -321,6 +324,17 @@ def test_steps_touch_the_rows_that_they_looked_up_and_no_others() -> None:
     assert all(s.size == 1 or not isinstance(s.size, int) for n in found for s in n.specs)
 
 
+def test_a_step_on_a_large_table_takes_memory_for_the_ids_that_occur() -> None:
+    table, ids = gf.nn.HashTable(64, 1_000_000), gf.placeholder("int64", (256,))
+    with gf.nn.training() as updates:
+        loss = gf.sum(gf.square(table(ids) - 1.0))
+    for optimizer in (gf.optim.SGD(0.1), gf.optim.Adam(0.1)):
+        step = REGISTRY["group"](optimizer.minimize(loss), *updates)
+        layout = plan_layout(alone(step), {})
+        assert layout.arena.nbytes < 40 * 256 * 64 * 4  # the index alone has 40 MB
+        assert {node.op.name for node in layout.deferred} >= {"update_rows", "hash_insert"}
+
+
 @pytest.mark.parametrize("strategy", [
     Data(2), Data(3, shard_state=True),
     *(Shard({"m": n}, {"table/weight": ("m",)}) for n in (1, 2, 3)),
@@ -381,6 +395,28 @@ def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_pat
     for clusters in ([gf.Cluster.local(2, threads=1)], [gf.Cluster.local(2, threads=1), None]):
         have = trained(strategy, clusters)
         assert all(np.array_equal(a, b) for a, b in zip(have, want, strict=True))
+
+
+@pytest.mark.parametrize("after", [None, 3], ids=["whole", "3 shards"])
+def test_rows_slots_and_owners_move_from_a_checkpoint_to_other_shards(
+    after: int | None, tmp_path: Path
+) -> None:
+    def trained(halves: list[int | None]) -> list[Array]:
+        random, values = np.random.default_rng(0), []
+        for number, shards in enumerate(halves):
+            rule = None if shards is None else Shard({"m": shards}, {"table/weight": ("m",)})
+            training = Training(gf.optim.RowwiseAdagrad(0.1), rule, capacity=7)
+            with gf.Session() as s:
+                if number:
+                    s.load(tmp_path / "kept")
+                for _ in range(4):
+                    ids, slopes = random.integers(-5, 6, 5), random.normal(size=(5, DIM))
+                    values.append(training.run(s, ids, slopes))
+                s.save(tmp_path / "kept")
+        return values
+
+    have, want = trained([2, after]), trained([None, None])
+    np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind, dtype", [
