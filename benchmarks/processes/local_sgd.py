@@ -2,11 +2,11 @@
 
     python benchmarks/processes/local_sgd.py [--link-mbit 100] [--rounds 6] [--output FILE]
 
-Ours: Data, and LocalSGD with a period of 1, 8 and 64 turns. Torch's, two processes over gloo: DDP,
-DDP with powerSGD_hook, and PostLocalSGDOptimizer with PeriodicModelAverager of the same periods.
-The examples lie with each worker, so only their numbers are fed. Contenders take turns; all
-averagers of one period must reach the same loss. For ours, the step that the plan predicts stands
-beside the measured one.
+Ours: Data, and LocalSGD with a period of 1, 8 and 64 turns, also with 8 bits a number. Torch's, two
+processes over gloo: DDP, DDP with powerSGD_hook, and PostLocalSGDOptimizer with
+PeriodicModelAverager of the same periods. The examples lie with each worker, so only their numbers
+are fed. Contenders take turns; all averagers of one period must reach the same loss. For ours, the
+step that the plan predicts stands beside the measured one.
 
 With `--link-mbit`, the two workers are in network namespaces, and the cable between them carries so
 much; without, they talk over loopback.
@@ -266,6 +266,11 @@ def contest(
             strategy = gf.parallel.LocalSGD(WORKERS, period=period, window=period)
             ours[f"local {period}"] = keep(Ours(strategy, period, workers))
             runs[f"local {period}"] = ours[f"local {period}"]
+        for period in PERIODS[1:]:
+            eight = gf.parallel.FixedPoint(8)
+            strategy = gf.parallel.LocalSGD(WORKERS, period, window=period, compress=eight)
+            name = f"local {period}, 8 bits"
+            runs[name] = ours[name] = keep(Ours(strategy, period, workers))
         for name, kind, period in _torch_contenders():
             runs |= optional(name, lambda k=kind, p=period: keep(Theirs(k, p, places, address)))
         counts = {name: FEW if slow and _exchanges_always(name) else STEPS for name in runs}
@@ -284,6 +289,7 @@ def contest(
     medians = {name: median(times) for name, times in seconds.items()}
     pairs = [("data", "torch ddp")]
     pairs += [(f"local {period}", f"torch post-local {period}") for period in PERIODS]
+    pairs += [(f"local {p}, 8 bits", f"torch post-local {p}") for p in PERIODS[1:]]
     ratios = {}
     for mine, peer in pairs:
         if peer in runs:
