@@ -21,6 +21,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import evaluate
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, edges_of
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import MeasuredSteps, PlacementVerdict
@@ -301,23 +302,24 @@ class CompiledFetches:
         Edges inside loops and branches are included.
         """
         return {
-            node.attrs["edge"]: (
-                _tensor_name(part.graph.names.get(node, node.name), node.attrs["edge"]),
-                node.attrs["source"],
+            edge: (
+                _tensor_name(part.graph.names.get(node, node.name), edge),
+                source,
                 part.device,
                 evaluate(node.specs[0].nbytes, bindings),
             )
             for part in self.partitions.values()
             for node in part.graph.walk()
-            if node.op.name == "recv"
+            if node.op.name in RECEIVING_OPS
+            for edge, source in edges_of(node).items()
         }
 
     def explain_link_loss(self, error: LinkLost) -> LinkLost:
         """Add to the error of a link which tensor or collective the link was to carry."""
-        op, attribute, number = _find_receiver(error.edge)
+        op, number = _find_receiver(error.edge)
         for part in self.partitions.values():
             for node in part.graph.walk():
-                if node.op.name == op and node.attrs[attribute] == number:
+                if _receives(node, op, number):
                     name = _tensor_name(part.graph.names.get(node, node.name), number)
                     what = f"is of {node.attrs['kind']}" if op != "recv" else "carries"
                     error.args = (f"{error}; it {what} {name!r}, made at {node.location}",)
@@ -355,7 +357,12 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
     tensors = [t for node in part.graph.nodes for t in node.outputs]
     sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
     layout = plan_layout(part, bindings)
-    outside = [t for t in tensors if t not in layout.blocks and layout.roots[t] is t]
+    in_place = {node for node in part.graph.nodes if node.op.name == "assign"} | {*layout.deferred}
+    outside = [
+        t
+        for t in tensors
+        if t not in layout.blocks and layout.roots[t] is t and t.node not in in_place
+    ]
     need = layout.arena.nbytes + sum(sizes[t] for t in outside)
     if need > limit:
         largest = sorted(sizes, key=lambda t: -sizes[t])[:3]
@@ -370,14 +377,21 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
         )
 
 
-def _find_receiver(key: Key | None) -> tuple[str, str, int]:
-    """Return op, attribute and value that identify the receiving node of a key; -1 matches none."""
+def _receives(node: Node, op: str, number: int) -> bool:
+    """Return True if a node receives what `_find_receiver` names."""
+    if op == "recv":
+        return node.op.name in RECEIVING_OPS and number in edges_of(node)
+    return node.op.name == op and node.attrs["group"] == number
+
+
+def _find_receiver(key: Key | None) -> tuple[str, int]:
+    """Return op and number of edge or group of the receiving node of a key; -1 matches none."""
     if isinstance(key, str):
         group, taken = _OF_GROUP.match(key), _OF_EDGE.match(key)
         if group is not None:
-            return "collective_start", "group", int(group[1])
-        return "recv", "edge", int(taken[1]) if taken is not None else -1
-    return "recv", "edge", -1 if key is None else key % 2**EDGE_BITS
+            return "collective_start", int(group[1])
+        return "recv", int(taken[1]) if taken is not None else -1
+    return "recv", -1 if key is None else key % 2**EDGE_BITS
 
 
 def _tensor_name(name: str, edge: int) -> str:

@@ -256,7 +256,7 @@ class VariableStore:
             pieces = tuple(
                 (
                     self._name(piece),
-                    tuple(tuple(s) if s.rows != 1 else (s.start, s.stop) for s in spans),
+                    tuple(map(_plain_span, spans)),
                 )
                 for piece, spans in _distinct_shards(self.shards[node]).items()
             )
@@ -470,6 +470,13 @@ class VariableStore:
             if tensor.node not in self._at_home
         }
         return {**self._pending, **here}
+
+
+def _plain_span(span: Span) -> tuple[Any, ...]:
+    """Return a span without the entries that have their defaults."""
+    if span.ranges:
+        return tuple(span)
+    return (span.start, span.stop) if span.rows == 1 else (*span[:3],)
 
 
 def _signature(node: Node) -> Signature:

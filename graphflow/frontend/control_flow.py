@@ -143,7 +143,7 @@ def cond(
     then, tensors = _trace_call(true_fn, args)
     orelse, _ = _trace_call(false_fn, args)
     _require_same_nest(then, orelse)
-    captures = _merge_captures(then, orelse)
+    captures = merge_captures(then, orelse)
     node = _make_control_node(
         control.cond,
         (as_tensor(pred), *tensors, *captures),
@@ -162,7 +162,7 @@ def _require_same_nest(then: TracedFunction, orelse: TracedFunction) -> None:
         )
 
 
-def _merge_captures(*traced: TracedFunction) -> tuple[Tensor, ...]:
+def merge_captures(*traced: TracedFunction) -> tuple[Tensor, ...]:
     captures = dict.fromkeys(t for each in traced for t in each.captures)
     return tuple(sorted(captures, key=lambda t: (t.node.serial, t.index)))
 
@@ -323,7 +323,7 @@ def while_loop(
     test = trace(cond_fn, specs, arguments)
     body = trace(body_fn, specs, arguments)
     _check_carry(init, body, len(state), "state")
-    captures = _merge_captures(test, body)
+    captures = merge_captures(test, body)
     if len(test.outputs) != 1:
         raise ShapeError(f"cond_fn returns one bool, not {len(test.outputs)} tensors")
     limit = None if max_iterations is None else int(max_iterations)

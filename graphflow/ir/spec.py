@@ -294,12 +294,14 @@ class Span(NamedTuple):
     """The part of an axis from start to stop, or this part of each segment of the axis.
 
     `rows` is the number of segments of equal length, or a tuple of their relative lengths, by which
-    start and stop are multiplied.
+    start and stop are multiplied. With `ranges`, the part consists of these (start, stop) of the
+    axis, in ascending order; then start is 0, and stop is the number of elements.
     """
 
     start: int
     stop: int
     rows: int | tuple[int, ...] = 1
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> int:
@@ -308,12 +310,14 @@ class Span(NamedTuple):
 
     def to_index(self, size: int) -> Any:
         """Return the index of this part in an axis of `size` elements: a slice, or an array."""
-        if self.rows == 1:
+        if self.rows == 1 and not self.ranges:
             return slice(self.start, self.stop)
         return np.concatenate([np.arange(*each) for each in self.to_ranges(size)])
 
     def to_ranges(self, size: int) -> list[tuple[int, int]]:
         """Return the ranges of this part in an axis of `size` elements, in order."""
+        if self.ranges:
+            return [*self.ranges]
         lengths = self.rows if isinstance(self.rows, tuple) else (1,) * self.rows
         each, before, found = size // sum(lengths), 0, []
         for length in lengths:

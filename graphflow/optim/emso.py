@@ -29,9 +29,11 @@ class Emso(Optimizer):
     """Efficient minibatch training: w ← argmin φ(w) + γ/2·‖w − w₀‖², where φ is the loss of the
     batch and w₀ the weights before the step, approximately, by steps of an inner optimiser.
 
-    A step costs `inner_steps` forward and backward passes over its batch, and one exchange of
-    a batch. So large batches, which exchange less, need fewer examples than with SGD. The inner
-    steps share the batch, its random numbers and rates; their slots go on from step to step.
+    A step costs `inner_steps` forward and backward passes over its batch. So large batches need
+    fewer examples than with SGD. The inner steps share the batch, its random numbers and rates;
+    their slots go on from step to step. With `gf.parallel.Data`, each inner step exchanges its
+    gradients; with `gf.parallel.LocalSGD(replicas, period=1)`, replicas solve the problem of their
+    own part of the batch, and exchange once, as in the paper.
 
     Args:
         inner: the optimiser of the inner steps, `gf.optim.SGD(0.1)` for example.

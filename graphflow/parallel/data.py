@@ -126,7 +126,8 @@ class Data:
     @property
     def replication(self) -> ReplicationConfig:
         """The replication configuration along the replicas' axis."""
-        return replication_of(self, DATA)
+        replication = replication_of(self, DATA)
+        return replace(replication, ring_axis=DATA) if self.tables else replication
 
     def layouts(self, graph: Graph, mesh: Mesh, strict: bool = True) -> dict[Tensor, Layout]:
         """Return layouts that split the batch, and the rows of tables and of their slots.

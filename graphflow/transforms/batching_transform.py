@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphflow.errors import GraphflowError, VariableError
+from graphflow.errors import GraphError, GraphflowError, VariableError
 from graphflow.frontend.control_flow import scan as scan_over
 from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.graph import Body, Graph, bodies
@@ -89,6 +89,8 @@ class Batching:
                 "vmap has no single value to assign; return the value, reduce it, assign it outside"
             )
         try:
+            if node.op.name == "concurrent":
+                raise GraphError("vmap has no rule for parties that exchange tensors")
             if control.is_control(node.op):
                 return self.rules[node.op.name](self, node, inputs, has)
             return [(t, True) for t in self._apply_rule(node, inputs, has)]

@@ -12,8 +12,9 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.op import REGISTRY, Cost, Op, register
+from graphflow.ir.op import REGISTRY, Cost, Node, Op, register
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype
+from graphflow.ops.communication.channels import WHICH, check_order
 
 
 def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
@@ -32,12 +33,13 @@ recv = register(
 )
 
 # x, of which only the first `number` rows are in use; the others are zeros. An edge between devices
-# that carries it is ragged: only the rows in use travel.
+# that carries it is ragged: only the rows in use travel. They are the distinct rows of a piece of
+# `piece` rows among `lookups` in a table of `rows`; `expected_rows` says how many that may be.
 used_rows = register(
     Op(
         "used_rows",
-        infer=lambda x, number: x,
-        kernel=lambda xp, x, number: x,
+        infer=lambda x, number, lookups, rows, piece: x,
+        kernel=lambda xp, x, number, **attrs: x,
         cost=_no_cost,
         alias=True,
     )
@@ -53,6 +55,81 @@ send = register(
         pure=False,
     )
 )
+
+# Sends its first input as those of `edges` to `targets` for which its second, the mask, is true.
+send_where = register(
+    Op(
+        "send_where",
+        infer=lambda x, mask, edges, targets: TensorSpec((0,), np.dtype("bool")),
+        cost=_no_cost,
+        pure=False,
+    )
+)
+
+
+def _infer_recv_any(
+    *order: TensorSpec, edges: Sequence[int], sources: Sequence[str], shape: Shape, dtype: str
+) -> TensorSpec:
+    """Infer the tensor that comes first over any of some edges.
+
+    Raises:
+        ArgumentError, ShapeError: the attributes do not fit, or the order is not one int32.
+    """
+    if not edges or len(edges) != len(sources):
+        raise ArgumentError(f"{len(edges)} edges come from {len(sources)} devices")
+    check_order(*order or (None,))
+    return _spec(tuple(shape), dtype)
+
+
+# The next tensor of any of `edges` of the step, from `sources`. If it has an input of 0 or more,
+# it is the next tensor of the edge with this index.
+recv_any = register(
+    Op(
+        "recv_any",
+        infer=_infer_recv_any,
+        cost=_no_cost,
+        pure=False,
+    )
+)
+
+# The index of the edge over which its input, the value of a `recv_any`, has come.
+received_from = register(
+    Op(
+        "received_from",
+        infer=lambda x, edge: WHICH,
+        cost=_no_cost,
+        pure=False,
+    )
+)
+
+RECEIVING_OPS = ("recv", "recv_any")
+SENDING_OPS = ("send", "send_where")
+
+
+def edges_of(node: Node) -> dict[int, str]:
+    """Return the edges that end or begin at a node, each with the device at the other end."""
+    match node.op.name:
+        case "recv":
+            return {node.attrs["edge"]: node.attrs["source"]}
+        case "send":
+            return {node.attrs["edge"]: node.attrs["target"]}
+        case "recv_any":
+            return dict(zip(node.attrs["edges"], node.attrs["sources"], strict=True))
+        case "send_where":
+            return dict(zip(node.attrs["edges"], node.attrs["targets"], strict=True))
+    return {}
+
+
+def expected_rows(lookups: int, rows: int, piece: int) -> float:
+    """Return how many distinct rows of a piece are looked up, if all rows are equally likely.
+
+    Args:
+        lookups: the lookups, of any rows.
+        rows: the rows of the table.
+        piece: those of the piece.
+    """
+    distinct = rows * (1 - (1 - 1 / rows) ** lookups) if rows > 1 else min(lookups, rows)
+    return distinct * piece / max(rows, 1)
 
 
 def _infer_start(

@@ -41,13 +41,13 @@ def fold_in(step: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 16
 
 
-def _run_body(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any]:
+def run_body(xp: Any, body: Body, arrays: Sequence[Any], step: int) -> list[Any]:
     """Run a body by plain kernels, as the reference for compiled programs."""
     given = dict(zip(body.inputs, arrays, strict=True))
     return run(body.graph, given, body.bindings, step, xp)[: body.results]
 
 
-def _check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
+def check_operands(body: Body, operands: Sequence[TensorSpec]) -> None:
     wanted = [node.specs[0] for node in body.inputs]
     if len(wanted) != len(operands):
         raise ShapeError(f"the body has {len(wanted)} parameters, got {len(operands)} operands")
@@ -70,7 +70,7 @@ def _check_carried(body: Body, carries: Sequence[TensorSpec], what: str) -> None
             )
 
 
-def _body_cost(body: Body) -> tuple[Size, Size]:
+def body_cost(body: Body) -> tuple[Size, Size]:
     """Return the flops and bytes of one run of a body."""
     flops: Size = 0
     moved: Size = 0
@@ -91,7 +91,7 @@ def _body_cost(body: Body) -> tuple[Size, Size]:
 def _infer_call(
     *operands: TensorSpec, body: Body, recompute: bool = False
 ) -> tuple[TensorSpec, ...]:
-    _check_operands(body, operands)
+    check_operands(body, operands)
     return _result_specs(body)
 
 
@@ -102,11 +102,11 @@ call: Op = register(
         "call",
         infer=_infer_call,
         kernel=lambda xp, *arrays, body, step, recompute=False: tuple(
-            _run_body(xp, body, arrays, step)
+            run_body(xp, body, arrays, step)
         ),
         halves=True,
         vjp=call_vjp,
-        cost=lambda *specs, body, recompute=False: Cost(*_body_cost(body)),
+        cost=lambda *specs, body, recompute=False: Cost(*body_cost(body)),
         pure=False,
         random=True,
     )
@@ -123,7 +123,7 @@ def _infer_cond(
     if pred.shape != ():
         raise ShapeError(f"the predicate must be one bool, got {pred}")
     for body in (then, orelse):
-        _check_operands(body, operands)
+        check_operands(body, operands)
     if _result_specs(then) != _result_specs(orelse):
         count = len(_result_specs(then))
         shown = show_distinctly(*_result_specs(then), *_result_specs(orelse))
@@ -137,12 +137,12 @@ def _infer_cond(
 def _cond_kernel(
     xp: Any, pred: Any, *arrays: Any, then: Body, orelse: Body, step: int
 ) -> tuple[Any, ...]:
-    return tuple(_run_body(xp, then if bool(pred) else orelse, arrays, step))
+    return tuple(run_body(xp, then if bool(pred) else orelse, arrays, step))
 
 
 def _cond_cost(pred: TensorSpec, *operands: TensorSpec, then: Body, orelse: Body) -> Cost:
     """Return the cost of the branch with more nodes."""
-    return Cost(*_body_cost(then if len(then.graph) >= len(orelse.graph) else orelse))
+    return Cost(*body_cost(then if len(then.graph) >= len(orelse.graph) else orelse))
 
 
 # Runs one of two bodies and returns its results.
@@ -183,7 +183,7 @@ def _infer_scan(
                 f"xs {i} is {given}; its first axis must be {wanted}, as of the others"
             )
     rows = [s.with_shape(s.shape[1:]) for s in operands[carries : carries + items]]
-    _check_operands(body, (*operands[:carries], *rows, *operands[carries + items :]))
+    check_operands(body, (*operands[:carries], *rows, *operands[carries + items :]))
     _check_carried(body, operands[:carries], "carry")
     results = _result_specs(body)
     stacked = (s.with_shape((length, *s.shape)) for s in results[carries:])
@@ -211,7 +211,7 @@ def _scan_kernel(
     state, xs, captures = _split_operands(arrays[counted:], carries, items)
     stacks = _allocate_stacks(xp, body, carries, length)
     for i in iteration_indices(length, count, reverse):
-        results = _run_body(xp, body, (*state, *(x[i] for x in xs), *captures), fold_in(step, i))
+        results = run_body(xp, body, (*state, *(x[i] for x in xs), *captures), fold_in(step, i))
         state = tuple(results[:carries])
         for stack, y in zip(stacks, results[carries:], strict=True):
             stack[i] = y
@@ -235,7 +235,7 @@ def _allocate_stacks(xp: Any, body: Body, carries: int, length: int) -> list[Any
 
 
 def _scan_cost(*operands: TensorSpec, body: Body, length: Size, **attrs: Any) -> Cost:
-    flops, moved = _body_cost(body)
+    flops, moved = body_cost(body)
     return Cost(flops * length, moved * length)
 
 
@@ -262,7 +262,7 @@ def _infer_while(
     *operands: TensorSpec, test: Body, body: Body, states: int, limit: int | None = None
 ) -> tuple[TensorSpec, ...]:
     for each in (test, body):
-        _check_operands(each, operands)
+        check_operands(each, operands)
     (verdict,) = _result_specs(test)
     if verdict.dtype.kind != "b" or verdict.shape != ():
         raise ShapeError(f"the condition must be one bool, got {verdict}")
@@ -286,9 +286,9 @@ def _while_kernel(
     count = 0
     while limit is None or count < limit:
         draws = fold_in(step, count)
-        if not bool(_run_body(xp, test, (*state, *captures), draws)[0]):
+        if not bool(run_body(xp, test, (*state, *captures), draws)[0]):
             break
-        results = _run_body(xp, body, (*state, *captures), draws)
+        results = run_body(xp, body, (*state, *captures), draws)
         state = tuple(results[:states])
         for stack, y in zip(stacks, results[states:], strict=True):
             stack[count] = y
@@ -300,7 +300,7 @@ def _while_cost(
     *operands: TensorSpec, test: Body, body: Body, states: int, limit: int | None = None
 ) -> Cost:
     times = ASSUMED_ITERATIONS if limit is None else limit
-    pairs = [_body_cost(test), _body_cost(body)]
+    pairs = [body_cost(test), body_cost(body)]
     return Cost(sum((f for f, _ in pairs), 0) * times, sum((b for _, b in pairs), 0) * times)
 
 
@@ -331,10 +331,10 @@ def iteration_count(op: Op, attrs: Any) -> int:
 
 def is_control(op: Op) -> bool:
     """Return True if nodes of the op hold bodies."""
-    return op in (call, cond, scan, while_loop)
+    return op in (call, cond, scan, while_loop) or op.name == "concurrent"
 
 
 __all__ = [
-    "COUNT", "UNPLACED_OPS", "call", "cond", "fold_in", "is_control", "iteration_count",
-    "iteration_indices", "scan", "while_loop",
+    "COUNT", "UNPLACED_OPS", "body_cost", "call", "check_operands", "cond", "fold_in", "is_control",
+    "iteration_count", "iteration_indices", "run_body", "scan", "while_loop",
 ]  # fmt: skip

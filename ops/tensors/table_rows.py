@@ -61,7 +61,11 @@ def _fill(out: Any, part: Any) -> None:
 
 
 def _infer_route(
-    ids: TensorSpec, starts: tuple[int, ...], sizes: tuple[Size, ...]
+    ids: TensorSpec,
+    *first: TensorSpec,
+    starts: tuple[int, ...],
+    sizes: tuple[Size, ...],
+    width: int = 0,
 ) -> tuple[TensorSpec, ...]:
     require_kind(ids, "int")
     if len(starts) != len(sizes) + 1:
@@ -74,11 +78,14 @@ def _infer_route(
 
 
 def _route_into(
-    xp: Any, outs: Any, ids: Any, starts: tuple[int, ...], sizes: tuple[int, ...]
-) -> None:
+    xp: Any, outs: Any, ids: Any, *first: Any, starts: tuple[int, ...], sizes: tuple[int, ...],
+    width: int = 0,
+) -> None:  # fmt: skip
     count = len(sizes)
     inverse, numbers, keys = outs[0], outs[1 : count + 1], outs[count + 1 :]
     rows = normalize_indices(xp, ids.reshape(-1), starts[-1], 0)
+    if first:
+        rows = first[0][rows // width] + rows % width
     distinct, places = xp.unique(rows, return_inverse=True)
     inverse[...] = places.reshape(-1)
     bounds = xp.searchsorted(distinct, xp.asarray(starts)).tolist()
@@ -91,18 +98,29 @@ def _route_into(
 
 # The distinct rows among ids, (k,) int64: the position of each id among them; for each piece the
 # number of its rows; for each piece its keys, padded to `sizes`. Piece p has rows starts[p] to
-# starts[p + 1].
+# starts[p + 1]; these are positions, if the rows are stored in ranges of `width` rows whose first
+# positions are a second input.
 route_rows = register(
     Op(
         "route_rows",
         infer=_infer_route,
         kernel=_kernel(_infer_route, _route_into),
         into=_route_into,
-        cost=lambda ids, starts, sizes: Cost(flops=ids.size * 16, bytes=ids.size * 64),
+        cost=lambda ids, *first, starts, sizes, width=0: Cost(
+            flops=ids.size * 16, bytes=ids.size * 64
+        ),
         samples=(
             sample(spec(I64, (5,)), starts=(0, 2, 3), sizes=(2, 1)),
             sample(spec("int32", (2, 3)), starts=(0, 1, 2, 4), sizes=(1, 1, 2)),
             sample(spec(I64, (0,)), starts=(0, 4), sizes=(0,)),
+            sample(
+                spec(I64, (4,)),
+                spec(I64, (2,)),
+                starts=(0, 2, 3),
+                sizes=(2, 1),
+                width=2,
+                make=lambda xs: [xs[0], np.array([1, 0])],
+            ),
         ),
     )
 )

@@ -40,7 +40,8 @@ VariablePiece = tuple[str, tuple[tuple[Any, ...], ...]]
 """A piece of a variable: its name in the shards, and (start, stop) along every axis.
 
 An axis may have a third entry: the piece then covers (start, stop) of each of that many equal
-segments, or of segments of the listed lengths."""
+segments, or of segments of the listed lengths. A fourth entry lists the ranges of the axis that the
+piece covers."""
 
 Groups = tuple[tuple[str, ...], ...]
 """Names of variables, by group."""
@@ -275,18 +276,39 @@ def _read_spans(value: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ..
     spans = [_require_list(span) for span in _require_list(value)]
     rows = [_read_rows(span[2]) if len(span) > 2 else 1 for span in spans]
     ends = [tuple(map(_require_count, span[:2])) for span in spans]
+    ranges = [_read_ranges(span[3]) if len(span) > 3 else () for span in spans]
     fits = len(spans) == len(shape) and all(
-        len(span) in (2, 3) and start <= stop and count != 0 and Span(0, stop, count).size <= size
+        len(span) in (2, 3, 4)
+        and start <= stop
+        and count != 0
+        and Span(0, stop, count).size <= size
         for span, (start, stop), count, size in zip(spans, ends, rows, shape, strict=True)
     )
-    if not fits or sum(count != 1 for count in rows) > 1:
+    fits = fits and all(
+        not own or (own[-1][1] <= size and end == (0, sum(b - a for a, b in own)) and count == 1)
+        for own, size, end, count in zip(ranges, shape, ends, rows, strict=True)
+    )
+    several = [count != 1 or bool(own) for count, own in zip(rows, ranges, strict=True)]
+    if not fits or sum(several) > 1:
         raise CheckpointError(
             f"its manifest cannot be read: {format_value(value)} is not a part of "
             f"{show_shape(shape)}"
         )
     return tuple(
-        (*end, count) if count != 1 else end for end, count in zip(ends, rows, strict=True)
+        (*end, count, own) if own else (*end, count) if count != 1 else end
+        for end, count, own in zip(ends, rows, ranges, strict=True)
     )
+
+
+def _read_ranges(value: Any) -> tuple[tuple[int, int], ...]:
+    """Return ranges of an axis, which are ascending and do not touch."""
+    found = [tuple(map(_require_count, _require_list(each))) for each in _require_list(value)]
+    places = [place for each in found for place in each]
+    if any(len(each) != 2 for each in found) or places != sorted(set(places)):
+        raise CheckpointError(
+            f"its manifest cannot be read: {format_value(value)} are not ascending ranges"
+        )
+    return tuple((start, stop) for start, stop in found)
 
 
 def _read_rows(value: Any) -> int | tuple[int, ...]:

@@ -37,6 +37,7 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     ShmEdgeSender,
     edges_that_fit,
 )
+from graphflow.runtime.collectives.shared_memory_rings import LoopEdges, LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import (
     MappedTransport,
     SlotTransport,
@@ -59,6 +60,7 @@ class ProgramCollectives:
         arena: shared memory of the program's buffers, if other processes can map it.
         segments: other shared memory of the program.
         members: the collectives so far, in program order.
+        rings: the rings of the edges in loops.
     """
 
     def __init__(self, owner: SessionCollectives, program: str, device: str) -> None:
@@ -69,6 +71,17 @@ class ProgramCollectives:
         self.segments: list[SharedMemorySegment] = []
         self.members: list[DeviceCollective] = []
         self._edges: list[ShmEdge] = []
+        self.rings: LoopRings | None = None
+
+    def loop_rings(
+        self,
+        outgoing: Mapping[str, LoopEdges],
+        incoming: Mapping[str, LoopEdges],
+        copied: frozenset[int],
+    ) -> LoopRings:
+        """Return the rings of the program's edges in loops, see `LoopRings`."""
+        self.rings = LoopRings(self.owner, self.program, self.device, outgoing, incoming, copied)
+        return self.rings
 
     def edge_senders(
         self, target: str, peer: int, what: Mapping[int, Awaited], specs: Mapping[int, TensorSpec]
@@ -137,6 +150,8 @@ class ProgramCollectives:
             member.forget_agreement()
         for edge_end in self._edges:
             edge_end.close()
+        if self.rings is not None:
+            self.rings.close()
 
     def close(self) -> None:
         """Release all shared memory. The program does not run again."""

@@ -23,10 +23,7 @@ from graphflow.runtime.collectives.group_setup import (
 )
 from graphflow.runtime.collectives.nccl import Communicator
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
-from graphflow.runtime.collectives.shared_memory_edges import (
-    ShmEdge,
-    ShmEdgeSender,
-)
+from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeSender
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
@@ -42,7 +39,7 @@ class SessionCollectives:
     Attributes:
         generation: how often all agreements were discarded.
         offered_edges: senders that still wait for the receiver's answer.
-        open_edges: shared-memory edges that hold memory.
+        open_edges: shared-memory edges, and segments of rings, that hold memory.
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class SessionCollectives:
         self._communicators: dict[tuple[tuple[int, ...], int], Communicator] = {}
         self.generation = 0
         self.offered_edges: list[ShmEdgeSender] = []
-        self.open_edges: set[ShmEdge] = set()
+        self.open_edges: set[Any] = set()
 
     def device_queue(self, device: str) -> DeviceCollectiveQueue:
         """Return a device's queue of collectives."""

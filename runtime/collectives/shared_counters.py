@@ -60,7 +60,16 @@ class SharedCounters:
 
     def publish(self, rank: int, value: int) -> None:
         """Set the counter of a rank and wake the processes that wait for it."""
-        self._publish(self._base + rank * COUNTER_BYTES, None, value, 0)
+        line = self._base + rank * COUNTER_BYTES
+        self._publish(line, line, value, 0)
+
+    def publish_at(self, post: int, value: int) -> None:
+        """Set the first counter and wake the processes that sleep at another line.
+
+        Args:
+            post: the line's address.
+        """
+        self._publish(self._base, post, value, 0)
 
     def wait_all(self, value: int, seconds: float, spins: int = DEFAULT_SPINS) -> int:
         """Wait until all counters have reached a value.
@@ -84,6 +93,26 @@ def counter_functions() -> tuple[Any, Any]:
     """
     with _COMPILING:  # threads share one compiler
         return _functions()
+
+
+def any_counter_function() -> Any:
+    """Return the native function (table, post, count, nanoseconds) that waits for any counter.
+
+    The table is int64: the answer, the spins before a sleep, the index of the counter to look at
+    first, then the address of each counter's line and the value that it has to reach. The answer is
+    the index of a counter that has reached its value, or -1. `post` is the line at which the
+    function sleeps, see `SharedCounters.publish_at`.
+    """
+    with _COMPILING:
+        return _any_function()
+
+
+@cache
+def _any_function() -> Any:
+    text = _WAIT_ANY.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
+    made = compiler().function(*name_module(text, _declarations()))
+    assert isinstance(made, NativeFunction)
+    return made.releasing_gil
 
 
 @cache
@@ -148,16 +177,16 @@ def _machine() -> str:
 # The writer looks for sleepers after it has set the counter. A waiter looks at the counter after it
 # has counted itself as a sleeper. Both are sequentially consistent, so one of them sees the other,
 # and no wake-up is lost.
-_PUBLISH = """(ptr %line, ptr %none, i64 %value, i64 %zero) {
+_PUBLISH = """(ptr %line, ptr %post, i64 %value, i64 %zero) {
 entry:
   store atomic i64 %value, ptr %line seq_cst, align 8
   fence seq_cst
-  %sleepers = getelementptr i8, ptr %line, i64 16
+  %sleepers = getelementptr i8, ptr %post, i64 16
   %some = load atomic i32, ptr %sleepers seq_cst, align 4
   %any = icmp ne i32 %some, 0
   br i1 %any, label %wake, label %done
 wake:
-  %bell = getelementptr i8, ptr %line, i64 8
+  %bell = getelementptr i8, ptr %post, i64 8
   %old = atomicrmw add ptr %bell, i32 1 seq_cst
 @WAKE
   br label %done
@@ -224,3 +253,81 @@ all:
   store i64 -1, ptr %answer
   ret void
 }}"""
+
+# It looks at all counters again and again (phase 0), once more after it has counted itself as a
+# sleeper (1), and a last time after its sleep (2).
+_WAIT_ANY = """(ptr %table, ptr %post, i64 %count, i64 %time) {
+entry:
+  %patience = getelementptr i64, ptr %table, i64 1
+  %spins = load i64, ptr %patience
+  %first = getelementptr i64, ptr %table, i64 2
+  %begin = load i64, ptr %first
+  %bell = getelementptr i8, ptr %post, i64 8
+  %sleepers = getelementptr i8, ptr %post, i64 16
+  %kept = alloca i32
+  %span = alloca [2 x i64]
+  %seconds = sdiv i64 %time, 1000000000
+  %rest = srem i64 %time, 1000000000
+  store i64 %seconds, ptr %span
+  %second = getelementptr i64, ptr %span, i64 1
+  store i64 %rest, ptr %second
+  br label %look
+look:
+  %phase = phi i32 [ 0, %entry ], [ 0, %idle ], [ 1, %asleep ], [ 2, %awake ]
+  %spin = phi i64 [ 0, %entry ], [ %again, %idle ], [ 0, %asleep ], [ 0, %awake ]
+  br label %next
+next:
+  %k = phi i64 [ 0, %look ], [ %following, %missing ]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %probe, label %none
+probe:
+  %shifted = add i64 %k, %begin
+  %i = srem i64 %shifted, %count
+  %twice = mul i64 %i, 2
+  %at = add i64 %twice, 3
+  %cell = getelementptr i64, ptr %table, i64 %at
+  %place = load i64, ptr %cell
+  %line = inttoptr i64 %place to ptr
+  %bound = getelementptr i64, ptr %cell, i64 1
+  %value = load i64, ptr %bound
+  %word = load atomic i64, ptr %line seq_cst, align 8
+  %there = icmp sge i64 %word, %value
+  br i1 %there, label %found, label %missing
+missing:
+  %following = add i64 %k, 1
+  br label %next
+none:
+  switch i32 %phase, label %lacking [ i32 0, label %patient
+                                      i32 1, label %sleep ]
+patient:
+  %again = add i64 %spin, 1
+  %tired = icmp sgt i64 %again, %spins
+  br i1 %tired, label %asleep, label %idle
+idle:
+  @PAUSE
+  br label %look
+asleep:
+  %counted = atomicrmw add ptr %sleepers, i32 1 seq_cst
+  %heard = load atomic i32, ptr %bell seq_cst, align 4
+  store i32 %heard, ptr %kept
+  br label %look
+sleep:
+  %rung = load i32, ptr %kept
+@SLEEP
+  br label %awake
+awake:
+  %uncounted = atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  br label %look
+lacking:
+  store i64 -1, ptr %table
+  ret void
+found:
+  store i64 %i, ptr %table
+  %counts = icmp eq i32 %phase, 1
+  br i1 %counts, label %leave, label %done
+leave:
+  %left = atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  br label %done
+done:
+  ret void
+}"""

@@ -60,7 +60,7 @@ class EdgeOwner(Protocol):
     mail: TensorMailbox
     generation: int
     offered_edges: list[ShmEdgeSender]
-    open_edges: set[ShmEdge]
+    open_edges: set[Any]
 
     def handshake_channel(self, step: int, key: Sequence[Any], purpose: str) -> HandshakeChannel:
         """Return the channel on which the two ends of an edge agree."""

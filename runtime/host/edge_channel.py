@@ -6,17 +6,26 @@ memory (`runtime/collectives/shared_memory_edges.py`), or as messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import GraphflowError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import Node
 from graphflow.ir.spec import TensorSpec
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, edges_of
 from graphflow.runtime.collectives.program_collectives import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
+from graphflow.runtime.collectives.shared_memory_rings import (
+    LoopEdges,
+    LoopRings,
+    RingReceiver,
+    RingSender,
+)
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
@@ -37,10 +46,12 @@ class EdgeTransport(Protocol):
     def send_signal(self, step: int, what: str, device: DeviceName) -> None:
         """Send a device a key that carries no tensor."""
 
-    def send_shared(self, step: int, edge: int, passage: ShmEdgeSender, array: Any) -> bool:
+    def send_shared(
+        self, step: int, edge: int, passage: ShmEdgeSender | RingSender, array: Any
+    ) -> bool:
         """Send a tensor through shared memory; return False if the edge cannot use it."""
 
-    def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Any:
+    def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver | RingReceiver) -> Any:
         """Return a tensor from shared memory; None if the edge does not use it."""
 
 
@@ -51,7 +62,9 @@ def exchanges_with_other_workers(partition: Partition) -> bool:
     """
     here = _device(partition.device).worker
     return bool(partition.graph.of_op("collective_start")) or any(
-        _device(end).worker != here for end in _cut_edge_nodes(partition)
+        _device(end).worker != here
+        for node in partition.graph.walk()
+        for end in edges_of(node).values()
     )
 
 
@@ -66,6 +79,7 @@ class CrossDeviceEdges:
     part: ProgramCollectives  # this device's part of the program's exchanges
     outward: Mapping[int, ShmEdgeSender]  # edges that may go through shared memory
     inward: Mapping[int, ShmEdgeReceiver]
+    rings: LoopRings  # of the edges in loops
 
     @staticmethod
     def for_program(
@@ -76,9 +90,14 @@ class CrossDeviceEdges:
         part: ProgramCollectives,
     ) -> CrossDeviceEdges:
         """Return the edges of a partition, for some sizes."""
-        recvs = [n for n in partition.graph.walk() if n.op.name == "recv"]
-        incoming = {n.attrs["edge"]: _describe_incoming(n) for n in recvs}
-        sources = {n.attrs["edge"]: _device(n.attrs["source"]) for n in recvs}
+        recvs = [
+            (node, edge, source)
+            for node in partition.graph.walk()
+            if node.op.name in RECEIVING_OPS
+            for edge, source in edges_of(node).items()
+        ]
+        incoming = {edge: _describe_incoming(*each) for each in recvs for edge in [each[1]]}
+        sources = {edge: _device(source) for _, edge, source in recvs}
         outward: dict[int, ShmEdgeSender] = {}
         inward: dict[int, ShmEdgeReceiver] = {}
         mine = _device(partition.device)
@@ -99,7 +118,8 @@ class CrossDeviceEdges:
             waits = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
             outward |= part.edge_senders(end, peer.worker, waits, sent)
             inward |= part.edge_receivers(end, peer.worker, incoming, received)
-        return CrossDeviceEdges(session, backend, incoming, sources, part, outward, inward)
+        rings = part.loop_rings(*_loop_edges(partition, bindings, session, incoming))
+        return CrossDeviceEdges(session, backend, incoming, sources, part, outward, inward, rings)
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         passage = self.outward.get(edge)
@@ -137,8 +157,23 @@ class CrossDeviceEdges:
     def close(self) -> None:
         self.part.close()
 
+    def send_through(self, ring: RingSender, step: int, key: int, array: Any) -> None:
+        self.session.send_shared(step, key, ring, array)
+
+    def receive_through(self, ring: RingReceiver, step: int, key: int) -> Any:
+        return self.session.receive_shared(step, key, ring)
+
+    def wait_for_any(
+        self, step: int, edges: Sequence[int], numbers: Sequence[int], first: int
+    ) -> int:
+        what = f"the first of {', '.join(self.incoming[edge].what for edge in edges)}"
+        return self.rings.wait_for_any(step, edges, numbers, first, Awaited(what))
+
     def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         self.session.mail.check_loop(step, loop, done, of)
+
+    def cancel(self, step: int, reason: GraphflowError) -> None:
+        self.session.mail.cancel(step, reason)
 
 
 def _cut_edge_nodes(partition: Partition) -> dict[str, list[Node]]:
@@ -165,8 +200,42 @@ def _device(name: str) -> DeviceName:
     return DeviceName.parse(name)
 
 
-def _describe_incoming(recv: Node) -> Awaited:
-    source = recv.attrs["source"]
+def _describe_incoming(recv: Node, edge: int, source: str) -> Awaited:
     name = recv.name.removeprefix("recv/")
-    what = f"edge {recv.attrs['edge']} from {source} ({name!r}, made at {recv.location})"
+    what = f"edge {edge} from {source} ({name!r}, made at {recv.location})"
     return Awaited(what, _device(source).worker)
+
+
+def _loop_edges(
+    partition: Partition,
+    bindings: Mapping[str, int],
+    session: EdgeTransport,
+    incoming: Mapping[int, Awaited],
+) -> tuple[dict[str, LoopEdges], dict[str, LoopEdges], frozenset[int]]:
+    """Return the edges in loops to, and from, each CPU of another worker.
+
+    Also returns the edges from which several nodes receive.
+    """
+    mine = _device(partition.device)
+    outside = set(partition.graph.nodes)
+    receivers = [n for n in partition.graph.walk() if n.op.name in RECEIVING_OPS]
+    counts = Counter(edge for node in receivers for edge in edges_of(node))
+    copied = frozenset(edge for edge, count in counts.items() if count > 1)
+    found: tuple[dict[str, LoopEdges], dict[str, LoopEdges]] = ({}, {})
+    if session.mail.on_transfer is None or mine.kind != "cpu":
+        return *found, copied
+    for node in partition.graph.walk():
+        for edge, end in edges_of(node).items() if node not in outside else ():
+            peer = _device(end)
+            if peer.worker in (None, mine.worker) or peer.kind != "cpu":
+                continue
+            receives = node.op.name in RECEIVING_OPS
+            edges = found[receives].setdefault(end, LoopEdges(peer.worker or 0, {}, {}))
+            tensor = node.outputs[0] if receives else node.inputs[0]
+            edges.specs[edge] = tensor.spec.bind(bindings)
+            edges.awaited[edge] = (
+                incoming[edge]
+                if receives
+                else Awaited(f"room on edge {edge} at {end}", peer.worker)
+            )
+    return *found, copied

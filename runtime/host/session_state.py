@@ -24,9 +24,15 @@ from graphflow.frontend.pytree import symbols_of
 from graphflow.init import Initializer
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
+from graphflow.runtime.collectives.shared_memory_rings import (
+    RingReceiver,
+    RingSender,
+    agree_on_rings,
+)
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
@@ -34,7 +40,7 @@ from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Part
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
-from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel, step_of
+from graphflow.runtime.wire.messages import EDGE_BITS, Computed, HostUsage, TensorParcel, step_of
 
 Array = np.ndarray[Any, Any]
 
@@ -48,9 +54,10 @@ DRAWS = "@draws"
 
 A step that is tried again gets a new step number, its key on the wire, but draws the same."""
 
-_COMMUNICATION_OPS = ("send", "recv", "collective_start")
+_COMMUNICATION_OPS = (*SENDING_OPS, *RECEIVING_OPS, "collective_start")
 """Ops that communicate with other devices."""
 
+_EDGE_MASK = (1 << EDGE_BITS) - 1
 _SIGNAL = np.zeros(0, np.uint8)
 
 MAX_AGREED_FORMS = SPECIALISATION_LIMITS[0]
@@ -222,7 +229,7 @@ class SessionState:
         if not trace:
             self._departures = self.mail.arrivals = None
             fetches = self._run(programs, step, draws, feeds, None)
-            self.exchanges.finish_handshakes(step)
+            self._finish_exchanges(programs, step)
             self._undecided[step], self._commit_spans, self._is_traced = programs, [], False
             return Computed(fetches)
         departures: list[tuple[int, int]] = []
@@ -230,12 +237,17 @@ class SessionState:
         self._departures, self.mail.arrivals = departures, arrivals
         spans: list[Span] = []
         fetches = self._run(programs, step, draws, feeds, spans)
-        self.exchanges.finish_handshakes(step)
+        self._finish_exchanges(programs, step)
         spans += self._commit_spans
         spans += [("departure", str(edge), at, at) for edge, at in departures]
         spans += [("arrival", f"{edge}/{size}", at, at) for edge, at, size in arrivals]
         self._undecided[step], self._commit_spans, self._is_traced = programs, [], True
         return Computed(fetches, spans, {p.partition.device: p.peak for p in programs})
+
+    def _finish_exchanges(self, programs: Sequence[Program], step: int) -> None:
+        """End a step's exchanges with other workers, after all other work of the step."""
+        self.exchanges.finish_handshakes(step)
+        agree_on_rings([program.rings for program in programs], step)
 
     def _programs_of(self, name: str, bindings: dict[str, int], draws: int) -> list[Program]:
         """Return the programs of all devices for these sizes; mostly those of the step before."""
@@ -368,7 +380,9 @@ class SessionState:
             host = array if isinstance(array, np.ndarray) else backend.to_host(array)
             self._outbox(TensorParcel(self._name, step, edge, target.worker or 0, host, True))
 
-    def send_shared(self, step: int, edge: int, passage: ShmEdgeSender, array: Array) -> bool:
+    def send_shared(
+        self, step: int, edge: int, passage: ShmEdgeSender | RingSender, array: Array
+    ) -> bool:
         """Send a tensor through shared memory; return False if the edge cannot use it."""
         started = monotonic_ns() if self._departures is not None else 0
         if not passage.send(step, edge, array):
@@ -376,10 +390,12 @@ class SessionState:
         if self._departures is not None:
             self._departures.append((edge, started))
         if self.mail.on_transfer is not None:
-            self.mail.on_transfer("sent", passage.peer, edge, array.nbytes)
+            self.mail.on_transfer("sent", passage.peer, edge & _EDGE_MASK, array.nbytes)
         return True
 
-    def receive_shared(self, step: int, edge: int, passage: ShmEdgeReceiver) -> Array | None:
+    def receive_shared(
+        self, step: int, edge: int, passage: ShmEdgeReceiver | RingReceiver
+    ) -> Array | None:
         """Return a tensor from shared memory; None if the edge does not use it."""
         array = passage.receive(step, edge)
         if array is None:
@@ -387,7 +403,7 @@ class SessionState:
         if self.mail.arrivals is not None:
             self.mail.arrivals.append((edge, passage.arrival_time(edge), array.nbytes))
         if self.mail.on_transfer is not None:
-            self.mail.on_transfer("received", passage.peer, edge, array.nbytes)
+            self.mail.on_transfer("received", passage.peer, edge & _EDGE_MASK, array.nbytes)
         return array
 
     def send_signal(self, step: int, what: str, device: DeviceName) -> None:

@@ -17,6 +17,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.ops.control_flow.control import cond, scan, while_loop
 from graphflow.ops.kernels.codegen.region import freeze_attributes
 from graphflow.ops.kernels.fusion.fusion import FusedRegion, plan_regions, roots_of
@@ -35,10 +36,10 @@ from graphflow.runtime.memory.deferred_updates import find_deferred
 from graphflow.runtime.partitioning.check_modes import EVERY
 from graphflow.runtime.partitioning.partition import Partition
 
-_OUTSIDE_ARENA = ("constant", "placeholder", "variable", "recv", "send")
+_OUTSIDE_ARENA = ("constant", "placeholder", "variable", *RECEIVING_OPS, *SENDING_OPS)
 """Ops whose value, if any, lies outside the arena."""
 
-_SYNCHRONISING = ("send", "recv", "collective_finish")
+_SYNCHRONISING = (*RECEIVING_OPS, *SENDING_OPS, "collective_finish")
 """Ops that wait for other devices or send to them. They end a section of parallel branches."""
 
 
@@ -346,7 +347,7 @@ def _live_ranges(
     for node in graph.nodes:
         # A sent buffer may still be on the wire, and a commit reads its inputs, until the step
         # ends.
-        if node.op.name in ("send", "assign") or node in deferred:
+        if node.op.name in (*SENDING_OPS, "assign") or node in deferred:
             fused = regions.get(node)
             held.update(roots[t] for t in (node.inputs if fused is None else fused.operands))
     deaths: dict[Tensor, int] = {}

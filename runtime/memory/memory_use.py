@@ -15,11 +15,15 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.placement.cost_model.memory_peaks import register_predictor
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 
-_KERNELLESS_OPS = (*UNPLACED_OPS, "variable", "assign", "send", "recv", "collective_start")
+_KERNELLESS_OPS = (
+    *UNPLACED_OPS, "variable", "assign", *SENDING_OPS, *RECEIVING_OPS,
+    "collective_start", "received_from",
+)  # fmt: skip
 """Ops that run no kernel, so that they need no workspace."""
 
 

@@ -23,8 +23,10 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import TensorSpec
+from graphflow.ops.control_flow.concurrent import channel_ends, concurrent, parties_of, party_attrs
 from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
 from graphflow.passes.bodies import spans_devices as is_spread
+from graphflow.runtime.partitioning.channel_edges import CutChannel, cut_channels
 
 FIRST_EDGE = 1 << 24
 """The first number of edges inside bodies. Edges of the graph itself have smaller numbers."""
@@ -163,19 +165,63 @@ class _BodyPartitioner:
         for node in sorted(graph.nodes, key=place):
             inputs = tuple(result.mapped[t] for t in node.inputs)
             home = devices.get(node, "")
-            if home and bodies(node) and is_spread(node):
+            same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+            whole = node if same else node.with_inputs(inputs)
+            parts, outputs = {home: whole}, whole.outputs
+            if home and node.op is concurrent:
+                parts, outputs = self._split_parties(whole, home)
+            elif home and bodies(node) and is_spread(node):
                 parts = self._split_node(node, inputs, home)
-            else:
-                same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-                parts = {home: node if same else node.with_inputs(inputs)}
+                outputs = parts[home].outputs
             for device, part in parts.items():
                 if home:
                     result.devices[part] = device
                 result.names[part] = graph.names[node] + ("" if device == home else f"@{device}")
-                if device != home:
+                if device != home or node.op is concurrent:
                     result.effects.append((device, part.outputs[0]))
-            result.mapped.update(zip(node.outputs, parts[home].outputs, strict=True))
+            result.mapped.update(zip(node.outputs, outputs, strict=True))
         return result
+
+    def _split_parties(self, node: Node, home: str) -> tuple[dict[str, Node], tuple[Tensor, ...]]:
+        """Cut a `concurrent` node into one for each device.
+
+        Returns:
+            Device -> the node with the device's parties; and what replaces the outputs of `node`.
+        """
+        parties = parties_of(node.attrs)
+        places = [self._choose_party_device(node, body, home) for body in parties]
+        if len(set(places)) == 1:
+            return {places[0]: node}, node.outputs
+        edges = {
+            channel: CutChannel(next(self._edges), places[source], places[target])
+            for channel, (source, target) in sorted(channel_ends(parties).items())
+        }
+        parts, replaced = {}, {}
+        for device in dict.fromkeys(places):
+            mine = [i for i, place in enumerate(places) if place == device]
+            attrs = party_attrs([cut_channels(parties[i], edges) for i in mine])
+            part = _drop_unread_operands(node, node.inputs, attrs, kept=0, lead=0, whole=False)
+            parts[device] = part
+            outputs = iter(part.outputs)
+            replaced.update({i: [next(outputs) for _ in parties[i].outputs] for i in mine})
+        return parts, tuple(t for i in range(len(parties)) for t in replaced[i])
+
+    def _choose_party_device(self, node: Node, body: Body, home: str) -> str:
+        """Return the device of a party: that of its nodes with a pin, else the home."""
+        pinned = [n for n in body.graph.walk() if n.device and n.op.name not in UNPLACED_OPS]
+        chosen = dict.fromkeys(self._choose_device(n, home) for n in pinned)
+        if len(chosen) > 1:
+            raise DeviceError(
+                f"a party of concurrent {node.name!r} (made at {node.location}) has nodes on "
+                f"{' and '.join(chosen)}; pin all of its nodes to one device"
+            )
+        place = next(iter(chosen), home)
+        if DeviceName.parse(place).kind != "cpu":
+            raise DeviceError(
+                f"a party of concurrent {node.name!r} (made at {node.location}) is pinned to "
+                f"{place}; parties run on CPUs"
+            )
+        return place
 
     def _split_node(self, node: Node, inputs: tuple[Tensor, ...], home: str) -> dict[str, Node]:
         """Return device -> part of a node, the home first. Parts without results yield a token."""
@@ -344,6 +390,7 @@ def _drop_unread_operands(
     kept: int,
     lead: int,
     items: int = 0,
+    whole: bool = True,
 ) -> Node:
     """Make a part of a node without the operands that its bodies do not read.
 
@@ -352,8 +399,9 @@ def _drop_unread_operands(
         kept: number of leading operands that stay: predicate or count, and states.
         lead: number of these without a parameter in the bodies (predicate or count).
         items: number of operands after those that a scan takes rows of.
+        whole: whether the part has the node's other attributes, too.
     """
-    attrs = {**node.attrs, **changed}
+    attrs = {**(node.attrs if whole else {}), **changed}
     read = {
         i
         for value in attrs.values()

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphflow.ir.op import Node, Tensor
+from graphflow.ops.control_flow.concurrent import concurrent
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.runtime.native_calls.native_segments import KernelCall, PointerSource
 from graphflow.runtime.program.body_loops import LoopBuffers, make_body_runner
+from graphflow.runtime.program.concurrent_parties import make_concurrent_runner
 from graphflow.runtime.program.generated_call_support import LOOP_OPS, EdgeChannel, never_cancelled
 from graphflow.runtime.program.native_loops import NativeBody, make_native_runner
 
@@ -53,6 +55,8 @@ def make_node_runner(
         routines: makes the bodies as Python functions; called only if they are needed.
     """
     proceed = channel.check_cancelled if node.op.name in LOOP_OPS else never_cancelled
+    if node.op is concurrent:
+        return make_concurrent_runner(node, routines(), copyto, channel.cancel)
     known = [native for native in natives if native is not None]
     if node.op.name in LOOP_OPS and len(known) == len(natives):
         return make_native_runner(node, attrs, known, carried, copyto, proceed)

@@ -83,7 +83,7 @@ class CpuCode:
         self.device = DeviceName.parse(partition.device)
         self.is_body = loops is not None
         self.channel = channel
-        self.loops = loops if loops is not None else LoopEdgeChannel(channel)
+        self.loops = loops or LoopEdgeChannel(channel, backend.xp.copy)
         ends: Any = self.loops if self.is_body else channel
         self.graph = partition.graph
         self.layout = layout
@@ -92,6 +92,8 @@ class CpuCode:
         self.plain = not is_jit_enabled()
         self.scope: dict[str, Any] = {
             "send": ends.send, "recv": ends.recv, "copy": backend.xp.copy,
+            "send_where": self.loops.send_where, "recv_any": self.loops.recv_any,
+            "received_from": self.loops.received_from,
             "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
@@ -152,10 +154,15 @@ class CpuCode:
                 self.variables[node.name] = value
             case "placeholder":
                 self._emit_feed(node, number)
-            case "recv":
+            case "recv" | "recv_any":
                 self._emit_receive(node, number)
+            case "received_from":
+                which = self._operands.name(node.outputs[0])
+                self._emit_line(node, f"{which}[...] = received_from({int(node.attrs['edge'])})")
             case "send":
                 self._emit_send(node, number)
+            case "send_where":
+                self._emit_send_where(node, number)
             case "collective_start":
                 self._emit_collective(node, number)
             case "collective_finish":
@@ -193,21 +200,32 @@ class CpuCode:
         self.scope[f"k{number}"] = fed
         self.scope[f"a{number}"] = received_tensor_check(node, spec)
         name = self._operands.names[tensor] = f"b{number}_0"
-        edge = int(node.attrs["edge"])
-        self._emit_line(node, f"{name} = k{number}(a{number}(recv(step, {edge})))")
+        if node.op.name == "recv_any":
+            self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))
+            given = "".join(f", {self._operands.name(t)}" for t in node.inputs)
+            call = f"recv_any(step, e{number}{given})"
+        else:
+            call = f"recv(step, {int(node.attrs['edge'])})"
+        self._emit_line(node, f"{name} = k{number}(a{number}({call}))")
 
     def _emit_send(self, node: Node, number: int) -> None:
         target = str(node.attrs["target"])
         value = self._operands.name(node.inputs[0])
         near = DeviceName.parse(target).worker == self.device.worker
-        # Within a worker a tensor is passed by reference. In a body the next iteration overwrites
-        # its buffer. A variable's new value may be read by the receiver's commit after our own.
-        if self.is_body or (near and self.layout.roots[node.inputs[0]] in self.assigned):
+        # Within a worker a tensor is passed by reference. A variable's new value may be read by the
+        # receiver's commit after our own. In a body the loops' channel copies what it has to.
+        if not self.is_body and near and self.layout.roots[node.inputs[0]] in self.assigned:
             value = f"copy({value})"
         if len(node.inputs) > 1:  # a ragged edge
             value = f"{value}[: int({self._operands.name(node.inputs[1])})]"
         self.scope[f"t{number}"] = target
         self._emit_line(node, f"send(step, {int(node.attrs['edge'])}, t{number}, {value})")
+
+    def _emit_send_where(self, node: Node, number: int) -> None:
+        self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))
+        self.scope[f"t{number}"] = tuple(map(str, node.attrs["targets"]))
+        value, mask = (self._operands.name(t) for t in node.inputs)
+        self._emit_line(node, f"send_where(step, e{number}, t{number}, {value}, {mask})")
 
     # Checks -------------------------------------------------------------------------------------
 

@@ -23,12 +23,14 @@ from graphflow.errors import (
 )
 from graphflow.ir.op import Node, Op, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.collectives.shared_memory_rings import LoopRings, RingReceiver, RingSender
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.partitioning.user_code_check import runs_user_code
@@ -41,6 +43,10 @@ LOOP_OPS = ("scan", "while_loop")
 class EdgeChannel(Protocol):
     """Connects a program to other devices."""
 
+    @property
+    def rings(self) -> LoopRings:
+        """The shared memory of its edges in loops."""
+
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         """Send a tensor over an edge to a device."""
 
@@ -52,6 +58,21 @@ class EdgeChannel(Protocol):
 
     def wait_for_credit(self, step: int, edge: int, portion: int, target: str) -> None:
         """Wait until the receiver has granted the credit for a portion."""
+
+    def send_through(self, ring: RingSender, step: int, key: int, array: Any) -> None:
+        """Send a tensor of an edge in a loop through its ring."""
+
+    def receive_through(self, ring: RingReceiver, step: int, key: int) -> Any:
+        """Return a tensor of an edge in a loop from its ring."""
+
+    def wait_for_any(
+        self, step: int, edges: Sequence[int], numbers: Sequence[int], first: int
+    ) -> int:
+        """Return the index of an edge in a loop whose next tensor, of a number, is there.
+
+        Args:
+            first: index of the edge to look at first.
+        """
 
     def join_collective(self, what: Collective, name: str) -> DeviceCollective:
         """Return this device's part in a collective; errors call it `name`."""
@@ -71,6 +92,9 @@ class EdgeChannel(Protocol):
     def check_cancelled(self, step: int, loop: str, done: int, of: str) -> None:
         """Raise if the step was cancelled; the error says that `loop` has done `done` iterations,
         and `of` names the total, such as " of 10"."""
+
+    def cancel(self, step: int, reason: GraphflowError) -> None:
+        """End all waits of a step with an error, now or when they begin."""
 
 
 def compile_kernels(layout: MemoryLayout) -> None:
@@ -214,8 +238,9 @@ class ReceivedTensorCheck:
 
     def __call__(self, array: Any) -> Any:
         if array.shape != self.shape or array.dtype != self.dtype:
+            ends = edges_of(self.recv)
             raise ProtocolError(
-                f"edge {self.recv.attrs['edge']} from {self.recv.attrs['source']} brought "
+                f"edge {' or '.join(f'{e} from {end}' for e, end in ends.items())} brought "
                 f"{array.dtype}{array.shape} for {self.recv.name.removeprefix('recv/')!r} (made at "
                 f"{self.recv.location}), which is {self.spec}; do all workers run the same code?"
             )

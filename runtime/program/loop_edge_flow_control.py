@@ -1,4 +1,4 @@
-"""Flow control of edges inside loops: tensors are numbered, and senders wait for credits.
+"""Flow control of edges inside loops: tensors are numbered, and senders wait for receivers.
 
 An edge in a loop carries many tensors in a step. Without a bound, a fast sender would fill the
 memory of a slow receiver.
@@ -6,11 +6,13 @@ memory of a slow receiver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
 
+from graphflow.ops.communication.channels import wanted_channel
 from graphflow.runtime.program.generated_call_support import EdgeChannel
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
@@ -28,23 +30,34 @@ def credit_size(nbytes: int) -> int:
 class LoopEdgeChannel:
     """The edge channel of a program's bodies, which may run many times in a step.
 
-    Both ends run the same iterations, so the n-th tensor sent is the n-th received. Its number is
-    in its key, above the bits of the edge.
+    The n-th tensor that is sent over an edge is the n-th that is received, however many iterations
+    the loops around its two ends run. Its number is in its key, above the bits of the edge.
 
-    The receiver grants a credit for each `credit_size` tensors that it has received. The sender may
-    be two credits ahead. Both ends derive the size of a credit from the first tensor. This cannot
-    deadlock: all devices run the iterations in one order, and a send waits only for receives of
-    earlier iterations.
+    Between two processes of one host, tensors go through rings in shared memory. A sender waits
+    while its ring is full.
+
+    Otherwise tensors are messages. The receiver grants a credit for each `credit_size` tensors that
+    it has received. The sender may be two credits ahead. Both ends derive the size of a credit from
+    the first tensor.
+
+    Waits of one loop that is cut over devices cannot form a circle: all devices run the iterations
+    in one order, and a send waits only for receives of earlier iterations. Loops of several parties
+    may wait in a circle if they rely on more room than a channel has (`channel_scheduler.py`).
 
     Args:
         channel: the program's channel.
+        copy: copies a tensor that is sent as a message, if the next iteration overwrites it.
     """
 
-    def __init__(self, channel: EdgeChannel) -> None:
+    def __init__(self, channel: EdgeChannel, copy: Callable[[Any], Any] = lambda x: x) -> None:
         self._channel = channel
+        self._copy = copy
+        self._lock = threading.Lock()
         self._step = -1
-        self._count: dict[int, int] = {}
+        self._sent: dict[int, int] = {}  # the number of the last tensor of each edge
+        self._received: dict[int, int] = {}
         self._credit_sizes: dict[int, int] = {}
+        self._chosen: dict[int, int] = {}
         self._report: Callable[[str, int], None] | None = None
 
     @contextmanager
@@ -61,35 +74,92 @@ class LoopEdgeChannel:
             self._report = None
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
-        """Send the edge's next tensor to a device, once there is a credit for it."""
+        """Send the edge's next tensor to a device, once there is room for it."""
         report, start = self._report, monotonic_ns() if self._report is not None else 0
-        number = self._next_number(step, edge)
-        granted, rest = divmod(number, self._credit_size(edge, array))
-        if granted > 1 and not rest:
-            self._channel.wait_for_credit(step, edge, granted - 1, target)
-        self._channel.send(step, edge | number << EDGE_BITS, target, array)
+        if step != self._step:
+            self._begin_step(step)
+        number = self._sent[edge] = self._sent.get(edge, -1) + 1
+        key = edge | number << EDGE_BITS
+        ring = self._channel.rings.senders.get(edge)
+        if ring is not None:
+            self._channel.send_through(ring, step, key, array)
+        else:
+            granted, rest = divmod(number, self._credit_size(edge, array))
+            if granted > 1 and not rest:
+                self._channel.wait_for_credit(step, edge, granted - 1, target)
+            self._channel.send(step, key, target, self._copy(array))
         if report is not None:
             report(f"{SEND_PREFIX}{edge}", start)
 
+    def send_where(
+        self, step: int, edges: Sequence[int], targets: Sequence[str], array: Any, mask: Any
+    ) -> None:
+        """Send a tensor as the next one of each edge for which a mask is true."""
+        for i, wanted in enumerate(mask.tolist()):
+            if wanted:
+                self.send(step, edges[i], targets[i], array)
+
     def recv(self, step: int, edge: int) -> Any:
-        """Return the edge's next tensor, and grant a credit if one is due."""
+        """Return the edge's next tensor. It is valid until the next one is asked for."""
         report, start = self._report, monotonic_ns() if self._report is not None else 0
-        number = self._next_number(step, edge)
-        array = self._channel.recv(step, edge | number << EDGE_BITS)
+        if step != self._step:
+            self._begin_step(step)
+        number = self._received[edge] = self._received.get(edge, -1) + 1
+        key = edge | number << EDGE_BITS
+        ring = self._channel.rings.receivers.get(edge)
+        if ring is not None:
+            ring.release(number)
+            array = self._channel.receive_through(ring, step, key)
+            if edge in self._channel.rings.copied:
+                array = array.copy()
+        else:
+            array = self._channel.recv(step, key)
+            granted, rest = divmod(number + 1, self._credit_size(edge, array))
+            if not rest:
+                self._channel.grant_credit(step, edge, granted)
         if report is not None:
             report(f"{WAIT_PREFIX}{edge}", start)
-        granted, rest = divmod(number + 1, self._credit_size(edge, array))
-        if not rest:
-            self._channel.grant_credit(step, edge, granted)
         return array
 
-    def _next_number(self, step: int, edge: int) -> int:
+    def recv_any(self, step: int, edges: Sequence[int], order: Any = None) -> Any:
+        """Return the next tensor of any of some edges.
+
+        It is valid until this is called again. `received_from` returns the index of its edge.
+
+        Args:
+            order: index of the edge to take from; None or a negative one: the edge whose tensor is
+                there first.
+        """
         if step != self._step:
-            self._step = step
-            self._count.clear()
-            self._credit_sizes.clear()
-        number = self._count[edge] = self._count.get(edge, -1) + 1
-        return number
+            self._begin_step(step)
+        chosen = wanted_channel(order, len(edges))
+        before = self._chosen.get(edges[0], -1)
+        if before >= 0:
+            ring = self._channel.rings.receivers.get(edges[before])
+            if ring is not None:
+                ring.release(self._received[edges[before]] + 1)
+        if chosen < 0:
+            report, start = self._report, monotonic_ns() if self._report is not None else 0
+            numbers = [self._received.get(edge, -1) + 1 for edge in edges]
+            chosen = self._channel.wait_for_any(step, edges, numbers, (before + 1) % len(edges))
+            if report is not None:
+                report(f"{WAIT_PREFIX}{edges[chosen]}", start)
+        self._chosen[edges[0]] = chosen
+        return self.recv(step, edges[chosen])
+
+    def received_from(self, edge: int) -> int:
+        """Return the index of the edge that `recv_any` received from last; `edge` is its first."""
+        return self._chosen[edge]
+
+    def _begin_step(self, step: int) -> None:
+        with self._lock:  # parties of one device begin a step at the same time
+            if step != self._step:
+                self._sent.clear()
+                self._received.clear()
+                self._credit_sizes.clear()
+                self._chosen.clear()
+                self._channel.rings.begin_step()
+                self._step = step
 
     def _credit_size(self, edge: int, array: Any) -> int:
         found = self._credit_sizes.get(edge)

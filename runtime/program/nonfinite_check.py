@@ -16,12 +16,13 @@ import numpy as np
 from graphflow.errors import NonFiniteError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 
 _INF, _NAN = 1, 2  # flags, as bits
 _STORED = ("variable", "constant")
-_INPUTS = ("placeholder", "recv")
+_INPUTS = ("placeholder", *RECEIVING_OPS)
 
 
 def nonfinite_flags(xp: Any, array: Any) -> int:
@@ -81,7 +82,7 @@ class NodeCheck:
         """Return the outputs of a node that are checked once it has run."""
         if node.op.name == "collective_finish":
             return [node.inputs[0]] if is_inexact(node.inputs[0].dtype) else []
-        if node.op.name in ("send", "assign", "group", "collective_start") or node.op.alias:
+        if node.op.name in (*SENDING_OPS, "assign", "group", "collective_start") or node.op.alias:
             return []
         return [t for t in node.outputs if is_inexact(t.dtype) and self._specs[t].size]
 
@@ -105,7 +106,7 @@ class NodeCheck:
 
         Infinities in variables, constants and feeds are accepted: masks use them.
         """
-        if node.op.name == "recv" or (self._is_body and node.op.name == "placeholder"):
+        if node.op.name in RECEIVING_OPS or (self._is_body and node.op.name == "placeholder"):
             return False
         if node.op.name == "collective_finish":  # a NaN is reported by the rank that it came from
             return found != 0 and not found & _NAN
@@ -133,7 +134,7 @@ def _alias_source(tensor: Tensor) -> Tensor:
 
 
 def _describe_node(node: Node) -> str:
-    name = node.name.rpartition("/")[2] if node.op.name == "recv" else node.name
+    name = node.name.rpartition("/")[2] if node.op.name in RECEIVING_OPS else node.name
     return f"{node.op.name} {name!r} (made at {node.location})"
 
 

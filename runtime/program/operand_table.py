@@ -14,13 +14,14 @@ import numpy as np
 from graphflow.errors import OpError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
+from graphflow.ops.communication.send_recv import RECEIVING_OPS
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import FeedBinding, PointerSource
 from graphflow.runtime.program.generated_call_support import Reshaped
 
-_RUNTIME_OPS = ("placeholder", "recv")
+_RUNTIME_OPS = ("placeholder", *RECEIVING_OPS)
 """Ops whose value has another address in each step."""
 
 

@@ -27,6 +27,7 @@ from graphflow.errors import DeviceOutOfMemory
 from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.roofline import work
+from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
 from graphflow.runtime.diagnostics.crash_recorder import is_generated_code
 from graphflow.runtime.memory.arenas import Arena, Arenas
@@ -187,6 +188,11 @@ class Program:
             late |= dict.fromkeys((node,) if fused is None else fused.nodes)
         late |= {a: None for a in layout.commits if a.inputs[1].node not in layout.deferred}
         return self._flop_shares(list(late))
+
+    @property
+    def rings(self) -> LoopRings:
+        """The shared memory of its edges in loops."""
+        return self._channel.rings
 
     def warm_up(self) -> None:
         """Run kernels that compile when they first run, such as convolutions, once on zeros."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
@@ -110,26 +110,35 @@ class TensorMailbox:
     def _wait_for_tensor(self, key: tuple[int, Key], awaited: Awaited) -> None:
         """Wait until the tensor of `key` is there; raises as `take`."""
 
+        self.wait_until(key[0], awaited, lambda seconds: self.look((key,), seconds))
+
+    def has_tensor(self, step: int, edge: Key) -> bool:
+        """Return True if the tensor of an edge is there."""
+        return (step, edge) in self._arrays
+
+    def look(self, keys: Sequence[tuple[int, Key]], seconds: float) -> bool:
+        """Return True if a tensor of any of some keys of one step is there, within some seconds."""
+
+        def is_there() -> bool:
+            return any(key in self._arrays for key in keys)
+
         def is_over() -> bool:
-            return key in self._arrays or self.cancel_reason(key[0]) is not None
+            return is_there() or self.cancel_reason(keys[0][0]) is not None
 
-        def look(seconds: float) -> bool:
-            if is_over() or seconds <= 0:
-                return key in self._arrays
-            if self._receive_here(is_over, seconds):
-                if self._waiting:  # another device's thread may have to receive now
-                    self._notify()
-                return key in self._arrays
-            with self._lock:
-                self._waiting += 1
-                try:
-                    if not is_over():  # and the receiving thread may be about to stop
-                        self._changed.wait(min(seconds, _WAIT_SLICE))
-                finally:
-                    self._waiting -= 1
-            return key in self._arrays
-
-        self.wait_until(key[0], awaited, look)
+        if is_over() or seconds <= 0:
+            return is_there()
+        if self._receive_here(is_over, seconds):
+            if self._waiting:  # another device's thread may have to receive now
+                self._notify()
+            return is_there()
+        with self._lock:
+            self._waiting += 1
+            try:
+                if not is_over():  # and the receiving thread may be about to stop
+                    self._changed.wait(min(seconds, _WAIT_SLICE))
+            finally:
+                self._waiting -= 1
+        return is_there()
 
     def wait_until(self, step: int, awaited: Awaited, look: Callable[[float], bool]) -> None:
         """Block until `look` returns True. The wait is listed in `waits` meanwhile.

@@ -29,6 +29,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
 from graphflow.ir.spec import Dim, Span, TensorSpec, as_dtype
+from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
@@ -416,9 +417,10 @@ def _check_node(node: Node, budget: int) -> None:
         case "assign":
             if node.inputs[0].node.op.name != "variable":
                 raise ProtocolError(f"{node} from the wire assigns to what is no variable")
-        case "send" | "recv":
-            DeviceName.parse(node.attrs["target" if node.op.name == "send" else "source"])
-            _check_index(node.attrs["edge"])
+        case "send" | "recv" | "send_where" | "recv_any":
+            for edge, end in edges_of(node).items():
+                DeviceName.parse(end)
+                _check_index(edge)
 
 
 def _check_shape(shape: Sequence[Any]) -> None:
@@ -504,11 +506,20 @@ def _read_initializer(
     return Initializer(kind, sizes, name, float(a), float(b), (seed, number), every, parts)
 
 
+def _total(ranges: Sequence[tuple[int, int]]) -> int:
+    """Return the number of elements in ranges."""
+    return sum(stop - start for start, stop in ranges)
+
+
 def _read_span(span: Sequence[Any], size: int) -> Span:
     """Return the part of an axis of `size` elements."""
-    start, stop, rows = span
+    start, stop, rows, ranges = span
     lengths = tuple(map(_check_index, rows)) if isinstance(rows, list) else _check_index(rows)
-    found = Span(_check_index(start), _check_index(stop), lengths)
+    own = tuple([(_check_index(a), _check_index(b)) for a, b in ranges])
+    found = Span(_check_index(start), _check_index(stop), lengths, own)
+    places = [place for each in own for place in each]
+    if own and (places != sorted(set(places)) or places[-1] > size or found.stop != _total(own)):
+        raise ProtocolError(f"an initializer from the wire has the ranges {own} of {size}")
     segments = lengths if isinstance(lengths, tuple) else (lengths,)
     if min(segments, default=0) < 1 or not found.start <= found.stop:
         raise ProtocolError(f"an initializer from the wire has the part {found} of {size}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,34 @@ def test_the_state_is_cut_along_with_the_rows(strategy: Any, parts: int) -> None
     (pieces,) = (p for v, p in division.division.variables.items() if v.origin is table.node)
     sizes = {tuple(span.stop - span.start for span in spans) for spans in pieces.spans}
     assert sizes == {(24 // parts,)}
+
+
+@pytest.mark.parametrize("before", [2, 3])
+@pytest.mark.parametrize("after", [None, 2, 3])
+def test_the_state_moves_with_its_rows_from_a_checkpoint(
+    before: int, after: int | None, tmp_path: Path
+) -> None:
+    """Steps on some shards, a checkpoint, and steps on others: those of one device."""
+
+    def trained(halves: list[int | None]) -> Array:
+        random = np.random.default_rng(0)
+        table = gf.variable(random.normal(size=(ROWS, SIZE)), name="table")
+        ids = gf.placeholder("int64", (None,))
+        loss = gf.sum(gf.square(gf.nn.embedding(ids, table) - 0.5))
+        for number, shards in enumerate(halves):
+            strategy = None if shards is None else Shard({"m": shards}, {"table": ("m",)})
+            step = gf.optim.RowwiseAdagrad(0.3).minimize(loss, strategy=strategy)
+            with gf.Session() as s:
+                if number:
+                    s.load(tmp_path / "kept")
+                for _ in range(2):
+                    s.run(step, {ids: random.integers(0, ROWS, 9)})
+                s.save(tmp_path / "kept")
+                end = s.get(table)
+        return end
+
+    have, want = trained([before, after]), trained([None, None])
+    np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 
 def test_two_workers_keep_the_bits_of_one_process() -> None:

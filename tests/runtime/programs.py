@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,24 @@ class NoChannel:
         raise AssertionError(f"edge {edge} is awaited")
 
 
+class NoRings:
+    """No shared memory for edges in loops."""
+
+    senders: Mapping[int, Any] = MappingProxyType({})
+    receivers: Mapping[int, Any] = MappingProxyType({})
+    copied: frozenset[int] = frozenset()
+
+    def begin_step(self) -> None:
+        """There is nothing to begin."""
+
+
+NO_RINGS = NoRings()
+
+
 class Mailbox:
     """Keeps what is sent, and hands it over when it is asked for."""
+
+    rings = NO_RINGS
 
     def __init__(self) -> None:
         self.arrays: dict[tuple[int, int], Any] = {}

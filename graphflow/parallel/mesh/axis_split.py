@@ -11,6 +11,7 @@ from graphflow.ir.spec import (
     Size,
     segment_count,
 )
+from graphflow.parallel.mesh.row_ranges import RowRanges
 
 
 class ShardExtent(NamedTuple):
@@ -40,15 +41,22 @@ class AxisSplit:
             projection with more queries than keys and values.
         over: the split of the rows themselves, if they are distributed. A shard then has some of
             the rows, and its piece of each.
+        ranges: the owners of ranges of the axis, if places do not have one contiguous part each.
     """
 
     axes: tuple[str, ...] = ()
     unit: Size = 1
     outer: Outer = 1
     over: AxisSplit | None = None
+    ranges: RowRanges | None = None
 
     def __bool__(self) -> bool:
         return bool(self.axes)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether a shard is one contiguous part of the axis."""
+        return self.outer == 1 and self.ranges is None
 
     @property
     def rows(self) -> Size:
@@ -74,6 +82,8 @@ class AxisSplit:
     def combine_with(self, other: AxisSplit, size: Size) -> AxisSplit | None:
         """Return the split of a size whose rows one split distributes, and whose rows the other
         split divides. None if the two do not combine so."""
+        if self.ranges is not None or other.ranges is not None:
+            return None
         over, rows = (self, other) if self.outer == 1 else (other, self)
         plain = over.outer == 1 and over.over is rows.over is None
         if not plain or rows.outer == 1 or isinstance(rows.outer, tuple) or not over or not rows:
@@ -87,6 +97,8 @@ class AxisSplit:
         in `outer` rows. WHOLE if rows of unlike lengths would have to be combined."""
         if not self.axes:
             return self
+        if self.ranges is not None:
+            return self if factor == outer == 1 else WHOLE
         if self.over is not None:
             over = self.over.scale_by(factor)
             return replace(self, unit=self.unit * factor, over=over) if outer == 1 else WHOLE

@@ -77,6 +77,8 @@ class SizePartitioner:
         """Return True if every place would get an extent that is not empty."""
         if not split:
             return True
+        if split.ranges is not None:
+            return split.ranges.rows == size
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
         if split.over is not None and not self.can_split(size, split.over):
             return False
@@ -125,6 +127,9 @@ class SizePartitioner:
         Raises:
             ShardingError: a symbolic size cannot be split, or is split in another way already.
         """
+        if split.ranges is not None:
+            owner = self.mesh.coordinate(place, split.axes[0])
+            return ShardExtent(split.ranges.starts[owner], split.ranges.sizes[owner], size)
         size, split = self._canonical(size), replace(split, unit=self._canonical(split.unit))
         if split.outer != 1:  # the start is relative to each row
             row = self.piece(size // self._canonical(split.rows), split.inner, place)

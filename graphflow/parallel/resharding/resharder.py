@@ -76,7 +76,7 @@ class Resharder(ShardBuilder):
             return True
         return (
             a.axes == b.axes
-            and (a.outer, a.over) == (b.outer, b.over)
+            and (a.outer, a.over, a.ranges) == (b.outer, b.over, b.ranges)
             and self.partitioner.pieces(size, a) == self.partitioner.pieces(size, b)
         )
 
@@ -121,7 +121,7 @@ class Resharder(ShardBuilder):
         for d, want in enumerate(target.dims):
             have = value.layout.dims[d]
             elsewhere = have.axes == want.axes and not self.is_same_split(shape[d], have, want)
-            plain = have.outer == 1 and want.outer == 1
+            plain = have.is_contiguous and want.is_contiguous
             if elsewhere and plain and len(have.axes) == 1:
                 value = self._shift_boundaries(value, d, want, log)
                 continue
@@ -148,7 +148,7 @@ class Resharder(ShardBuilder):
         """Return the axis along which a reduce-scatter would leave the target's shards; None if it
         would not."""
         for d, (have, want) in enumerate(zip(value.layout.dims, target.dims, strict=True)):
-            plain = want.outer == 1 and want.axes[-1:] == (axis,)
+            plain = want.is_contiguous and want.axes[-1:] == (axis,)
             if plain and have == want.drop_last():
                 return d
         return None
@@ -173,7 +173,7 @@ class Resharder(ShardBuilder):
         for e, want in enumerate(target.dims):
             done = value.layout.dims[e]
             goes_on = want.axes[: len(done.axes) + 1] == (*done.axes, axis)
-            plain = value.layout.dims[d].outer == 1 and want.outer == 1
+            plain = value.layout.dims[d].is_contiguous and want.is_contiguous
             if e != d and plain and goes_on and (not done or done.unit == want.unit):
                 return e
         return None
@@ -258,6 +258,8 @@ class Resharder(ShardBuilder):
                     return [self._join_pieces(value, d, split, own, group[0])] * len(own)
             with self.cross_device(log.cause):
                 wholes = all_gather(own, axis=d)
+            if split.ranges is not None:
+                return [self._in_row_order(w, d, split) for w in wholes]
             if rows == 1:
                 return wholes
             return [in_order(w, p, rows) for w, p in zip(wholes, group, strict=True)]
@@ -313,6 +315,10 @@ class Resharder(ShardBuilder):
         size, before = value.spec.shape[d], value.layout.dims[d]
 
         def build(place: Place) -> Tensor:
+            if split.ranges is not None:
+                own_rows = split.ranges.rows_of(self.mesh.coordinate(place, split.axes[0]))
+                chosen: Tensor = FUNCTIONS["take"](self.shard_at(value, place), own_rows, d)
+                return chosen
             piece, rows = (
                 self.partitioner.piece(size, split, place),
                 self.partitioner.rows(size, split, place),
@@ -396,10 +402,18 @@ class Resharder(ShardBuilder):
                 )
         return parts[places[0]]
 
+    def _in_row_order(self, stored: Tensor, d: int, split: AxisSplit) -> Tensor:
+        """Return the rows of all owners in their order along axis `d`."""
+        assert split.ranges is not None
+        whole: Tensor = FUNCTIONS["take"](stored, split.ranges.positions, d)
+        return whole
+
     def _join_pieces(
         self, value: ShardedTensor, d: int, split: AxisSplit, own: list[Tensor], place: Place
     ) -> Tensor:
         """Concatenate the pieces of a group, along the innermost mesh axis of a split."""
+        if split.ranges is not None:
+            return self._in_row_order(FUNCTIONS["concat"](own, axis=d), d, split)
         return concat_rows(own, d, self.partitioner.rows(value.spec.shape[d], split, place))
 
 

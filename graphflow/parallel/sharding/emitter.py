@@ -42,8 +42,9 @@ from graphflow.parallel.sharding.whole_nodes import copy_unsplit
 from graphflow.parallel.tables.row_exchange import RowExchange
 from graphflow.parallel.tables.table_choice import OwnedTables
 
-EFFECT_OPS = ("print", "host_call")
-"""Ops with an effect outside of the graph. They run once, at the first place."""
+EFFECT_OPS = ("print", "host_call", "concurrent")
+"""Ops that may not run twice: each run has another effect or, of `concurrent`, another order. They
+run once, at the first place."""
 Shards = Sequence[tuple[Tensor, ...]]
 """For each place, what stands there for the outputs of a node."""
 

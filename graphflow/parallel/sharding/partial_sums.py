@@ -65,6 +65,8 @@ class PartialSums:
         target = self._preferred.get(tensor)
         partial = {axis for axis, _ in found}
         cut = target is not None and partial & target.axes()
+        if target is not None and any(split.ranges is not None for split in target.dims):
+            cut = False  # a scatter gives contiguous parts
         self._buckets.add(tensor, node, target if cut else None)
 
     def reduce_inputs(self, node: Node, tensors: Sequence[Tensor] | None = None) -> None:

@@ -19,6 +19,7 @@ build order; `emitter.py` shows the steps of a node: choose a rule, convert inpu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -43,7 +44,7 @@ from graphflow.parallel.sharding.replication import (
 )
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.state_emitter import StateEmitter
-from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables
+from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables, spread_rows
 from graphflow.passes import MergeBodies
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import strategy_of
@@ -166,6 +167,8 @@ def partition_graph(
         ShardingError: the batch of a training step is too small, or a variable lies over another
             mesh.
     """
+    if assignment is not None:
+        replication = replace(replication, ring_axis=None)
     annotated = annotate_graph(graph, mesh, annotations, known or {}, replication, fed)
     preferred = propagate_layouts(annotated)
     emitted = emit_shards(annotated, preferred, assignment)
@@ -213,6 +216,9 @@ def annotate_graph(
         for node in graph.variables
         if node in known
     }
+    if replication.ring_axis is not None:
+        axis = replication.ring_axis
+        annotations = spread_rows(graph, _readers(graph), annotations, existing, mesh, axis)
     layouts = split_by_heads(graph.nodes, annotations, partitioner) | existing
     training = strategy_of(graph) is not None
     layouts = {t: _fit_layout(t, own, partitioner, training) for t, own in layouts.items()}
@@ -249,12 +255,7 @@ def emit_shards(
     """
     graph, partitioner = annotated.graph, annotated.partitioner
     replication = annotated.replication
-    readers: dict[Tensor, list[Node | None]] = {}
-    for node in graph.nodes:
-        for tensor in node.inputs:
-            readers.setdefault(tensor, []).append(node)
-    for tensor in graph.outputs:
-        readers.setdefault(tensor, []).append(None)
+    readers = _readers(graph)
     tables = OwnedTables()
     if assignment is None and owns_tables:  # stages take turns: an owner elsewhere would have none
         mesh, sequence = partitioner.mesh, replication.sequence_axis
@@ -270,6 +271,17 @@ def emit_shards(
         local, state.feeds, state.variables, emitter.values,
         tuple(resharder.records), tuple(resharder.fetched),
     )  # fmt: skip
+
+
+def _readers(graph: Graph) -> dict[Tensor, list[Node | None]]:
+    """Return the nodes that read each tensor; None stands for a fetch."""
+    readers: dict[Tensor, list[Node | None]] = {}
+    for node in graph.nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    for tensor in graph.outputs:
+        readers.setdefault(tensor, []).append(None)
+    return readers
 
 
 def assemble_graph(annotated: AnnotatedGraph, emitted: EmittedGraph) -> ShardedGraph:

@@ -27,6 +27,7 @@ class ReplicationConfig:
         sequence_axis: the mesh axis along which activations that rules leave whole are split along
             the batch's second axis.
         examples: the placeholders that hold the batch, or their names, if the user names them.
+        ring_axis: the mesh axis that divides the rows of tables in ranges on a ring.
     """
 
     bucket: int = 0
@@ -34,6 +35,7 @@ class ReplicationConfig:
     state_axis: str | None = None
     sequence_axis: str | None = None
     examples: Sequence[Tensor | str] | None = None
+    ring_axis: str | None = None
 
 
 NOT_REPLICATED = ReplicationConfig()

@@ -54,6 +54,8 @@ class ShardingRule:
         """Return the split of an axis' letter, given the split of the axis; None if there is
         none."""
         rows, factor = self.outer(tensor, axis), self.scale(tensor, axis)
+        if split.ranges is not None:
+            return split if (rows, factor) == (1, 1) and self._is_free_of_places else None
         if split.over is not None:
             if (rows, factor) == (1, 1):
                 return split
@@ -65,6 +67,13 @@ class ShardingRule:
         if unit * factor != split.unit:
             return AxisSplit(split.axes) if rows == split.outer == 1 else None
         return AxisSplit(split.axes, unit, outer)
+
+    @property
+    def _is_free_of_places(self) -> bool:
+        """Whether the op does the same with an element wherever it stands on its axes."""
+        own = self.sharding
+        special = (own.build, own.needs, own.expand, own.exchange, own.sizes)
+        return not own.windows and all(each is None for each in special)
 
     def has_window(self, letter: str) -> bool:
         """Return True if a place needs more along a letter than its own extent."""

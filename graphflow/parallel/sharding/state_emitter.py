@@ -125,7 +125,9 @@ class StateEmitter:
         for place in self._mesh.places:
             if not layout.is_whole:
                 pieces = self._pieces(tensor, layout, place)
-                spans = tuple(_span_of(p, s) for p, s in zip(pieces, layout.dims, strict=True))
+                spans = tuple(
+                    self._span_at(p, s, place) for p, s in zip(pieces, layout.dims, strict=True)
+                )
             key = (
                 (self._resharder.device_index(node, place), spans)
                 if self._mesh.sequential
@@ -136,6 +138,15 @@ class StateEmitter:
             nodes.append(made[key])
             every.append(spans)
         return ShardedVariable(tuple(nodes), tuple(every), layout, self._mesh.sizes)
+
+    def _span_at(self, piece: ShardExtent, split: AxisSplit, place: Place) -> Span:
+        """Return the span of an extent of known size."""
+        if split.ranges is not None:
+            owner = self._mesh.coordinate(place, split.axes[0])
+            return Span(0, int(piece.size), ranges=split.ranges.bounds_of(owner))
+        start, size = int(piece.start), int(piece.size // split.rows)
+        rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)
+        return Span(start, start + size, rows)
 
     def _emit_variable_shard(self, node: Node, place: Place, spans: tuple[Span, ...]) -> Node:
         """Write the variable of a place, with its part of the initial value."""
@@ -240,13 +251,6 @@ class StateEmitter:
     def _keep(self, tensor: Tensor, layout: Layout, parts: Sequence[Tensor]) -> None:
         """Record what stands for a tensor."""
         self._emitter.values[tensor] = ShardedTensor(tensor.spec, layout, tuple(parts))
-
-
-def _span_of(piece: ShardExtent, split: AxisSplit) -> Span:
-    """Return the span of an extent of known size."""
-    start, size = int(piece.start), int(piece.size // split.rows)
-    rows = split.outer if isinstance(split.outer, tuple) else int(split.outer)
-    return Span(start, start + size, rows)
 
 
 __all__ = ["StateEmitter"]

@@ -11,6 +11,8 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout
+from graphflow.parallel.mesh.row_ranges import ring_ranges
+from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.tables.row_updates import Readers, RowUpdate, find_row_updates
 
 
@@ -69,13 +71,43 @@ def choose_tables(
     return OwnedTables({node: axis for node, axis in tables.items() if node not in dropped}, chosen)
 
 
+def spread_rows(
+    graph: Graph,
+    readers: Readers,
+    layouts: Mapping[Tensor, Layout],
+    existing: Mapping[Tensor, Layout],
+    mesh: Mesh,
+    axis: str,
+) -> dict[Tensor, Layout]:
+    """Return layouts in which the tables that a mesh axis splits lie in ranges on a ring.
+
+    Their slots lie alike. Variables that something reads otherwise than by rows stay contiguous.
+
+    Args:
+        existing: the layouts of variables that exist already.
+    """
+    found = dict(layouts)
+    tables = choose_tables(graph, readers, layouts, mesh)
+    for node, own in tables.axes.items():
+        owner = node.origin if is_slot(node) and node.origin in tables.axes else node
+        if own == axis and owner is not None:
+            rows = int(node.specs[0].shape[0])
+            there = existing.get(owner.outputs[0])
+            name, count = graph.names[owner], mesh.sizes[axis]
+            ranges = ring_ranges(name, rows, count) if there is None else there.dims[0].ranges
+            tensor = node.outputs[0]
+            found[tensor] = layouts[tensor].with_dim(0, AxisSplit((axis,), ranges=ranges))
+    return found
+
+
 def _row_axis(node: Node, layouts: Mapping[Tensor, Layout], mesh: Mesh) -> str | None:
     """Return the mesh axis that alone splits the rows of a variable, and nothing else of it."""
     layout = layouts.get(node.outputs[0])
     if layout is None or not layout.dims or node.specs[0].dtype.kind == "b":
         return None
     rows, *rest = layout.dims
-    if layout.partial or any(rest) or len(rows.axes) != 1 or rows != AxisSplit(rows.axes):
+    plain = rows == AxisSplit(rows.axes, ranges=rows.ranges)
+    if layout.partial or any(rest) or len(rows.axes) != 1 or not plain:
         return None
     return None if rows.axes[0] in mesh.sequential else rows.axes[0]
 
@@ -90,4 +122,4 @@ def _reads_rows(user: Node | None, variable: Node, inside: set[Node]) -> bool:
     )
 
 
-__all__ = ["OwnedTables", "choose_tables"]
+__all__ = ["OwnedTables", "choose_tables", "spread_rows"]

@@ -397,6 +397,28 @@ def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_pat
         assert all(np.array_equal(a, b) for a, b in zip(have, want, strict=True))
 
 
+@pytest.mark.parametrize("after", [None, 3], ids=["whole", "3 shards"])
+def test_rows_slots_and_owners_move_from_a_checkpoint_to_other_shards(
+    after: int | None, tmp_path: Path
+) -> None:
+    def trained(halves: list[int | None]) -> list[Array]:
+        random, values = np.random.default_rng(0), []
+        for number, shards in enumerate(halves):
+            rule = None if shards is None else Shard({"m": shards}, {"table/weight": ("m",)})
+            training = Training(gf.optim.RowwiseAdagrad(0.1), rule, capacity=7)
+            with gf.Session() as s:
+                if number:
+                    s.load(tmp_path / "kept")
+                for _ in range(4):
+                    ids, slopes = random.integers(-5, 6, 5), random.normal(size=(5, DIM))
+                    values.append(training.run(s, ids, slopes))
+                s.save(tmp_path / "kept")
+        return values
+
+    have, want = trained([2, after]), trained([None, None])
+    np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind, dtype", [
     ("normal", "float32"), ("normal", "float64"), ("uniform", "float32"), ("uniform", "float64"),
     ("uniform", "bfloat16"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.parallel.mesh.row_ranges import ring_ranges
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
 BATCH, ROWS, WIDTH = 11, 50, 4
@@ -123,13 +124,15 @@ def test_only_the_rows_in_use_travel() -> None:
     table = gf.variable(np.ones((1000, 16), "float32"), name="table")
     loss = gf.mean(gf.nn.embedding(ids, table) ** 2)
     train = gf.optim.Adagrad(0.1).minimize(loss, strategy=Data(2, tables=[table]))
-    mine, theirs = np.arange(20) % 3, 500 + np.arange(20) % 7  # what the second worker has is 500 …
+    owners = np.array(ring_ranges("table", 1000, 2).owners)
+    mine, theirs = (np.nonzero(owners == i)[0] for i in (0, 1))
+    few, more = mine[np.arange(20) % 3], theirs[np.arange(20) % 7]
     with gf.Session(gf.Cluster.local(2)) as s:
-        for fed in (np.r_[theirs, mine], np.r_[mine, theirs], np.zeros(40, np.int64)):
+        for fed in (np.r_[more, few], np.r_[few, more], np.full(40, mine[0])):
             s.run([loss, train], {ids: fed})
             with s.trace() as trace:
                 s.run([loss, train], {ids: fed})
-            asked = len({*fed[:20]} & {*range(500, 507)}) + len({*fed[20:]} & {*range(3)})
+            asked = len({*fed[:20]} & {*theirs}) + len({*fed[20:]} & {*mine})
             moved = [e.bytes for e in trace.edges if "used_rows" in e.tensor]
             assert sum(moved) == asked * (4 + 2 * 16 * 4)
 
@@ -208,3 +211,29 @@ def test_tables_that_name_nothing_are_refused() -> None:
     model = Model(OPTIMISERS["sgd"], Data(2, tables=["tabel*"]))
     with gf.Session() as s, pytest.raises(gf.errors.ShardingError, match="names 'tabel"):
         s.run([model.loss, model.train], model.feeds(0))
+
+
+def test_a_report_and_a_plan_expect_the_distinct_rows_of_ids_that_are_equally_likely() -> None:
+    rows, lookups = 400, 600
+    ids = gf.placeholder("int64", (lookups,), name="ids")
+    table = gf.variable(np.ones((rows, 8), "float32"), name="table")
+    loss = gf.mean(gf.nn.embedding(ids, table) ** 2)
+    strategy = Data(2, tables=[table])
+    optimiser = gf.optim.Adam(0.1, sparse=True)
+    train = optimiser.minimize(loss, strategy=strategy)
+    cluster = gf.Cluster.local(2)
+    distinct = rows * (1 - (1 - 1 / rows) ** (lookups // 2))  # of which some are the other's
+    report = strategy.report(train, cluster)
+    found = {move.kind: move.bytes for move in report.collectives}
+    assert found["keys"] == pytest.approx(distinct * 4, abs=2)
+    assert found["rows"] == found["gradients"] == pytest.approx(distinct * 32, abs=2)
+    plan = gf.plan(train, cluster, shapes={ids: (lookups,)})
+    moved = sum(t.bytes for t in plan.transfers if "used_rows" in t.tensor)
+    assert moved == pytest.approx(distinct * (4 + 2 * 32), rel=0.01)
+    random = np.random.default_rng(0)
+    with gf.Session(cluster) as s:
+        s.run(train, {ids: random.integers(0, rows, lookups)})
+        with s.trace() as trace:
+            s.run(train, {ids: random.integers(0, rows, lookups)})
+    traced = sum(e.bytes for e in trace.edges if "used_rows" in e.tensor)
+    assert traced == pytest.approx(distinct * (4 + 2 * 32), rel=0.1)

@@ -18,6 +18,7 @@ from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel, cr
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 from tests.faults import hazards
+from tests.runtime.programs import NO_RINGS, NoRings
 
 MB = 1 << 20
 SECONDS = 20.0
@@ -30,6 +31,7 @@ class Wire:
     mail: TensorMailbox
     lead: dict[int, int]
     most: dict[int, int]
+    rings: NoRings = NO_RINGS
 
     def send(self, step: int, edge: int, target: str, array: Any) -> None:
         number = edge & ((1 << EDGE_BITS) - 1)

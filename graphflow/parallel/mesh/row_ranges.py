@@ -1,0 +1,122 @@
+"""Rows of a table in ranges on a consistent-hash ring: each range belongs to one place.
+
+Popular rows often stand together: ids are sorted by frequency, say. If each place had one
+contiguous part, one place would be asked for nearly all of them. On the ring, another number of
+places leaves most ranges where they are.
+
+Source: Karger et al., "Consistent Hashing and Random Trees", STOC 1997.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+from hashlib import blake2b
+from itertools import accumulate
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ShardingError
+
+Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+MAX_RANGES = 4096
+"""The most ranges of a table."""
+VIRTUAL = 256
+"""Points of each place on the ring. Rows of the fullest place are 1.01 times the mean then, and
+3.5 times with one point."""
+
+
+@dataclass(frozen=True)
+class RowRanges:
+    """The owners of the ranges of an axis. Rows are stored by owner, in ascending order.
+
+    Attributes:
+        rows: the number of rows.
+        width: the rows of a range; the last one may have fewer.
+        owners: the owner of each range, from 0.
+        count: the number of owners.
+    """
+
+    rows: int
+    width: int
+    owners: tuple[int, ...]
+    count: int
+
+    def bounds_of(self, owner: int) -> tuple[tuple[int, int], ...]:
+        """Return the rows of an owner: (start, stop) of stretches that do not touch."""
+        found: list[tuple[int, int]] = []
+        for number, each in enumerate(self.owners):
+            if each != owner:
+                continue
+            start, stop = number * self.width, min(self.rows, (number + 1) * self.width)
+            if found and found[-1][1] == start:
+                start = found.pop()[0]
+            found.append((start, stop))
+        return tuple(found)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of rows of each owner."""
+        return tuple(sum(b - a for a, b in self.bounds_of(i)) for i in range(self.count))
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first position of each owner among the stored rows, and the number of rows."""
+        return (0, *accumulate(self.sizes))
+
+    @cached_property
+    def first_positions(self) -> Int64s:
+        """The position of the first row of each range."""
+        left = list(self.starts)
+        found = np.empty(len(self.owners), np.int64)
+        for number, owner in enumerate(self.owners):
+            found[number] = left[owner]
+            left[owner] += min(self.width, self.rows - number * self.width)
+        return found
+
+    @cached_property
+    def positions(self) -> Int64s:
+        """The position of each row among the stored rows, (rows,)."""
+        rows = np.arange(self.rows, dtype=np.int64)
+        found: Int64s = self.first_positions[rows // self.width] + rows % self.width
+        return found
+
+    def rows_of(self, owner: int) -> Int64s:
+        """Return the rows of an owner, ascending."""
+        return np.concatenate([np.arange(*each, dtype=np.int64) for each in self.bounds_of(owner)])
+
+
+@cache
+def ring_ranges(name: str, rows: int, count: int) -> RowRanges:
+    """Return the owners of the ranges of a table, by the table's name.
+
+    Args:
+        rows: the number of rows, at least `count`.
+        count: the number of owners.
+
+    Raises:
+        ShardingError: there are fewer rows than owners.
+    """
+    if rows < count:
+        raise ShardingError(f"{name!r} has {rows} rows for {count} owners; use fewer")
+    width = -(-rows // MAX_RANGES)
+    ranges = -(-rows // width)
+    points = sorted((_hash(f"{i}/{v}"), i) for i in range(count) for v in range(VIRTUAL))
+    places = np.array([point for point, _ in points], np.uint64)
+    keys = np.array([_hash(f"{name}/{i}") for i in range(ranges)], np.uint64)
+    found = np.searchsorted(places, keys) % len(points)
+    owners = [points[i][1] for i in found.tolist()]
+    for owner in range(count):  # a small table may have left one out
+        if owner not in owners:
+            most = max(range(count), key=owners.count)
+            owners[owners.index(most)] = owner
+    return RowRanges(rows, width, tuple(owners), count)
+
+
+def _hash(text: str) -> int:
+    """Return the 64 bits of BLAKE2 of a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+__all__ = ["RowRanges", "ring_ranges"]

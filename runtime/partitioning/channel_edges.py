@@ -1,0 +1,80 @@
+"""Channels between parties on several devices, replaced by edges.
+
+A token orders the ops of a party until it is cut. From then on their order in the body does, as it
+does for all edges, so every token is a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.op import REGISTRY, Node, Tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.ops.communication.channels import CHANNEL_OPS, channels_of
+
+
+class CutChannel(NamedTuple):
+    """The edge that replaces a channel, and the devices at its ends."""
+
+    edge: int
+    source: str
+    target: str
+
+
+def cut_channels(body: Body, edges: Mapping[int, CutChannel]) -> Body:
+    """Return a party's body with edges in the place of channels, also in bodies inside it."""
+    effects: list[Tensor] = []
+    token = _make_node("constant", (), {"value": np.zeros(0, np.bool_)}, body.graph.nodes[-1])
+
+    def replace(node: Node, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        if node.op.name in CHANNEL_OPS:
+            ends = [edges[channel] for channel in channels_of(node)]
+            made = _replace_op(node, inputs[1:], ends)
+            effects.append(made[0])
+            return (*(() if node.op.name == "channel_send" else made), token)
+        if not bodies(node):
+            return None
+        attrs = {
+            name: cut_channels(value, edges) if isinstance(value, Body) else value
+            for name, value in node.attrs.items()
+        }
+        return node.with_inputs(inputs, attrs).outputs
+
+    graph = body.graph.rewrite(replace)
+    return Body(
+        body.inputs, Graph([*graph.outputs, *effects]), body.results, bindings=body.bindings
+    )
+
+
+def _replace_op(node: Node, inputs: tuple[Tensor, ...], ends: Sequence[CutChannel]) -> list[Tensor]:
+    """Return what replaces the outputs of a channel's op, without the token."""
+    numbers = tuple(end.edge for end in ends)
+    if node.op.name == "channel_send":
+        targets = tuple(end.target for end in ends)
+        if len(inputs) == len(ends) == 1:
+            attrs = {"edge": numbers[0], "target": targets[0]}
+            return [_make_node("send", inputs, attrs, node)]
+        if len(inputs) == 1:
+            every = {"value": np.ones(len(ends), np.bool_)}
+            inputs = (*inputs, _make_node("constant", (), every, node))
+        return [_make_node("send_where", inputs, {"edges": numbers, "targets": targets}, node)]
+    attrs = {"shape": node.attrs["shape"], "dtype": node.attrs["dtype"]}
+    sources = tuple(end.source for end in ends)
+    if node.op.name == "channel_receive":
+        attrs |= {"edge": numbers[0], "source": sources[0]}
+        return [_make_node("recv", (), attrs, node)]
+    value = _make_node("recv_any", inputs, {**attrs, "edges": numbers, "sources": sources}, node)
+    return [_make_node("received_from", (value,), {"edge": numbers[0]}, node), value]
+
+
+def _make_node(op: str, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node) -> Tensor:
+    spec = REGISTRY[op].infer(*(t.spec for t in inputs), **attrs)
+    assert isinstance(spec, TensorSpec)
+    return Node(
+        REGISTRY[op], inputs, attrs, (spec,), name=like.name, device=like.device,
+        location=like.location, origin=like.origin,
+    ).outputs[0]  # fmt: skip

@@ -1,0 +1,247 @@
+"""Parties on workers: real processes whose loops run different numbers of iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphflow as gf
+from graphflow.errors import GraphflowError, NonFiniteError, OpError, StepTimeout, WorkerLost
+from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party
+from graphflow.ir.op import Tensor
+from tests.faults import hazards
+from tests.ops.communication.servers import by_hand, server_and_workers
+from tests.runtime.program import crashes
+from tests.runtime.program.test_loop_edge_flow_control import resident
+
+MB = 1 << 20
+START = np.linspace(0.1, 1.0, 5)
+
+
+def workers(count: int, deadline: float = 30, **options: Any) -> gf.Session:
+    cluster = gf.Cluster.local(count, threads=1)
+    ops = ["tests.faults.hazards", "tests.runtime.program.crashes"]
+    return gf.Session(cluster, trial=False, deadline=deadline, ops=ops, **options)
+
+
+def places(count: int) -> list[str]:
+    return [f"/worker:{i}" for i in range(count)]
+
+
+@pytest.mark.parametrize("shared", ["on", "off"])
+def test_an_order_given_back_gives_the_same_bits(
+    shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
+    turns = [7, 2, 4]
+    weights, order, seen = server_and_workers(START, turns, pins=places(4))
+    wanted = gf.placeholder("int32", (sum(turns),))
+    again, came_again, seen_again = server_and_workers(START, turns, wanted, places(4))
+    rng = np.random.default_rng(3)
+    with workers(4) as session:
+        for _ in range(6):
+            result, came, *views = session.run([weights, order, *seen])
+            assert np.bincount(came).tolist() == turns
+            np.testing.assert_array_equal(result, by_hand(START, came, 3))
+            replayed = session.run([again, came_again, *seen_again], {wanted: came})
+            for one, other in zip(replayed, [result, came, *views], strict=True):
+                np.testing.assert_array_equal(one, other)
+        for _ in range(6):
+            drawn = rng.permutation(came)
+            result, came = session.run([again, came_again], {wanted: drawn})
+            np.testing.assert_array_equal(came, drawn)
+            np.testing.assert_array_equal(result, by_hand(START, drawn, 3))
+
+
+def test_parties_may_share_workers() -> None:
+    turns = [5, 3, 4]
+    for pins in (["/worker:0", "/worker:0", "/worker:1", "/worker:1"], ["/worker:1"] * 4):
+        weights, order, seen = server_and_workers(START, turns, pins=pins)
+        with workers(2) as session:
+            for _ in range(3):
+                result, came, *_ = session.run([weights, order, *seen])
+                np.testing.assert_array_equal(result, by_hand(START, came, 3))
+
+
+def test_what_is_left_in_a_channel_is_gone_with_its_step() -> None:
+    """The receiver takes two of five tensors; the next step begins with the first again."""
+    loops = ConcurrentLoops()
+    base = gf.placeholder("float64", ())
+    channel = loops.channel((), "float64")
+
+    def give(party: Party) -> Any:
+        def turn(x: Any, _: Any) -> Any:
+            party.send(channel, x)
+            return x + 1.0, None
+
+        return party.scan(turn, base, length=5)[0]
+
+    def take(party: Party) -> Any:
+        return party.scan(lambda _, __: (0.0, party.receive(channel)), 0.0, length=2)[1]
+
+    loops.add(give, "/worker:0")
+    loops.add(take, "/worker:1")
+    last, taken = loops.build()
+    with workers(2) as session:
+        for step in range(8):
+            result, values = session.run([last, taken], {base: 10.0 * step})
+            assert result == 10 * step + 5
+            assert values.tolist() == [10 * step, 10 * step + 1]
+
+
+@pytest.mark.parametrize("shared", ["on", "off"])
+def test_a_slow_receiver_holds_its_sender_back(
+    shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 MB cross, and the receiver takes a second to receive the first."""
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
+    loops = ConcurrentLoops()
+    channel = loops.channel((MB // 8,), "float64")
+    start = gf.placeholder("float64", (MB // 8,))
+
+    def give(party: Party) -> Any:
+        def turn(x: Any, _: Any) -> Any:
+            party.send(channel, x)
+            return x + 1.0, None
+
+        return party.scan(turn, start, length=400)[0][0]
+
+    def take(party: Party) -> Any:
+        def turn(total: Any, _: Any) -> Any:
+            x = party.receive(channel)
+            return total + hazards.sleep(x[0], seconds=0.005), None
+
+        return party.scan(turn, np.float64(0), length=400)[0]
+
+    loops.add(give, "/worker:0")
+    loops.add(take, "/worker:1")
+    _, total = loops.build()
+    feeds = {start: np.zeros(MB // 8)}
+    with workers(2, 60) as session:
+        session.warmup(total)
+        pids = session._life.hosts.pids
+        before = [resident(pid) for pid in pids]
+        for _ in range(2):  # as messages, and through a ring
+            assert session.run(total, feeds) == 400 * 399 / 2
+        growth = [resident(pid) - then for pid, then in zip(pids, before, strict=True)]
+    assert max(growth) < 100 * MB
+
+
+def disturbed_window(hazard: Any, pins: Sequence[str]) -> tuple[Any, ...]:
+    """Two workers of two turns; at (party, turn) of a placeholder, a hazard happens."""
+    at = gf.placeholder("int32", (2,))
+
+    def disturb(party: int, turn: Any, x: Tensor) -> Tensor:
+        here = gf.logical_and(gf.equal(at[0], party), gf.equal(at[1], turn))
+        return gf.cond(here, lambda: hazard(x), lambda: x)
+
+    state = gf.variable(START, name="weights")
+    weights, order, _ = server_and_workers(state, [2, 2], pins=pins, disturb=disturb)
+    return at, state, gf.assign(state, weights), order
+
+
+CASES = [(party, turn) for party in (1, 2) for turn in (0, 1)] + [(0, turn) for turn in range(4)]
+
+
+@pytest.mark.parametrize(("party", "turn"), CASES)
+def test_each_party_may_die_in_each_turn(party: int, turn: int, tmp_path: Path) -> None:
+    """The run is done again on the workers that are left; nothing of its first try shows."""
+    bomb = tmp_path / "bomb"
+    at, state, step, order = disturbed_window(
+        lambda x: crashes.crash_once(x, path=str(bomb)), places(3)
+    )
+    with workers(3, checkpoint=tmp_path / "saved") as session:
+        for _ in range(2):  # as messages, and through rings
+            session.run([step, order], {at: [-1, 0]})
+        session.save(tmp_path / "before")
+        session.load(tmp_path / "before")
+        before = session.get(state)
+        bomb.touch()
+        _, came = session.run([step, order], {at: [party, turn]})
+        assert not bomb.exists()
+        np.testing.assert_array_equal(session.get(state), by_hand(before, came, 2))
+
+
+def test_a_party_that_dies_is_reported(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb"
+    at, _, step, order = disturbed_window(
+        lambda x: crashes.crash_once(x, path=str(bomb)), places(3)
+    )
+    with workers(3) as session:
+        session.run([step, order], {at: [-1, 0]})
+        bomb.touch()
+        with pytest.raises(WorkerLost, match="worker 1"):
+            session.run([step, order], {at: [1, 1]})
+
+
+def test_a_party_that_fails_ends_the_others_and_changes_nothing() -> None:
+    at, state, step, order = disturbed_window(hazards.fail, places(3))
+    with workers(3) as session:
+        for party, turn in [(1, 0), (0, 3), (2, 1), (0, 0), (1, 1)]:
+            _, came = session.run([step, order], {at: [-1, 0]})
+            before = session.get(state)
+            with pytest.raises(OpError, match="ZeroDivisionError"):
+                session.run([step, order], {at: [party, turn]})
+            np.testing.assert_array_equal(session.get(state), before)
+            _, came = session.run([step, order], {at: [-1, 0]})
+            np.testing.assert_array_equal(session.get(state), by_hand(before, came, 2))
+
+
+def test_parties_of_one_worker_end_each_other() -> None:
+    pins = ["/worker:0", "/worker:1", "/worker:1"]
+    at, state, step, order = disturbed_window(hazards.fail, pins)
+    with workers(2) as session:
+        for party in (1, 2, 0):
+            before = session.get(state)
+            with pytest.raises(GraphflowError, match="ZeroDivisionError"):
+                session.run([step, order], {at: [party, 1]})
+            np.testing.assert_array_equal(session.get(state), before)
+            session.run([step, order], {at: [-1, 0]})
+
+
+def test_a_party_that_waits_in_vain_is_ended_by_the_deadline() -> None:
+    loops = ConcurrentLoops()
+    here, there = loops.channel((), "float64"), loops.channel((), "float64")
+
+    def wait(first: Any, second: Any) -> Any:
+        def run(party: Party) -> Any:
+            x = party.merge([first])[1]
+            party.send(second, x)
+            return x
+
+        return run
+
+    loops.add(wait(here, there), "/worker:0")
+    loops.add(wait(there, here), "/worker:1")
+    x, _ = loops.build()
+    ready = gf.constant(1.0) + 1.0
+    with workers(2, deadline=2) as session:
+        with pytest.raises(StepTimeout, match=r"the first of edge .* did not come"):
+            session.run(x)
+        assert session.run(ready) == 2.0
+
+
+def test_the_trace_shows_each_turn() -> None:
+    weights, order, _ = server_and_workers(START, [3, 2], pins=places(3))
+    with workers(3) as session:
+        for _ in range(3):
+            session.run([weights, order])
+        with session.trace() as trace:
+            session.run([weights, order])
+        transfers = [e for e in trace.steps[-1].events if e.kind == "transfer"]
+    assert len(transfers) == 2 * (3 + 2) + 2  # a push and a reply a turn, and the first weights
+    assert sum(e.bytes or 0 for e in transfers) == 12 * START.nbytes
+
+
+def test_results_of_parties_are_checked() -> None:
+    start = gf.placeholder("float64", (5,))
+    weights, order, _ = server_and_workers(start, [2, 1], pins=places(3))
+    with workers(3, check_finite=True) as session:
+        session.run([weights, order], {start: START})
+        with pytest.raises(NonFiniteError):
+            session.run([weights, order], {start: np.full(5, 1e200)})
+        session.run([weights, order], {start: START})
