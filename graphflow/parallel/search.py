@@ -316,10 +316,10 @@ class _StrategySearch:
         return [
             self._simulate_inexact(each, count)
             for count in counts
-            for each in inexact_strategies(count, self._named(self.fastest[:count]))
+            for each in inexact_strategies(count, self._name_devices(self.fastest[:count]))
         ]
 
-    def _named(self, devices: Sequence[str]) -> Sequence[str] | None:
+    def _name_devices(self, devices: Sequence[str]) -> Sequence[str] | None:
         """Return names of devices; None for the first ones of the cluster."""
         return None if list(devices) == list(self._names[: len(devices)]) else devices
 

@@ -24,6 +24,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
 from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
+from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
@@ -603,11 +604,12 @@ def test_what_is_chosen_trains_on_workers() -> None:
 
 def test_measured_seconds_include_the_share_of_rare_exchanges() -> None:
     x, loss = network(16, 2)
-    found = auto(
-        loss, gf.Cluster.local(2), shapes={x: (64, 16)}, exact=False, measure=30, quiet=True
-    )
-    local = next(t for t in found.tried if t.name == "local 2")
-    assert local.measured is not None and local.measured > local.seldom
+    strategy = gf.parallel.LocalSGD(2, period=1000)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    rare = CandidateResult("local 2", strategy, 30.1, 0, devices=2, seldom=30.0)
+    feeds = {x: X}
+    (found,) = measure_best([rare], 1, lambda _: [loss, train], gf.Cluster.local(2), feeds)
+    assert found.measured is not None and 30.0 < found.measured < 31.0
 
 
 def test_exact_is_true_or_false() -> None:
