@@ -2,13 +2,17 @@
 
     loops = ConcurrentLoops()
     push, pull = loops.channel((8,), "float32"), loops.channel((8,), "float32")
-    loops.add(server, device="/worker:0")
-    loops.add(worker, device="/worker:1")
+    loops.add(server, pin="/worker:0")
+    loops.add(worker, pin="/worker:1")
     served, worked = loops.build()
 
 A party is a function of a `Party`, by which it sends, receives and loops. The party puts its ops in
 order: each reads the token of the one before, and loops carry the token. A channel holds at least
 one tensor beside the one that its receiver reads. A party that sends more may have to wait.
+
+A gate is dataflow: a server that carries the workers' clocks answers those of a mask, by
+`Party.send_where`. The order of a server's merges is the stacked `which` of its loop; loop over a
+placeholder of orders, and pass both to `replay_order`, so that a recovery repeats the same bits.
 """
 
 from __future__ import annotations
