@@ -24,6 +24,7 @@ from graphflow.runtime.collectives.group_setup import (
 from graphflow.runtime.collectives.message_transport import MessageExchange, MessagePort
 from graphflow.runtime.collectives.nccl import NcclCollective
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
+from graphflow.runtime.collectives.ring_ends import LoopEdges
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_counters import (
     CANCEL_CHECK_SECONDS,
@@ -37,7 +38,7 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     ShmEdgeSender,
     edges_that_fit,
 )
-from graphflow.runtime.collectives.shared_memory_rings import LoopEdges, LoopRings
+from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import (
     MappedTransport,
     SlotTransport,

@@ -19,13 +19,9 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, edges_of
 from graphflow.runtime.collectives.program_collectives import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
+from graphflow.runtime.collectives.ring_ends import LoopEdges, RingReceiver, RingSender
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
-from graphflow.runtime.collectives.shared_memory_rings import (
-    LoopEdges,
-    LoopRings,
-    RingReceiver,
-    RingSender,
-)
+from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment

@@ -26,13 +26,10 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
+from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
-from graphflow.runtime.collectives.shared_memory_rings import (
-    RingReceiver,
-    RingSender,
-    agree_on_rings,
-)
+from graphflow.runtime.collectives.shared_memory_rings import agree_on_rings
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter

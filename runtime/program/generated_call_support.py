@@ -30,7 +30,8 @@ from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_source
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.collectives.shared_memory_rings import LoopRings, RingReceiver, RingSender
+from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
+from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.partitioning.user_code_check import runs_user_code
