@@ -33,11 +33,13 @@ class WorkerPair:
     Attributes:
         addresses: where they listen.
         enter: the start of a command that runs beside the first worker.
+        enter_second: the same beside the second worker.
         environment: for such commands.
     """
 
     addresses: tuple[str, str]
     enter: Sequence[str]
+    enter_second: Sequence[str]
     environment: dict[str, str]
 
 
@@ -55,7 +57,8 @@ def constrained_pair(share: float | None, mbit: float | None, folder: Path) -> I
     """
     with ExitStack() as stack:
         hosts = _linked_hosts(stack, mbit) if mbit else [None, None]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths}
         if mbit:
             environment["GRAPHFLOW_SHARED_MEMORY"] = "off"  # it would bypass the link
         addresses = []
@@ -67,8 +70,8 @@ def constrained_pair(share: float | None, mbit: float | None, folder: Path) -> I
             if number == 1 and share is not None:
                 command = [sys.executable, str(SHARE_SCRIPT), str(process.pid), str(share)]
                 stack.callback(_end, subprocess.Popen(command))
-        enter = hosts[0].enter if hosts[0] is not None else ()
-        yield WorkerPair((addresses[0], addresses[1]), enter, environment)
+        first, second = (() if host is None else host.enter for host in hosts)
+        yield WorkerPair((addresses[0], addresses[1]), first, second, environment)
 
 
 def _linked_hosts(stack: ExitStack, mbit: float) -> list[Host]:

@@ -357,7 +357,12 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
     tensors = [t for node in part.graph.nodes for t in node.outputs]
     sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
     layout = plan_layout(part, bindings)
-    outside = [t for t in tensors if t not in layout.blocks and layout.roots[t] is t]
+    in_place = {node for node in part.graph.nodes if node.op.name == "assign"} | {*layout.deferred}
+    outside = [
+        t
+        for t in tensors
+        if t not in layout.blocks and layout.roots[t] is t and t.node not in in_place
+    ]
     need = layout.arena.nbytes + sum(sizes[t] for t in outside)
     if need > limit:
         largest = sorted(sizes, key=lambda t: -sizes[t])[:3]

@@ -12,6 +12,7 @@ candidate can win and showing more of them would take longer than a moment.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -36,13 +37,19 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import evaluate
 from graphflow.parallel.data import Data
-from graphflow.parallel.mesh.count_arguments import as_count
+from graphflow.parallel.local_training.local_sgd import LocalSGD
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.stages import stages_of
 from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
 from graphflow.parallel.searching.cost_bounds import StepBounds, StepModel
+from graphflow.parallel.searching.inexact_strategies import (
+    InexactStrategy,
+    describe_drift,
+    inexact_strategies,
+)
 from graphflow.parallel.searching.measurement import measure_best
-from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
+from graphflow.parallel.searching.search_arguments import check_arguments
+from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search, refuse
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
@@ -79,6 +86,7 @@ def auto(
     trial: bool = True,
     measure: int = 0,
     quiet: bool = False,
+    exact: bool = True,
 ) -> Search:
     """Search for the strategy with the fastest training step, and print what was tried.
 
@@ -100,6 +108,11 @@ def auto(
         measure: how many of the best candidates run for a few steps with synthetic feeds on the
             cluster's workers. Their measured times then decide.
         quiet: print nothing.
+        exact: whether training must compute what one device would, but for the order of sums.
+            Otherwise the search tries filters and `LocalSGD`, too, over all devices and over as
+            many as the best exact strategy takes. Each line says what such a strategy sends and
+            changes. Times are those of a step, so of the same number of examples: steps that learn
+            less from them are not known to the search.
 
     Raises:
         MemoryLimitError: nothing fits; the message lists what was tried.
@@ -108,11 +121,13 @@ def auto(
         VariableError, DifferentiationError: there is nothing to train, or no gradient.
         SessionError: `measure` is given and the cluster is hypothetical.
     """
-    _check(loss, cluster, optimizer, memory, trial, measure)
+    check_arguments(loss, cluster, optimizer, memory, trial, measure, exact)
     there = Cluster.here() if cluster is None else cluster
     found = _StrategySearch(loss, there, shapes or {}, optimizer or optim.Adam(), memory, trial)
     with show_wait(found.progress, lambda seconds: None):
         tried = found.run()
+        if not exact:
+            tried += found.try_inexact(tried)
         if measure:
             tried = measure_best(
                 tried, measure, found.training_fetches, there, found.synthetic_feeds
@@ -127,35 +142,6 @@ def auto(
     if not quiet:
         print(ranked)
     return ranked
-
-
-def _check(loss: Any, cluster: Any, optimizer: Any, memory: Any, trial: Any, measure: Any) -> None:
-    """Check the arguments of `auto`.
-
-    Raises:
-        ArgumentError: one of them is invalid.
-    """
-    where = f"auto at {user_location()}"
-    if not isinstance(loss, Tensor):
-        raise ArgumentError(f"{where}: the loss must be a tensor, not {loss!r}")
-    if cluster is not None and not isinstance(cluster, Cluster):
-        raise ArgumentError(f"{where}: the cluster must be a gf.Cluster, not {cluster!r}")
-    if optimizer is not None and not isinstance(optimizer, optim.Optimizer):
-        raise ArgumentError(
-            f"{where}: optimizer must be one of gf.optim's, such as gf.optim.Adam(), not "
-            f"{optimizer!r}"
-        )
-    if memory is not None and as_count(memory) is None:
-        raise ArgumentError(
-            f"{where}: memory must be a number of bytes for each device, such as 8 << 30, "
-            f"not {memory!r}"
-        )
-    if not isinstance(trial, bool):
-        raise ArgumentError(f"{where}: trial must be True or False, not {trial!r}")
-    if as_count(measure, least=0) is None:
-        raise ArgumentError(
-            f"{where}: measure must be a number of strategies, 0 or more, not {measure!r}"
-        )
 
 
 class _StrategySearch:
@@ -294,11 +280,7 @@ class _StrategySearch:
 
     def _refuse(self, candidate: StrategyCandidate, error: GraphflowError) -> CandidateResult:
         """Return the result of a candidate that cannot run."""
-        why, needed = _first_line(error), 0
-        if isinstance(error, MemoryLimitError):
-            why, needed = f"memory: {why}", max(error.needed, default=0)
-        strategy = candidate.strategy(self._rules, self._names)
-        return CandidateResult(candidate.name, strategy, inf, needed, why)
+        return refuse(candidate.name, candidate.strategy(self._rules, self._names), error)
 
     def _refuse_by_memory(
         self, candidate: StrategyCandidate, rough: StepBounds
@@ -323,30 +305,79 @@ class _StrategySearch:
         """Return the bytes of a device that may be used."""
         return min(self._cluster.device(name).memory, self._memory or inf)
 
-    @without_collection
+    def try_inexact(self, tried: Sequence[CandidateResult]) -> list[CandidateResult]:
+        """Return the results of strategies that change the numbers of training.
+
+        Args:
+            tried: the results of exact ones.
+        """
+        best = min(tried, key=lambda t: t.key)
+        counts = sorted({len(self.fastest), best.devices} - {1})
+        return [
+            self._simulate_inexact(each, count)
+            for count in counts
+            for each in inexact_strategies(count, self._name_devices(self.fastest[:count]))
+        ]
+
+    def _name_devices(self, devices: Sequence[str]) -> Sequence[str] | None:
+        """Return names of devices; None for the first ones of the cluster."""
+        return None if list(devices) == list(self._names[: len(devices)]) else devices
+
+    def _simulate_inexact(self, each: InexactStrategy, devices: int) -> CandidateResult:
+        """Partition and simulate a strategy that changes the numbers of training."""
+        self._doing = each.name
+        strategy = each.strategy
+        if not isinstance(strategy, LocalSGD):
+            source = Graph(self.training_fetches(strategy))  # filters have variables of their own
+            found = self._predict(each.name, strategy, devices, source)
+            return replace(found, trade=each.trade)
+        try:
+            choice = strategy.choose_period(self._source, self._cluster, self._bindings)
+        except (MemoryLimitError, ShardingError, ScheduleError, DeviceError) as error:
+            return refuse(each.name, strategy, error)
+        ending = replace(strategy, period=choice.period)
+        found = self._predict(each.name, ending, devices)
+        exchange = max(0.0, found.seconds - choice.turn)
+        mean = exchange / choice.period
+        return replace(
+            found,
+            seconds=found.seconds - exchange + mean,
+            sent=round(found.sent / choice.period),
+            seldom=mean if choice.period > 1 else 0.0,
+            trade=describe_drift(each.trade, choice.period),
+        )
+
     def _simulate(self, candidate: StrategyCandidate) -> CandidateResult:
         """Partition and simulate a candidate."""
-        strategy = self._strategy(candidate)
+        return self._predict(candidate.name, self._strategy(candidate), len(candidate.devices))
+
+    @without_collection
+    def _predict(
+        self, name: str, strategy: Any, devices: int, source: Graph | None = None
+    ) -> CandidateResult:
+        """Partition the step by a strategy over so many devices, and simulate it.
+
+        Args:
+            source: the step, if it is another than for exact strategies.
+        """
         try:
-            bindings, graph = self._bindings, self._source
+            bindings, graph = self._bindings, source or self._source
             if strategy is not None:
                 cut = strategy.divide(graph, self._cluster, None, bindings)
                 bindings, graph = cut.bindings(bindings), cut.graph
             graph = optimize(graph)
-            self._profile_nodes(graph, bindings, len(candidate.devices) > 1)
+            self._profile_nodes(graph, bindings, devices > 1)
             placer = "single" if strategy is None else "greedy"
             seen = outlook(graph, self._cluster, bindings, placer, self._learned, self._steps)
         except (MemoryLimitError, ShardingError, ScheduleError, DeviceError) as error:
-            return self._refuse(candidate, error)
+            return refuse(name, strategy, error)
         peak = max(seen.peak_memory.values())
-        for name, own in seen.peak_memory.items():
-            if own > self._memory_limit(name):
-                why = f"memory: {show_bytes(own)} of {show_bytes(self._memory_limit(name))}"
-                return CandidateResult(candidate.name, strategy, inf, own, why)
-        return CandidateResult(
-            candidate.name, strategy, seen.seconds, peak, devices=len(candidate.devices),
-            sent=seen.sent,
-        )  # fmt: skip
+        for device, own in seen.peak_memory.items():
+            limit = self._memory_limit(device)
+            if own > limit:
+                why = f"memory: {show_bytes(own)} of {show_bytes(limit)}"
+                return CandidateResult(name, strategy, inf, own, why)
+        return CandidateResult(name, strategy, seen.seconds, peak, devices=devices, sent=seen.sent)
 
     def _profile_nodes(self, graph: Graph, bindings: Mapping[str, int], busy: bool) -> None:
         """Profile the nodes of a candidate in this process, if that is allowed."""
@@ -381,9 +412,3 @@ def _measure_workers(cluster: Cluster) -> None:
         x = placeholder("float32", ())
         with Session(cluster, trial=False) as session:  # the session measures its cluster
             session.run(x + 1.0, {x: 0.0})
-
-
-def _first_line(error: GraphflowError) -> str:
-    """Return the first line of an error's message, shortened."""
-    line = str(error).partition("\n")[0]
-    return line if len(line) <= 90 else line[:89] + "…"

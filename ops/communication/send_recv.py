@@ -33,12 +33,13 @@ recv = register(
 )
 
 # x, of which only the first `number` rows are in use; the others are zeros. An edge between devices
-# that carries it is ragged: only the rows in use travel.
+# that carries it is ragged: only the rows in use travel. They are the distinct rows of a piece of
+# `piece` rows among `lookups` in a table of `rows`; `expected_rows` says how many that may be.
 used_rows = register(
     Op(
         "used_rows",
-        infer=lambda x, number: x,
-        kernel=lambda xp, x, number: x,
+        infer=lambda x, number, lookups, rows, piece: x,
+        kernel=lambda xp, x, number, **attrs: x,
         cost=_no_cost,
         alias=True,
     )
@@ -117,6 +118,18 @@ def edges_of(node: Node) -> dict[int, str]:
         case "send_where":
             return dict(zip(node.attrs["edges"], node.attrs["targets"], strict=True))
     return {}
+
+
+def expected_rows(lookups: int, rows: int, piece: int) -> float:
+    """Return how many distinct rows of a piece are looked up, if all rows are equally likely.
+
+    Args:
+        lookups: the lookups, of any rows.
+        rows: the rows of the table.
+        piece: those of the piece.
+    """
+    distinct = rows * (1 - (1 - 1 / rows) ** lookups) if rows > 1 else min(lookups, rows)
+    return distinct * piece / max(rows, 1)
 
 
 def _infer_start(

@@ -18,6 +18,7 @@ from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, evaluate, is_inexact
 from graphflow.ops.communication.collectives import groups_of, own_inputs, received_bytes
+from graphflow.ops.communication.send_recv import expected_rows
 from graphflow.placement.calibration.cluster_rates import Links, link_classes, link_matrices, rates
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
@@ -260,8 +261,17 @@ class _ProblemBuilder:
             carried.append(tensor)
         for tensor in carried:
             self.tensors.setdefault(tensor, len(self.tensors))
-        moved = [sizes[t] if t in sizes else self.nbytes(t) for t in carried]
+        moved = [sizes[t] if t in sizes else self._moved_bytes(t) for t in carried]
         return edges, moved, [self.tensors[t] for t in carried]
+
+    def _moved_bytes(self, tensor: Tensor) -> int:
+        """Return the bytes of a tensor that travel: of rows in use, as many as are expected."""
+        size, node = self.nbytes(tensor), tensor.node
+        if node.op.name != "used_rows" or not size:
+            return size
+        lookups = evaluate(node.attrs["lookups"], self.bindings)
+        rows = expected_rows(lookups, node.attrs["rows"], node.attrs["piece"])
+        return round(size * min(1.0, rows / evaluate(tensor.shape[0], self.bindings)))
 
     def _shares_of(self, node: Node) -> Iterator[tuple[Tensor, int]]:
         """Return what a collective's node receives from each rank, and its bytes."""

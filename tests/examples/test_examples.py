@@ -91,7 +91,31 @@ def test_a_recommender_learns_and_no_process_holds_its_tables(tmp_path: Path) ->
     assert (tmp_path / "recommended/recommender.svg").read_text("utf-8").startswith("<svg")
 
 
+@pytest.mark.parametrize(
+    "link", [["--loopback"], pytest.param(["--mbit", "200"], marks=pytest.mark.slow)]
+)  # slow: both workers calibrate
+def test_one_model_trains_by_data_and_by_local_sgd(link: list[str], tmp_path: Path) -> None:
+    done = ran("slow_link.py", "--steps", "16", "--period", "4", *link, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    if "no slow link" in done.stdout:
+        pytest.skip(done.stdout)
+    told = re.findall(r"([\d.]+) ms a step predicted, +([\d.]+) measured, +([\d,]+)", done.stdout)
+    (often, seldom) = (int(sent.replace(",", "")) for _, _, sent in told)
+    assert often == pytest.approx(4 * seldom, rel=0.01)
+    picture = (tmp_path / "slow_link/slow_link.svg").read_text("utf-8")
+    assert picture.startswith("<svg") and picture.count("<polyline") == 4
+
+
+def test_an_example_says_why_there_is_no_slow_link(tmp_path: Path) -> None:
+    done = ran("slow_link.py", cwd=tmp_path, PATH=str(tmp_path))
+    assert done.returncode == 0 and list(tmp_path.iterdir()) == []
+    assert "no slow link can be made here (ip, tc, unshare, nsenter is not" in done.stdout
+
+
 WRONG = [
+    ("slow_link.py", ["--steps", "40"], "--steps 40 --period 16"),
+    ("slow_link.py", ["--mbit", "0"], "'0' is not a whole number"),
+    ("slow_link.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("recommender.py", ["--users", "1"], "--users 1"),
     ("recommender.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("strategies.py", ["--steps", "0"], "'0' is not a whole number from 1 on"),

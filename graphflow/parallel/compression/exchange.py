@@ -90,7 +90,7 @@ def exchange_sums(
         for rank, (tensor, state) in enumerate(zip(each, own, strict=True)):
             scale = None if scales is None else scales[rank]
             runs[i, rank] = with_feedback(rule, tensor, state, (rank, len(each)), scale)
-            streams[i, rank] = RandomStreams(_seed_of(stream, i, rank))
+            streams[i, rank] = RandomStreams(seed_of(stream, i, rank))
     answers: dict[_Key, Any] = dict.fromkeys(runs)
     while answers:
         requests: dict[_Key, Request] = {}
@@ -223,7 +223,7 @@ def _exchange_rows(
     found = []
     for rank, row in enumerate(made):
         with sites.at(rank):
-            found.append([_unpack_row(row, k * size, like) for k in range(number)])
+            found.append([unpack_row(row, k * size, like) for k in range(number)])
     return found
 
 
@@ -245,7 +245,7 @@ def _pack_rows(own: Sequence[Sequence[Tensor]], sites: Sites) -> list[Tensor]:
     return rows
 
 
-def _unpack_row(row: Tensor, start: int, like: Sequence[Tensor]) -> list[Tensor]:
+def unpack_row(row: Tensor, start: int, like: Sequence[Tensor]) -> list[Tensor]:
     """Return the parts of a row from an element on, in the shapes of others."""
     sizes = [_size_of(part) for part in like]
     starts = accumulate(sizes, initial=start)
@@ -262,7 +262,7 @@ def _size_of(tensor: Tensor) -> int:
 # Random numbers ---------------------------------------------------------------------------------
 
 
-def _seed_of(stream: tuple[int, ...], i: int, rank: int) -> int:
+def seed_of(stream: tuple[int, ...], i: int, rank: int) -> int:
     """Return a seed for one tensor of one replica. It is the same whenever the graph is written."""
     text = repr((*stream, i, rank)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
@@ -278,4 +278,13 @@ def draw_from(streams: RandomStreams) -> Iterator[None]:
         current_scope.reset(token)
 
 
-__all__ = ["FilteredSum", "Sites", "check_specs", "draw_from", "exchange_sums", "with_feedback"]
+__all__ = [
+    "FilteredSum",
+    "Sites",
+    "check_specs",
+    "draw_from",
+    "exchange_sums",
+    "seed_of",
+    "unpack_row",
+    "with_feedback",
+]

@@ -14,7 +14,7 @@ from graphflow.base.formatting import show_count
 from graphflow.errors import ShardingError
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import kind, product
-from graphflow.parallel.compression.exchange import FilteredSum, Sites, exchange_sums
+from graphflow.parallel.compression.exchange import Sites, exchange_sums
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.compression.traffic import first_state, traffic_of
 from graphflow.parallel.local_training.parameter_exchange import Exchanged
@@ -145,7 +145,11 @@ class DifferenceFilter:
         for value, own in zip(values, made, strict=True):
             for number, node in enumerate(self._states[value.variable] or ()):
                 unroller.current[node] = [one.state[number] for one in own]
-            found[value.variable] = _spread_means(unroller, value, own)
+            means = []
+            for place, one in zip(firsts, own, strict=True):
+                with unroller.on_device(place, value.variable):
+                    means.append(one.total / float(self._replicas))
+            found[value.variable] = copy_within_replicas(unroller, value, means)
         return found
 
     def _sites(self, unroller: ReplicaUnroller, cause: Node, count: int) -> Sites:
@@ -163,22 +167,20 @@ class DifferenceFilter:
         )
 
 
-def _spread_means(
-    unroller: ReplicaUnroller, value: Exchanged, sums: Sequence[FilteredSum]
+def copy_within_replicas(
+    unroller: ReplicaUnroller, value: Exchanged, firsts: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return the mean at each device, given the sum at the first device of each replica."""
+    """Return a tensor at each device, given that at the first device of each replica."""
     found: list[Tensor] = []
     node, count = value.variable, unroller.places
-    for replica, one in enumerate(sums):
-        with unroller.on_device(replica * count, node):
-            mean: Tensor = one.total / float(len(sums))
+    for replica, first in enumerate(firsts):
         if count == 1:
-            found.append(mean)
+            found.append(first)
             continue
-        like = [mean, *value.parts[replica * count + 1 : (replica + 1) * count]]
+        like = [first, *value.parts[replica * count + 1 : (replica + 1) * count]]
         with unroller.cross_device(node):
-            copies = broadcast(mean, count, like)
-        result = ShardedTensor(mean.spec, whole(mean.ndim), tuple(copies))
+            copies = broadcast(first, count, like)
+        result = ShardedTensor(first.spec, whole(first.ndim), tuple(copies))
         log = CommunicationLog(unroller.builder, node, unroller.name_of(node))
         log.exchange("broadcast", tuple(unroller.template.mesh), result)
         found += copies
@@ -190,4 +192,4 @@ def _nbytes(value: Exchanged) -> int:
     return int(product(spec.shape)) * int(spec.dtype.itemsize)
 
 
-__all__ = ["DifferenceFilter"]
+__all__ = ["DifferenceFilter", "copy_within_replicas"]

@@ -13,7 +13,9 @@ import numpy as np
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
-from graphflow.ir.op import Location, Node, Tensor, user_location
+from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
+from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.gossip_differences import GossipFilter
 from graphflow.parallel.local_training.mixing_matrices import mixing_matrix, peer_matrices
 from graphflow.parallel.local_training.parameter_exchange import (
     Exchanged,
@@ -30,6 +32,7 @@ from graphflow.parallel.local_training.replica_unroller import (
     ReplicaUnroller,
 )
 from graphflow.parallel.local_training.replicated_state import ReplicatedState
+from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 from graphflow.parallel.mesh.layouts import SentTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
@@ -55,11 +58,17 @@ class Gossip(ReplicaStrategy):
         one_peer: mix with one neighbour a turn, half and half, in rotation.
         window: the number of turns in a run.
         batch, bucket, devices, inner: as in `LocalSGD`.
+        compress: a filter, such as `FixedPoint(8)`, through which neighbours send what changed.
+            Each replica keeps two more copies of its parameters.
+        consensus: with `compress`, the share of the way towards its neighbours that a replica goes
+            in a turn, above 0 and up to 1. The less a filter sends, the smaller it must be: 1 for
+            `FixedPoint(8)`, about 4 times the share of `TopK`.
 
     Raises:
         ShardingError: a count is invalid; there is no such topology for this number of replicas; a
             row or column of W does not sum to 1 within 1e-9; when a graph is partitioned: as with
             `LocalSGD`.
+            Also a filter without `consensus`, with `one_peer`, or without `encode`.
         CheckError: in a step: integers that depend on the batch differ.
 
     Source: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS
@@ -74,8 +83,11 @@ class Gossip(ReplicaStrategy):
     bucket: int = BUCKET_BYTES
     devices: Sequence[str] | Sequence[Sequence[str]] | None = None
     inner: Any = None
+    compress: Filter | None = None
+    consensus: float | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _counters: dict[Node, Node] = field(default_factory=dict, init=False, repr=False)
+    _filter: GossipFilter | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.check_counts("replicas", "window")
@@ -83,7 +95,32 @@ class Gossip(ReplicaStrategy):
             raise ShardingError(
                 f"Gossip at {self.line}: one_peer must be True or False, not {self.one_peer!r}"
             )
-        _ = self.matrices
+        first = self.matrices[0]
+        if self.compress is not None or self.consensus is not None:
+            where = f"Gossip at {self.line}"
+            rule, rate = self._check_filter(where)
+            made = GossipFilter(rule, rate, first, next_stream(), where)
+            set_frozen_fields(self, _filter=made)
+
+    def _check_filter(self, where: str) -> tuple[Filter, float]:
+        """Check `compress` and `consensus`, and return them."""
+        rule, rate = self.compress, self.consensus
+        if not isinstance(rule, Filter) or type(rule).encode is Filter.encode:
+            raise ShardingError(
+                f"{where}: compress must be a filter with encode and decode, such as "
+                f"gf.parallel.FixedPoint(8), not {rule!r}"
+            )
+        if self.one_peer:
+            raise ShardingError(
+                f"{where}: compress={rule!r} needs neighbours that stay the same, since each "
+                "remembers what it heard; leave out one_peer=True"
+            )
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise ShardingError(
+                f"{where}: compress={rule!r} needs consensus=, a number above 0 and up to 1, not "
+                f"{rate!r}: 1 for FixedPoint(8), about 4 times the share of TopK"
+            )
+        return rule, float(rate)
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -126,13 +163,23 @@ class Gossip(ReplicaStrategy):
         matrices = self.matrices
         for turn, number in enumerate(plan):
             before = [Exchanged(v, [*unroller.current[v]]) for v in mixed]
+            chosen = [] if self._filter is None else self._filter.select(before)
+            filtered = {value.variable for value in chosen}
+            plain = [value for value in before if value.variable not in filtered]
             unroller.enter(turn, SENDS_BEFORE)
-            begun = begin_exchange(unroller, before, self.bucket)  # sent before the turn computes
+            begun = begin_exchange(unroller, plain, self.bucket)  # sent before the turn computes
+            messages = (
+                self._filter.send(unroller, chosen, turn) if self._filter and chosen else None
+            )
             unroller.emit_turn(turn)
             unroller.enter(turn, APPLIES)
             neighbours = _Neighbours(matrices[number])
-            means = finish_exchange(unroller, before, begun, neighbours)
-            for (node, old), mean in zip(before, means, strict=True):
+            means = finish_exchange(unroller, plain, begun, neighbours)
+            found = dict(zip([value.variable for value in plain], means, strict=True))
+            if self._filter is not None and messages is not None:
+                found |= self._filter.mix(unroller, chosen, messages)
+            for node, old in before:
+                mean = found[node]
                 step = unroller.difference(node, unroller.current[node], old)
                 unroller.current[node] = unroller.add(node, mean, step)
         for node in state.equal:

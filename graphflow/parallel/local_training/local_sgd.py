@@ -34,7 +34,7 @@ from graphflow.parallel.local_training.parameter_exchange import (
     mean_over_replicas,
     require_equal,
 )
-from graphflow.parallel.local_training.period_choice import choose_period
+from graphflow.parallel.local_training.period_choice import PeriodChoice, choose_period
 from graphflow.parallel.local_training.replica_strategy import ReplicaStrategy
 from graphflow.parallel.local_training.replica_unroller import (
     APPLIES,
@@ -222,13 +222,28 @@ class LocalSGD(ReplicaStrategy):
             _, chosen = self._chosen.get(key, (cluster, self._with_period(1)))
             return chosen.divide(graph, cluster, known, fed)
         if key not in self._chosen:
-            sizes = {s: n for s, n in (fed or {}).items() if s != COUNTER}
-            plain = replace(self._with_period(2 * self.window), fragments=1, delay=0)
-            quiet = plain.divide(graph, cluster, None, {**sizes, COUNTER: 0})
-            ending = plain.divide(graph, cluster, None, {**sizes, COUNTER: self.window})
-            choice = choose_period(quiet, ending, self.window, cluster, sizes)
+            choice = self.choose_period(graph, cluster, fed)
             self._chosen[key] = cluster, self._with_period(choice.period, str(choice))
         return self._chosen[key][1].divide(graph, cluster, known, fed)
+
+    def choose_period(
+        self, graph: Graph, cluster: Cluster, fed: Mapping[str, int] | None = None
+    ) -> PeriodChoice:
+        """Return the period that "auto" stands for, and the predictions that it follows from.
+
+        Args:
+            graph: the graph, with gradients and updates.
+            cluster: the cluster.
+            fed: the sizes of symbols, as far as they are known.
+
+        Raises:
+            ShardingError: see `LocalSGD`.
+        """
+        sizes = {s: n for s, n in (fed or {}).items() if s != COUNTER}
+        plain = replace(self._with_period(2 * self.window), fragments=1, delay=0)
+        quiet = plain.divide(graph, cluster, None, {**sizes, COUNTER: 0})
+        ending = plain.divide(graph, cluster, None, {**sizes, COUNTER: self.window})
+        return choose_period(quiet, ending, self.window, cluster, sizes)
 
     def _with_period(self, period: int, why: str = "") -> LocalSGD:
         """Return the strategy with another period, and the same counters."""

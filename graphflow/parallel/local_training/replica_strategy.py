@@ -19,6 +19,7 @@ from graphflow.parallel.local_training.replicated_state import (
     find_replicated_state,
 )
 from graphflow.parallel.local_training.step_template import build_template
+from graphflow.parallel.local_training.window_graph import finish_window
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
 from graphflow.parallel.replica_devices import device_groups, flatten_groups
@@ -186,9 +187,11 @@ class ReplicaStrategy:
             count = unroller.add_counter(counter)
             with origin_scope(counter, "", owners[0]):
                 unroller.current[counter] = [count + self.window]
-        return unroller.finish(
+        return finish_window(
+            unroller,
             notes=tuple(self.describe_window(unroller)),
             counter=counter if self.varies else None,
+            counter_step=self.window,
             counted=lambda turns: not self.varies or self.plan_window(turns) == plan,
         )
 

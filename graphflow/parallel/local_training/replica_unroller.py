@@ -4,7 +4,7 @@ One run is a window of some turns. In each turn every replica takes its micro-ba
 whole step, updates included, with nothing exchanged. Between turns a strategy may replace the
 current values of variables, for example by their means over replicas.
 
-    StepTemplate ─emit_turn, with exchanges between turns→ ─finish→ ShardedGraph
+    StepTemplate ─emit_turn, with exchanges between turns→ ─finish_window→ ShardedGraph
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from math import prod
 from operator import add
-from typing import Any
 
 from graphflow.errors import ShardingError
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
-from graphflow.ir.spec import Dim, Size, is_inexact, show_shape, sole_symbol
+from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
+from graphflow.ir.spec import Dim, Size, show_shape, sole_symbol
 from graphflow.parallel.local_training.step_template import (
     StepTemplate,
     TemplateVariable,
@@ -28,13 +27,12 @@ from graphflow.parallel.local_training.step_template import (
 )
 from graphflow.parallel.local_training.turn_copy import TurnCopy
 from graphflow.parallel.mesh.axis_split import AxisSplit, ShardExtent
-from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.device_mesh import MICRO, Mesh
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor, whole
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner, piece_symbol
-from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.resharding.shard_builder import CROSS_DEVICE_SCOPE, ShardBuilder
 from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 
 REPLICA = "replica"
 """The mesh axis of replicas, which have variables of their own."""
@@ -64,6 +62,11 @@ class ReplicaUnroller:
         builder: builds nodes on devices, and records what is sent.
         variables: the copies of the user's variables, and of those that a strategy adds.
         current: for each variable, the value that each copy has by now.
+        window: the turns of all replicas, and the mesh within each.
+        symbols: the symbols of the batch.
+        shares: what the placeholders are fed.
+        copies: for each turn and replica, what stands for the tensors of the template.
+        records: the collectives within replicas.
         rank: the place of the nodes that are written next in the order of execution.
     """
 
@@ -84,12 +87,14 @@ class ReplicaUnroller:
         self.mesh = Mesh({REPLICA: replicas, **template.mesh}, owners)
         outer = {TURN: turns, REPLICA: replicas} if turns > 1 else {REPLICA: replicas}
         self._axes = tuple(outer)
-        self._window = Mesh(
-            {**outer, **template.mesh}, [*owners] * turns, frozenset({TURN}) & {*outer}
+        self.window = Mesh(
+            {**outer, **template.sizes},
+            [*owners] * (turns * prod(template.sizes.values()) // self.places),
+            frozenset({TURN, MICRO}) & {*outer, *template.sizes},
         )
-        self.partitioner = SizePartitioner(self._window, None, equal_sizes(template.source))
+        self.partitioner = SizePartitioner(self.window, None, equal_sizes(template.source))
         self.builder = ShardBuilder(self.mesh, self.partitioner)
-        self._symbols = self._batch_symbols(batch)
+        self.symbols = self._batch_symbols(batch)
         self._known = known
         self.variables: dict[Node, ShardedVariable] = {}
         self.current: dict[Node, list[Tensor]] = {}
@@ -97,9 +102,9 @@ class ReplicaUnroller:
         for node, pieces in template.variables.items():
             self.add_variable(node)
             self._place_of |= {own: (node, j) for j, own in enumerate(pieces.nodes)}
-        self._shares: dict[Node, FeedSlice] = {}
-        self._copies: dict[tuple[int, int], dict[Tensor, Tensor]] = {}
-        self._records: list[CommunicationRecord] = []
+        self.shares: dict[Node, FeedSlice] = {}
+        self.copies: dict[tuple[int, int], dict[Tensor, Tensor]] = {}
+        self.records: list[CommunicationRecord] = []
         self.rank = 0
 
     # Variables ------------------------------------------------------------------------------------
@@ -204,15 +209,15 @@ class ReplicaUnroller:
 
     def _micro_batch(self, symbol: str, at: tuple[int, ...]) -> ShardExtent:
         """Return the extent of the batch that a replica has in a turn."""
-        place = (*at, *(0 for _ in self.template.mesh))
+        place = (*at, *(0 for _ in self.template.sizes))
         return self.partitioner.piece(Dim.symbol(symbol), AxisSplit(self._axes), place)
 
     def _sizes(self, at: tuple[int, ...]) -> dict[str, Size]:
         """Return the sizes that stand for symbols of the template in a replica's turn."""
-        found = {symbol: self._micro_batch(symbol, at).size for symbol in self._symbols}
+        found = {symbol: self._micro_batch(symbol, at).size for symbol in self.symbols}
         for symbol, axes in self.template.symbols.items():
-            if symbol in self._symbols:
-                for leaf in itertools.product(*(range(self.template.mesh[a]) for a in axes)):
+            if symbol in self.symbols:
+                for leaf in itertools.product(*(range(self.template.sizes[a]) for a in axes)):
                     whole_name = (*self._axes, *axes), (*at, *leaf)
                     inner = piece_symbol(symbol, axes, leaf)
                     found[inner] = Dim.symbol(piece_symbol(symbol, *whole_name))
@@ -225,22 +230,22 @@ class ReplicaUnroller:
         user = node if share is None else share.placeholder
         whole_shape = user.specs[0].shape
         names = [sole_symbol(size) for size in whole_shape]
-        if not any(name in self._symbols for name in names):
+        if not any(name in self.symbols for name in names):
             if share is not None:
-                self._shares[node] = share
+                self.shares[node] = share
             return tensor
         extents = [ShardExtent(0, s, s) for s in whole_shape] if share is None else [*share.pieces]
         pieces = []
         for name, size, own in zip(names, whole_shape, extents, strict=True):
             begin: Size = 0
-            if name in self._symbols:
+            if name in self.symbols:
                 begin = self._micro_batch(name or "", at).start
             pieces.append(ShardExtent(begin + copy.size(own.start), copy.size(own.size), size))
         with origin_scope(node, copy.prefix, copy.device_of(node)):
             made: Tensor = REGISTRY["placeholder"](
                 shape=tuple(p.size for p in pieces), dtype=tensor.dtype.name, name=node.name
             )
-        self._shares[made.node] = FeedSlice(user, tuple(pieces))
+        self.shares[made.node] = FeedSlice(user, tuple(pieces))
         return made
 
     def on_device(self, place: int, cause: Node) -> origin_scope:
@@ -269,7 +274,7 @@ class ReplicaUnroller:
         at = (turn, replica) if self.turns > 1 else (replica,)
         first = replica * self.places
         own = self.owners[first : first + self.places]
-        extents = {s: self._micro_batch(s, at) for s in self._symbols}
+        extents = {s: self._micro_batch(s, at) for s in self.symbols}
         copy = TurnCopy(
             self._sizes(at),
             "".join(f"{a}={i}," for a, i in zip(self._axes, at, strict=True))[:-1] + "/",
@@ -300,8 +305,8 @@ class ReplicaUnroller:
                     mapped.update(zip(node.outputs, made.outputs, strict=True))
         for (variable, place), value in updated.items():
             self.current[variable][place] = value
-        self._copies[turn, replica] = mapped
-        self._records += [self._copy_record(record, mapped, at) for record in self.template.records]
+        self.copies[turn, replica] = mapped
+        self.records += [self._copy_record(record, mapped, at) for record in self.template.records]
 
     def _turn_extent(self, symbol: str, turn: int, own: ShardExtent) -> ShardExtent:
         """Return the extent of a replica's micro-batch within the batch of its turn."""
@@ -343,148 +348,5 @@ class ReplicaUnroller:
                 found.append(a + b)
         return found
 
-    # The whole window -----------------------------------------------------------------------------
 
-    def finish(self, more: Sequence[Tensor] = (), **kept: Any) -> ShardedGraph:
-        """Assign the current values, and return the graph of the window.
-
-        Args:
-            more: further assignments.
-            kept: further fields of the result.
-        """
-        updates: dict[Node, list[Tensor]] = {}
-        for node, pieces in self.variables.items():
-            for own, value, device in zip(
-                pieces.nodes, self.current[node], self._devices_of(pieces), strict=True
-            ):
-                if value is not own.outputs[0]:
-                    with origin_scope(node, "", device):
-                        updates.setdefault(node, []).append(
-                            REGISTRY["assign"](own.outputs[0], value)
-                        )
-        source = self.template.source
-        fetches = [
-            self._fetch(user, own, updates)
-            for user, own in zip(source.outputs, self.template.graph.outputs, strict=False)
-        ]
-        every = [*itertools.chain.from_iterable(updates.values()), *more]
-        if every:
-            with origin_scope(every[0].node, "", DeviceName()):
-                fetches.append(REGISTRY["group"](*every, name="updates"))
-        labels = tuple(f"{LETTERS[p]}{turn}" for turn in range(self.turns) for p in PHASES)
-        return ShardedGraph(
-            source, Graph(fetches).verify(), self._window, self.partitioner, self._shares,
-            self.variables, (*self._records, *self.builder.records),
-            tuple(self.builder.fetched), labels=labels, **kept,
-        )  # fmt: skip
-
-    def _devices_of(self, pieces: ShardedVariable) -> Sequence[DeviceName]:
-        """Return the device of each copy of a variable."""
-        return [copy.device for copy in pieces.nodes]
-
-    def _fetch(self, user: Tensor, own: Tensor, updates: Mapping[Node, Sequence[Tensor]]) -> Tensor:
-        """Return what stands for a fetch.
-
-        Args:
-            user: the fetch in the user's graph.
-            own: what stands for it in the template.
-            updates: the assignments of each variable.
-
-        Raises:
-            ShardingError: the fetch has a value for each turn and replica, and is neither a float
-                scalar nor led by the batch.
-        """
-        node = user.node
-        if node.op.name == "group":
-            members = [t for v in assigned_in(user) for t in updates.get(v, ())]
-            with origin_scope(node, "", DeviceName()):
-                group: Tensor = REGISTRY["group"](*members, name=node.name)
-            return group
-        if node.op.name in ("assign", "variable"):
-            variable = node if node.op.name == "variable" else node.inputs[0].node
-            values = (
-                [copy.outputs[0] for copy in self.variables[variable].nodes]
-                if node.op.name == "variable"
-                else self.current[variable]
-            )
-            return self.mean_at_first(node, values)
-        parts = {at: mapped[own] for at, mapped in self._copies.items()}
-        if len(set(parts.values())) == 1:
-            return parts[0, 0]
-        if user.ndim and sole_symbol(user.shape[0]) in self._symbols:
-            self._record_fetch(node, parts)
-            with origin_scope(node, "fetched/", self.owners[0]):
-                joined: Tensor = FUNCTIONS["concat"]([*parts.values()])
-            return joined
-        if not user.ndim and is_inexact(user.dtype):
-            return self._mean_of_turns(node, parts)
-        raise ShardingError(
-            f"fetch {node.name!r} (made at {node.location}) of shape {show_shape(user.shape)} has "
-            f"a value for each of {self.replicas} replicas and {self.turns} turns; fetch floats "
-            "without axes, of which it gives the mean (x.astype('float32') of a count), or tensors "
-            "with the batch as first axis"
-        )
-
-    def _mean_of_turns(self, node: Node, parts: Mapping[tuple[int, int], Tensor]) -> Tensor:
-        """Return the mean of scalars, summed by each replica before they are sent."""
-        sums = {}
-        for replica in range(self.replicas):
-            with origin_scope(node, "fetched/", self.owners[replica * self.places]):
-                own = [parts[turn, replica] for turn in range(self.turns)]
-                sums[0, replica] = reduce(add, own)
-        self._record_fetch(node, sums)
-        with origin_scope(node, "fetched/", self.owners[0]):
-            mean: Tensor = reduce(add, sums.values()) * (1.0 / len(parts))
-        return mean
-
-    def _record_fetch(self, node: Node, parts: Mapping[tuple[int, int], Tensor]) -> None:
-        """Record that other replicas send parts of a fetch to the first one."""
-        sent: dict[SentTensor, float] = {
-            (part, self.owners[0]): self.builder.nbytes(part.spec, whole(part.ndim))
-            for (_, replica), part in parts.items()
-            if replica and self.owners[replica * self.places] != self.owners[0]
-        }
-        log = CommunicationLog(self.builder, node, user_name(node), self.builder.fetched)
-        log("fetch", (REPLICA,), sent)
-
-    def mean_at_first(self, node: Node, values: Sequence[Tensor]) -> Tensor:
-        """Return the mean of a variable's copies over replicas, at the first device.
-
-        Raises:
-            ShardingError: a replica's devices share the variable out.
-        """
-        if len(self.template.variables[_variable_of(node)].nodes) > 1 and any(
-            self.template.variables[_variable_of(node)].layout.dims
-        ):
-            raise ShardingError(
-                f"fetch {node.name!r} (made at {node.location}) lies in shards within each replica "
-                "of a step that trains; read it with s.get between steps"
-            )
-        firsts = {(0, r): values[r * self.places] for r in range(self.replicas)}
-        self._record_fetch(node, firsts)
-        with origin_scope(node, "fetched/", self.owners[0]):
-            if not is_inexact(node.specs[0].dtype):
-                return firsts[0, 0]
-            mean: Tensor = reduce(add, firsts.values()) * (1.0 / self.replicas)
-        return mean
-
-
-def _variable_of(node: Node) -> Node:
-    """Return the variable of an assignment; of a variable, itself."""
-    return node if node.op.name == "variable" else node.inputs[0].node
-
-
-def assigned_in(tensor: Tensor) -> dict[Node, Tensor]:
-    """Return the variables that a group updates, directly or through groups in it, and their new
-    values."""
-    node = tensor.node
-    if node.op.name == "assign":
-        return {node.inputs[0].node: node.inputs[1]}
-    found: dict[Node, Tensor] = {}
-    if node.op.name == "group":
-        for member in node.inputs:
-            found |= assigned_in(member)
-    return found
-
-
-__all__ = ["REPLICA", "TURN", "ReplicaUnroller", "assigned_in"]
+__all__ = ["REPLICA", "TURN", "ReplicaUnroller"]

@@ -46,6 +46,7 @@ class StepTemplate:
         devices: the devices of the first replica.
         mesh: the sizes of the mesh over which the devices of a replica share the step; empty for
             one device.
+        sizes: the same, with the micro-batches that a device runs one after the other.
         variables: the variables of the replica, for each of the user's.
         shares: which part of the user's placeholder each placeholder is fed.
         symbols: the mesh axes that split each symbolic size within the replica.
@@ -56,6 +57,7 @@ class StepTemplate:
     graph: Graph
     devices: tuple[DeviceName, ...]
     mesh: Mapping[str, int]
+    sizes: Mapping[str, int]
     variables: Mapping[Node, TemplateVariable]
     shares: Mapping[Node, FeedSlice] = field(default_factory=dict)
     symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -79,7 +81,7 @@ def build_template(
     if inner is None:
         graph = MergeBodies()(graph) if graph.holders else graph
         variables = {node: whole_variable(node) for node in graph.variables}
-        return StepTemplate(graph, graph, tuple(devices), {}, variables)
+        return StepTemplate(graph, graph, tuple(devices), {}, {}, variables)
     placed = replace(inner, devices=[str(device) for device in devices])
     division = placed.divide(graph, cluster)
     return StepTemplate(
@@ -87,6 +89,7 @@ def build_template(
         division.graph,
         tuple(devices),
         dict(inner.mesh),
+        division.mesh.sizes,
         {
             node: TemplateVariable(
                 tuple(dict.fromkeys(pieces.nodes)),

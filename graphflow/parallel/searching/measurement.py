@@ -41,7 +41,8 @@ def measure_best(
     """Return the results, the best ones with measured seconds.
 
     Candidates take turns, so that other load on the machine is the same for all. The lower quartile
-    counts.
+    counts. Exchanges that most steps do not make are not among those measured, so their predicted
+    share is added.
 
     Args:
         tried: the results.
@@ -69,6 +70,8 @@ def measure_best(
                     if turn:
                         times[name].append(perf_counter() - started)
     return [
-        replace(each, measured=lower_quartile(times[each.name])) if each.name in times else each
+        replace(each, measured=lower_quartile(times[each.name]) + each.seldom)
+        if each.name in times
+        else each
         for each in tried
     ]

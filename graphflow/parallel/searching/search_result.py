@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from graphflow.base.formatting import show_bytes
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import ShardingError
+from graphflow.errors import GraphflowError, MemoryLimitError, ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, user_location
 from graphflow.parallel.mesh.count_arguments import set_frozen_fields
@@ -41,11 +41,14 @@ class CandidateResult:
             forms: it would not have been the best, or the search had done enough.
         measured: the measured seconds of a step on the cluster, if `auto` was asked to measure.
         devices: the number of devices.
-        sent: the bytes that these send each other in a step; 0 if it was not simulated.
+        sent: the bytes that these send each other in a step; 0 if it was not simulated. Both are
+            means if some steps exchange more than others.
+        seldom: the seconds, among `seconds`, of exchanges that most steps do not make.
+        trade: what it changes in the numbers of training, or "".
     """
 
     name: str
-    strategy: Shard | Pipeline | None
+    strategy: Any
     seconds: float
     memory: int
     why_not: str = ""
@@ -53,6 +56,8 @@ class CandidateResult:
     measured: float | None = None
     devices: int = 1
     sent: int = 0
+    seldom: float = 0.0
+    trade: str = ""
 
     @property
     def key(self) -> tuple[bool, bool, bool, float]:
@@ -86,17 +91,19 @@ class Search:
 
     @cached_property
     def best(self) -> CandidateResult:
-        """The fastest result; among those within 3 %, the one with the fewest devices, and then the
-        one that sends least."""
+        """The fastest result; among those within 3 %, one that leaves the numbers of training as
+        they are, then the one with the fewest devices, and then the one that sends least."""
         first = self.tried[0]
         alike = [
             t
             for t in self.tried
             if t.confidence == first.confidence and t.best_seconds <= first.best_seconds * SAME_TIME
         ]
-        return first if first.why_not else min(alike, key=lambda t: (t.devices, t.sent))
+        return (
+            first if first.why_not else min(alike, key=lambda t: (t.trade != "", t.devices, t.sent))
+        )
 
-    def _best_strategy(self, cluster: Cluster) -> Shard | Pipeline:
+    def _best_strategy(self, cluster: Cluster) -> Any:
         """Return the best strategy. On a cluster of one device, where steps are checked, all of it
         is there."""
         found = self.best.strategy
@@ -118,7 +125,8 @@ class Search:
         fed: Mapping[str, int] | None = None,
     ) -> ShardedGraph:
         """Partition a graph as the best strategy does."""
-        return self._best_strategy(cluster).divide(graph, cluster, known, fed)
+        division: ShardedGraph = self._best_strategy(cluster).divide(graph, cluster, known, fed)
+        return division
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """Return what the best strategy makes of some fetches. Print it."""
@@ -157,6 +165,8 @@ class Search:
                     f"  {name}  {each.seconds * 1e3:9.2f} ms  {times}  {each.memory / 1e6:9.1f} MB"
                     + (f"  measured {each.measured * 1e3:.2f} ms" if each.measured else "")
                 )
+                if each.trade:
+                    yield f"      sends {show_bytes(each.sent)} a step; {each.trade}"
         if len(rough) > MAX_SHOWN:
             yield f"  … and {len(rough) - MAX_SHOWN} more that were not simulated"
         if not self.best.why_not:
@@ -167,7 +177,9 @@ class Search:
         best, first = self.best, self.tried[0]
         if best is not first:
             more = f"{first.devices} devices instead of {best.devices}"
-            if first.devices == best.devices:
+            if first.trade and not best.trade:
+                more = f"other numbers: {first.trade}"
+            elif first.devices == best.devices:
                 more = f"{show_bytes(first.sent)} sent a step instead of {show_bytes(best.sent)}"
             ratio = best.best_seconds / first.best_seconds
             return (
@@ -180,3 +192,17 @@ class Search:
         both = bool(best.measured and second.measured)
         ratio = second.best_seconds / best.best_seconds if both else second.seconds / best.seconds
         return f", {ratio:.2f} times as fast as {second.name}"
+
+
+def refuse(name: str, strategy: Any, error: GraphflowError) -> CandidateResult:
+    """Return the result of a strategy that cannot run, with the reason."""
+    why, needed = _first_line(error), 0
+    if isinstance(error, MemoryLimitError):
+        why, needed = f"memory: {why}", max(error.needed, default=0)
+    return CandidateResult(name, strategy, inf, needed, why)
+
+
+def _first_line(error: GraphflowError) -> str:
+    """Return the first line of an error's message, shortened."""
+    line = str(error).partition("\n")[0]
+    return line if len(line) <= 90 else line[:89] + "…"

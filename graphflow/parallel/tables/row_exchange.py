@@ -13,58 +13,26 @@ axis, know each other's keys and gradients: then only rows travel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import REGISTRY, Node, Tensor, as_tensor, make_node
 from graphflow.ir.spec import Size, minimum
+from graphflow.ops.communication.send_recv import expected_rows
 from graphflow.ops.tensors.table_rows import piece_sizes
 from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 from graphflow.parallel.mesh.device_mesh import Place
 from graphflow.parallel.mesh.layouts import Layout, SentTensor, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.resharding.resharder import Resharder
+from graphflow.parallel.tables.row_routes import LookupRoutes, RowRoute
 from graphflow.parallel.tables.row_updates import RowLookup, RowUpdate
 from graphflow.parallel.tables.table_choice import OwnedTables
 
 Values = dict[Tensor, ShardedTensor]
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, eq=False)
-class RowRoute:
-    """The distinct rows that one place looks up, by owner.
-
-    Attributes:
-        inverse: the position of each id among the distinct rows.
-        numbers: how many rows of each owner there are.
-        keys: the keys of each owner, padded.
-        sent: the same, of which only the keys in use travel.
-    """
-
-    inverse: Tensor
-    numbers: tuple[Tensor, ...]
-    keys: tuple[Tensor, ...]
-    sent: tuple[Tensor, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LookupRoutes:
-    """The routes of one lookup at all places.
-
-    Attributes:
-        ids: the ids as they are split.
-        routes: the route of each place.
-    """
-
-    ids: ShardedTensor
-    routes: tuple[RowRoute, ...]
-
-    @property
-    def batch_axes(self) -> tuple[str, ...]:
-        """The mesh axes along which places have different ids."""
-        return tuple(axis for split in self.ids.layout.dims for axis in split.axes)
 
 
 class RowExchange:
@@ -151,7 +119,7 @@ class RowExchange:
             made = make_node(REGISTRY["route_rows"], inputs, attrs)
             inverse, *others = made.outputs
             numbers, keys = others[: len(sizes)], others[len(sizes) :]
-            sent = [_mark_used(k, n) for k, n in zip(keys, numbers, strict=True)]
+            sent = self._mark_used(table, ids, keys, numbers)
             return RowRoute(inverse, tuple(numbers), tuple(keys), tuple(sent))
 
         return self._build_once(cause, place, ("route", table, ids), build)
@@ -171,13 +139,13 @@ class RowExchange:
         for number, owner in enumerate(self._mesh.group(place, axis)):
             source = place if axis in found.batch_axes else owner
             keys = self._keys(found, number, source, owner)
-            rows, used = self._read(node, table, owner, keys)
+            asking = self._part_at(found.ids.shards, source)
+            rows, used = self._read(node, table, owner, keys, asking)
             parts.append(rows if owner == place else used)
-            share = self._expect_rows(found, table, number, source)
             if owner != place:
-                sent |= self._row_bytes(node, used, owner, place, share)
+                sent |= self._row_bytes(node, used, owner, place)
             if source != owner:
-                asked |= self._row_bytes(node, keys, source, owner, share)
+                asked |= self._row_bytes(node, keys, source, owner)
         ids = self._part_at(found.ids.shards, place)
 
         def build() -> Tensor:
@@ -193,13 +161,17 @@ class RowExchange:
         route = self._part_at(found.routes, source)
         return route.keys[number] if source == owner else route.sent[number]
 
-    def _read(self, node: Node, table: Node, owner: Place, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows that keys ask an owner for, padded; and the same as they travel."""
+    def _read(
+        self, node: Node, table: Node, owner: Place, keys: Tensor, ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rows that keys, those of some ids, ask an owner for, padded; and the same as
+        they travel."""
+        number = self._mesh.coordinate(owner, self._tables.axes[table])
         shard = self._part_at(self._values[table.outputs[0]].shards, owner)
 
         def build() -> tuple[Tensor, Tensor]:
-            rows, number = make_node(REGISTRY["read_rows"], (shard, keys), {}).outputs
-            return rows, _mark_used(rows, number)
+            rows, used = make_node(REGISTRY["read_rows"], (shard, keys), {}).outputs
+            return rows, self._mark_used(table, ids, [rows], [used], number)[0]
 
         return self._build_once(node, owner, ("read", shard, keys), build)
 
@@ -265,8 +237,7 @@ class RowExchange:
                 keys.append(self._keys(found, number, source, owner))
                 own.append(part[0] if source == owner else part[1])
                 if source != owner:
-                    share = self._expect_rows(found, update.table, number, source)
-                    sent |= self._row_bytes(lookup.sums, part[1], source, owner, share)
+                    sent |= self._row_bytes(lookup.sums, part[1], source, owner)
             sums.append(own)
         shard = self._part_at(self._values[update.table.outputs[0]].shards, owner)
 
@@ -289,7 +260,8 @@ class RowExchange:
             sizes = piece_sizes(ids.size, self._starts(update.table))
             inputs = (flat, route.inverse, *route.numbers)
             made = make_node(REGISTRY["split_row_sums"], inputs, {"sizes": sizes}).outputs
-            return [(s, _mark_used(s, n)) for s, n in zip(made, route.numbers, strict=True)]
+            used = self._mark_used(update.table, ids, made, route.numbers)
+            return [*zip(made, used, strict=True)]
 
         return self._build_once(lookup.sums, place, ("sums", route, part), build)
 
@@ -353,34 +325,42 @@ class RowExchange:
         starts = [int(self._resharder.partitioner.piece(rows, split, p).start) for p in group]
         return (*starts, int(rows))
 
+    def _mark_used(
+        self,
+        table: Node,
+        ids: Tensor,
+        parts: Sequence[Tensor],
+        numbers: Sequence[Tensor],
+        first: int = 0,
+    ) -> list[Tensor]:
+        """Return tensors of which only the rows in use travel, given the number of these rows.
+
+        Args:
+            ids: the ids that look the rows up.
+            first: the owner of the rows of the first part; others follow.
+        """
+        pieces = [stop - start for start, stop in pairwise(self._starts(table))]
+        made = []
+        for part, number, piece in zip(parts, numbers, pieces[first:], strict=False):
+            attrs = {"lookups": ids.size, "rows": sum(pieces), "piece": piece}
+            made.append(make_node(REGISTRY["used_rows"], (part, number), attrs).outputs[0])
+        return made
+
     # Records --------------------------------------------------------------------------------------
 
-    def _expect_rows(self, found: LookupRoutes, table: Node, number: int, place: Place) -> float:
-        """Return how many distinct rows of an owner a place looks up, if ids are equally likely."""
-        starts = self._starts(table)
-        rows = starts[-1]
-        count = self._resharder.partitioner.guess(self._part_at(found.ids.shards, place).size)
-        distinct = rows * (1 - (1 - 1 / rows) ** count) if rows > 1 else min(count, 1)
-        return distinct * (starts[number + 1] - starts[number]) / rows
-
     def _row_bytes(
-        self, cause: Node, tensor: Tensor, source: Place, to: Place, rows: float
+        self, cause: Node, tensor: Tensor, source: Place, to: Place
     ) -> dict[SentTensor, float]:
-        """Return the bytes of so many rows of a tensor that travel to a place."""
+        """Return the bytes of a tensor's rows in use that travel to a place, as far as expected."""
         most = self._resharder.sent_bytes([(source, tensor)], to, cause)
-        width = tensor.spec.dtype.itemsize
-        for size in tensor.shape[1:]:
-            width *= self._resharder.partitioner.guess(size)
+        guess, attrs = self._resharder.partitioner.guess, tensor.node.attrs
+        rows = expected_rows(guess(attrs["lookups"]), attrs["rows"], attrs["piece"])
+        width = math.prod(map(guess, tensor.shape[1:])) * tensor.spec.dtype.itemsize
         return dict.fromkeys(most, rows * width)
 
     def _log(self, cause: Node, kind: str, sent: Mapping[SentTensor, float]) -> None:
         axes = list(self._tables.axes.values())
         CommunicationLog(self._resharder, cause, user_name(cause))(kind, axes[:1], sent)
-
-
-def _mark_used(tensor: Tensor, number: Tensor) -> Tensor:
-    """Return a tensor of which only the first `number` rows travel."""
-    return make_node(REGISTRY["used_rows"], (tensor, number), {}).outputs[0]
 
 
 def _reshape(tensor: Tensor, shape: tuple[Size, ...]) -> Tensor:

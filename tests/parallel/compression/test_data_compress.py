@@ -140,6 +140,53 @@ def test_one_replica_exchanges_nothing() -> None:
         assert np.allclose(s.get(step.w), other.get(whole.w), rtol=1e-14)
 
 
+@pytest.mark.parametrize("optimizer", [gf.optim.SGD(0.1), gf.optim.Adam(0.01, sparse=True)])
+@pytest.mark.parametrize("tables", [(), ("table",)])
+def test_rows_of_tables_travel_as_rows(optimizer: Any, tables: tuple[str, ...]) -> None:
+    """A filter is for dense gradients; an update that reads rows gets these rows, exactly."""
+    found = []
+    for rule in (None, TopK(0.1)):
+        random = np.random.default_rng(0)
+        ids = gf.placeholder("int64", (8,), name="ids")
+        table = gf.variable(random.normal(size=(50, 6)), name="table")
+        w = gf.variable(random.normal(size=(6, 40)), name="w")
+        strategy = Data(2, tables=tables, compress=rule)
+        loss = gf.mean(gf.tanh(gf.nn.embedding(ids, table) @ w) ** 2.0)
+        train = optimizer.minimize(loss, strategy=strategy)
+        names = {n.name for n in Graph(train).variables if n.name.endswith("residual")}
+        assert names == ({"train/w/residual"} if rule else set())
+        with gf.Session() as s:
+            s.run(train, {ids: np.array([3, 1, 4, 1, 5, 9, 2, 6])})
+            found.append((s.get(table), s.get(w)))
+    (table, w), (other, moved) = found
+    assert np.allclose(table, other, rtol=0, atol=1e-15) and not np.allclose(w, moved)
+
+
+def test_a_gradient_that_is_fetched_too_is_the_whole_sum() -> None:
+    step, whole = Regression(Data(2, compress=TopK(0.1))), Regression(None)
+    with gf.Session() as s, gf.Session() as other:
+        fetched = s.run([step.train, *step.gradients], step.feeds(0))[1:]
+        wanted = other.run(whole.gradients, whole.feeds(0))
+        assert all(np.allclose(a, b, rtol=1e-12) for a, b in zip(fetched, wanted, strict=True))
+
+
+def test_clipping_sees_what_was_exchanged() -> None:
+    """The norm is that of the sum that replicas got, not of what they had."""
+    norms: list[gf.Tensor] = []
+
+    def clip(gradients: list[gf.Tensor]) -> list[gf.Tensor]:
+        clipped, norm = gf.optim.clip_by_global_norm(gradients, 1e9)
+        norms.append(norm)
+        return clipped
+
+    step = Regression(Data(2, compress=TopK(0.1)), transform=clip)
+    with gf.Session() as s:
+        before = s.get(step.w), s.get(step.v)
+        _, norm = s.run([step.train, norms[0]], step.feeds(0))
+        moved = [a - s.get(v) for a, v in zip(before, (step.w, step.v), strict=True)]
+    assert norm == pytest.approx(np.sqrt(sum((m**2).sum() for m in moved)))
+
+
 # State ------------------------------------------------------------------------------------------
 
 
@@ -286,6 +333,26 @@ def test_workers_give_the_bits_of_one_process() -> None:
                 s.run(step.train, step.feeds(k))
             found.append([s.get(step.w), s.get(step.v)])
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_plan_counts_the_seconds_that_a_filter_saves_on_a_slow_link() -> None:
+    bandwidth = 1.25e7  # 100 Mbit/s
+    cluster = gf.Cluster.hypothetical(
+        2, flops=1e11, bandwidth=2e10, launch=2e-6, memory=1 << 33, link_latency=1e-4,
+        link_bandwidth=bandwidth,
+    )  # fmt: skip
+    seconds, received = [], []
+    for rule in (None, FixedPoint(8), PowerSGD(4)):
+        x = gf.placeholder("float32", (64, 256), name="x")
+        weights = [gf.variable(np.ones((256, 256), "float32")) for _ in range(2)]
+        loss = gf.mean(gf.nn.relu(gf.nn.relu(x @ weights[0]) @ weights[1]) ** 2.0)
+        strategy = Data(2, compress=rule)
+        train = gf.optim.SGD(0.01).minimize(loss, strategy=strategy)
+        seconds.append(gf.plan(train, cluster).makespan)
+        received.append(strategy.report(train, cluster).bytes / 2)
+    for after, sent in zip(seconds[1:], received[1:], strict=True):
+        saved = (received[0] - sent) / bandwidth
+        assert seconds[0] - after == pytest.approx(saved, rel=0.05)
 
 
 # Refusals ---------------------------------------------------------------------------------------

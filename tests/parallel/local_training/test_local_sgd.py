@@ -87,6 +87,13 @@ def copies_of(s: gf.Session, variable: gf.Tensor) -> list[Any]:
     return [s.get(n.outputs[0]) for n in s._deployment.state.shards[variable.node].nodes]
 
 
+def traced_bytes(trace: Any) -> int:
+    """The bytes that two workers sent each other."""
+    edges = (e for e in trace.edges if "client" not in e.source + e.target)
+    sent: int = sum(e.bytes * e.count for e in edges)
+    return sent + sum(2 * e.bytes * e.count for e in trace.exchanges)
+
+
 def test_a_period_of_one_turn_is_synchronous_training() -> None:
     assert largest_difference(trained(LocalSGD(2, 1)), trained(Data(2))) < 1e-15
 
@@ -167,6 +174,116 @@ def test_dropout_differs_between_replicas_as_it_does_with_data() -> None:
     assert not np.array_equal(turns[:4], turns[4:])  # each turn draws anew
 
 
+# Graphs that do not train -------------------------------------------------------------------------
+
+
+def test_a_graph_that_does_not_train_sees_the_means() -> None:
+    model = mlp(LocalSGD(2, 3))
+    random = np.random.default_rng(3)
+    with gf.Session(gf.Cluster.local(2)) as s:
+        for turn in range(1, 7):
+            s.run(model.fetches, model.feeds(random, 8))
+            fed = model.feeds(random, 8)
+            plain = mlp()
+            found = s.run(model.fetches[0], fed)
+            with gf.Session() as other:
+                for own, mean in zip(plain.variables, model.variables, strict=True):
+                    other.set(own, s.get(mean))
+                values = dict(zip((t.name for t in fed), fed.values(), strict=True))
+                x, t = (p.outputs[0] for p in gf.Graph(plain.fetches[0]).placeholders)
+                wanted = other.run(plain.fetches[0], {x: values["x"], t: values["t"]})
+            assert found == pytest.approx(wanted, rel=1e-14), turn
+            with s.trace() as trace:
+                s.run(model.fetches[0], fed)
+            parameters = sum(v.spec.nbytes for v in model.variables)
+            assert traced_bytes(trace) == (0 if turn % 3 == 0 else parameters)
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_what_such_a_graph_assigns_is_assigned_to_all_replicas(product: bool) -> None:
+    strategy = LocalSGD(2, 3) * Data(2) if product else LocalSGD(2, 3)
+    model = mlp(strategy)
+    random = np.random.default_rng(3)
+    w = model.variables[0]
+    with gf.Session() as s:
+        s.run(model.fetches, model.feeds(random, 8))
+        before = s.get(w)
+        s.run(gf.assign(w, 2.0 * w))
+        copies = copies_of(s, w)
+        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+        assert np.abs(copies[0] - 2 * before).max() < 1e-15
+        s.set(w, before)
+        assert all(np.array_equal(copy, before) for copy in copies_of(s, w))
+        s.run(model.fetches, model.feeds(random, 8))
+
+
+def test_fetched_variables_and_updates_are_means() -> None:
+    x = gf.placeholder("float64", ("B",), name="x")
+    w = gf.variable(np.array(1.0), name="w")
+    moment = gf.variable(np.array(0.0), name="moment", trainable=False)
+    train = gf.optim.SGD(1.0).minimize(gf.mean(x * w), strategy=LocalSGD(2, 4))
+    update = gf.assign(moment, gf.mean(x))
+    with gf.Session() as s:
+        assert s.run([w, train, update], {x: np.array([1.0, 3.0])}) == [1.0, None, 2.0]
+        assert s.run([w, train, update], {x: np.array([1.0, 5.0])}) == [-1.0, None, 3.0]
+
+
+def test_a_fetch_with_a_value_for_each_replica_is_refused_with_the_remedy() -> None:
+    model = mlp(LocalSGD(2, 3))
+    random = np.random.default_rng(3)
+    sums = gf.sum(model.fetches[0] * model.variables[1], keepdims=True)
+    with gf.Session() as s:
+        with pytest.raises(ShardingError, match=r"2 replicas and 1 turns; fetch floats"):
+            s.run([sums, model.fetches[1]], model.feeds(random, 8))
+        s.run(model.fetches, model.feeds(random, 8))
+
+
+# Products -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_state": True}, {"accumulate": 2}])
+def test_replicas_of_two_devices_are_replicas_of_one(options: dict[str, Any]) -> None:
+    def weights(strategy: Any, cluster: Any = None) -> list[Any]:
+        model = mlp(strategy)
+        random = np.random.default_rng(1)
+        with gf.Session(cluster) as s:
+            for _ in range(5):
+                s.run(model.fetches, model.feeds(random, 13))
+            return [s.get(v) for v in model.variables]
+
+    flat = weights(LocalSGD(2, 2))
+    product = LocalSGD(2, 2) * Data(2, **options)
+    assert largest_difference(flat, weights(product)) < 1e-12
+    assert largest_difference(flat, weights(product, gf.Cluster.local(4))) < 1e-12
+
+
+def test_a_table_over_the_devices_of_a_replica_is_exchanged_by_shards() -> None:
+    def weights(strategy: Any) -> list[Any]:
+        random = np.random.default_rng(2)
+        ids = gf.placeholder("int64", ("B", 4), name="ids")
+        table = gf.variable(random.normal(size=(40, 6)), name="table")
+        w = gf.variable(random.normal(size=6), name="w")
+        loss = gf.mean(gf.square(gf.sum(gf.sum(gf.nn.embedding(ids, table), 1) * w, 1)))
+        train = gf.optim.SGD(0.01).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            for _ in range(5):
+                s.run([loss, train], {ids: random.integers(0, 40, (8, 4))})
+            return [s.get(table), s.get(w), s.run(loss, {ids: random.integers(0, 40, (8, 4))})]
+
+    product = LocalSGD(2, 2) * Data(2, tables=["table"])
+    assert largest_difference(weights(LocalSGD(2, 2)), weights(product)) < 1e-12
+
+
+def test_one_replica_is_a_device() -> None:
+    assert largest_difference(trained(LocalSGD(1, 2)), trained(None)) < 1e-15
+
+
+def test_products_are_with_one_data() -> None:
+    for other in (LocalSGD(2, 2), Data(2, devices=["cpu:0", "cpu:1"]), 3):
+        with pytest.raises(ShardingError, match=r"a LocalSGD goes with one Data"):
+            LocalSGD(2, 2) * other
+
+
 # On workers --------------------------------------------------------------------------------------
 
 
@@ -199,29 +316,45 @@ def test_a_lost_worker_or_a_pause_within_a_round_costs_no_bit(
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
 
 
-def test_a_checkpoint_within_a_round_goes_on_with_other_replicas_from_the_mean(
-    tmp_path: Path,
+@pytest.mark.parametrize("turns", range(1, 6))
+@pytest.mark.parametrize("product", [False, True])
+def test_a_checkpoint_of_any_turn_goes_on_with_other_replicas_from_the_means(
+    turns: int, product: bool, tmp_path: Path
 ) -> None:
-    model = mlp(LocalSGD(2, 4))
+    def strategy(replicas: int) -> LocalSGD:
+        plain = LocalSGD(replicas, 4, gf.optim.SGD(0.7, momentum=0.9))
+        return plain * Data(2) if product else plain
+
+    model = mlp(strategy(2))
     random = np.random.default_rng(3)
     with gf.Session() as s:
-        for _ in range(2):
-            s.run(model.fetches, model.feeds(random, 8))
+        for _ in range(turns):
+            s.run(model.fetches, model.feeds(random, 12))
         s.save(tmp_path)
         mean = [s.get(v) for v in model.variables]
-    other = mlp(LocalSGD(4, 4))
+    for replicas in (1, 3):
+        other = mlp(strategy(replicas))
+        with gf.Session() as s:
+            s.load(tmp_path)
+            assert largest_difference([s.get(v) for v in other.variables], mean) == 0
+            for _ in range(6):
+                loss, _ = s.run(other.fetches, other.feeds(random, 12))
+            assert np.isfinite(loss)
+
+
+def test_a_checkpoint_of_data_goes_on_with_local_replicas(tmp_path: Path) -> None:
+    model, other = mlp(Data(2)), mlp(LocalSGD(2, 2, gf.optim.SGD(0.5)))
+    random = np.random.default_rng(3)
+    with gf.Session() as s:
+        s.run(model.fetches, model.feeds(random, 8))
+        s.save(tmp_path)
+        mean = [s.get(v) for v in model.variables]
     with gf.Session() as s:
         s.load(tmp_path)
-        s.run(other.fetches[0], other.feeds(random, 8))
-        assert largest_difference([s.get(v) for v in other.variables], mean) == 0
         s.run(other.fetches, other.feeds(random, 8))
-
-
-def traced_bytes(trace: Any) -> int:
-    """The bytes that two workers sent each other."""
-    edges = (e for e in trace.edges if "client" not in e.source + e.target)
-    sent: int = sum(e.bytes * e.count for e in edges)
-    return sent + sum(2 * e.bytes * e.count for e in trace.exchanges)
+        s.run(other.fetches, other.feeds(random, 8))
+        moved = largest_difference([s.get(v) for v in other.variables], mean)
+        assert 0 < moved < 1  # a step from there, not from the initial values
 
 
 def test_bytes_are_those_of_the_trace_and_one_exchange_a_period() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.parallel import Data, Gossip, LocalSGD
+from tests.parallel.local_training.test_local_sgd import traced_bytes
 from tests.parallel.models import mlp
 
 DILOCO = gf.optim.SGD(0.7, momentum=0.9, nesterov=True)
@@ -77,26 +78,19 @@ def test_plans_draw_turns_exchanges_and_results(name: str, tmp_path: Path) -> No
     assert "turn of a replica" in page and "T1" in page
 
 
-def traced_bytes(trace: Any, workers: int) -> int:
-    """The bytes that workers sent each other, of collectives what their definition says."""
-    edges = (e for e in trace.edges if "client" not in e.source + e.target)
-    sent = sum(e.bytes * e.count for e in edges)
-    factors = {"all_reduce": 2 * (workers - 1), "all_gather": workers * (workers - 1)}
-    return int(sent + sum(e.bytes * e.count * factors[e.kind] for e in trace.exchanges))
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "two levels"])
 def test_reported_bytes_are_those_of_a_trace(name: str) -> None:
     """The report counts 64 examples for an open batch, and so does this run."""
-    model = mlp(strategy := CASES[name]())
-    cluster = gf.Cluster.local(2)
+    strategy = LocalSGD(2, 2, window=4) * Data(2) if name == "two levels" else CASES[name]()
+    model = mlp(strategy)
+    cluster = gf.Cluster.local(4 if name == "two levels" else 2)
     report = strategy.report(model.fetches, cluster)
     random = np.random.default_rng(3)
     with gf.Session(cluster) as s:
         s.run(model.fetches, model.feeds(random, 64))
         with s.trace() as trace:
             s.run(model.fetches, model.feeds(random, 64))
-    assert traced_bytes(trace, 2) == report.bytes == sum(report.bytes_by_kind.values())
+    assert traced_bytes(trace) == report.bytes == sum(report.bytes_by_kind.values())
 
 
 def test_devices_of_a_host_share_what_travels_between_hosts() -> None:
@@ -164,3 +158,35 @@ def test_a_period_that_is_chosen_trains() -> None:
         for _ in range(3):
             s.run(model.fetches, model.feeds(random, 8))
     assert "takes at most 10% of turns" in str(strategy.report(model.fetches, cluster))
+
+
+def test_the_client_reads_the_counter_of_turns_only_after_other_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from graphflow.execution.variable_store import VariableStore
+
+    read: list[int] = []
+    peek = VariableStore.peek
+
+    def counted(self: VariableStore, node: Any) -> Any:
+        read.append(int(peek(self, node)))
+        return peek(self, node)
+
+    monkeypatch.setattr(VariableStore, "peek", counted)
+    model = mlp(LocalSGD(2, 3))
+    random = np.random.default_rng(3)
+    with gf.Session(gf.Cluster.local(2)) as s:
+        for _ in range(7):
+            s.run(model.fetches, model.feeds(random, 8))
+        variants = read[:]  # when a variant is compiled, and before its first step is known
+        for _ in range(6):
+            s.run(model.fetches, model.feeds(random, 8))
+        assert read == variants
+        s.save(tmp_path)
+        s.run(model.fetches[0], model.feeds(random, 8))
+        s.run(model.fetches, model.feeds(random, 8))
+        assert read[len(variants) :] and set(read[len(variants) :]) == {13}
+        del read[:]
+        s.load(tmp_path)
+        s.run(model.fetches, model.feeds(random, 8))
+        assert set(read) == {13}

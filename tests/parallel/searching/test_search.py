@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,9 +20,11 @@ from graphflow.errors import (
     ShardingError,
     VariableError,
 )
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.parallel import Pipeline, auto, search
 from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
+from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
@@ -548,3 +550,68 @@ def test_if_nothing_fits_all_that_was_tried_is_listed() -> None:
     x, loss = network()
     with pytest.raises(MemoryLimitError, match=r"fits in .*B of each.*\n.*one device.*memory"):
         auto(loss, gf.Cluster.here(), shapes={x: X.shape}, memory=1, quiet=True)
+
+
+# Strategies that change the numbers -----------------------------------------------------------
+
+
+def slow_link(devices: int = 4) -> gf.Cluster:
+    return gf.Cluster.hypothetical(
+        devices, flops=5e10, bandwidth=1e10, memory=8 << 30, launch=1e-6, link_latency=1e-3,
+        link_bandwidth=1.25e7,
+    )  # fmt: skip
+
+
+def test_over_a_slow_link_what_sends_less_is_chosen_if_it_may(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x, loss = network(256, 2)
+    exact = auto(loss, slow_link(), shapes={x: (512, 256)}, quiet=True)
+    assert not any(t.trade for t in exact.tried)
+    found = auto(loss, slow_link(), shapes={x: (512, 256)}, exact=False)
+    by_name = {t.name: t for t in found.tried}
+    local, data = by_name["local 4"], by_name["data 4"]
+    assert found.best.trade and found.best.seconds < exact.best.seconds
+    assert by_name["data 4, 8 bits"].sent < 0.3 * data.sent
+    assert by_name["data 4, rank 4"].sent < 0.1 * data.sent
+    assert local.seldom < 0.1 * local.seconds
+    period = local.strategy.choose_period(
+        Graph([loss, gf.optim.Adam().minimize(loss, strategy=local.strategy)]),
+        slow_link(), {"B": 512},
+    ).period  # fmt: skip
+    assert f"replicas train by themselves for {period} steps" in local.trade
+    assert local.sent * period == pytest.approx(data.sent, rel=0.05)
+    assert "a step; replicas train by themselves" in capsys.readouterr().out
+
+
+def test_over_a_quick_link_the_numbers_stay_as_they_are() -> None:
+    x, loss = network(16, 2)
+    there = gf.Cluster.hypothetical(
+        2, flops=1e9, bandwidth=1e10, memory=8 << 30, link_latency=1e-7, link_bandwidth=1e12
+    )
+    assert not auto(loss, there, shapes={x: (4096, 16)}, exact=False, quiet=True).best.trade
+
+
+def test_what_is_chosen_trains_on_workers() -> None:
+    x, loss = network(16, 2)
+    found = auto(loss, slow_link(2), shapes={x: (64, 16)}, exact=False, quiet=True)
+    local = next(t.strategy for t in found.tried if t.name == "local 2, 8 bits")
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=local)
+    with gf.Session(gf.Cluster.local(2)) as s:
+        losses = [float(s.run([loss, train], {x: X})[0]) for _ in range(12)]
+    assert losses[-1] < losses[0]
+
+
+def test_measured_seconds_include_the_share_of_rare_exchanges() -> None:
+    x, loss = network(16, 2)
+    strategy = gf.parallel.LocalSGD(2, period=1000)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    rare = CandidateResult("local 2", strategy, 30.1, 0, devices=2, seldom=30.0)
+    feeds = {x: X}
+    (found,) = measure_best([rare], 1, lambda _: [loss, train], gf.Cluster.local(2), feeds)
+    assert found.measured is not None and 30.0 < found.measured < 31.0
+
+
+def test_exact_is_true_or_false() -> None:
+    with pytest.raises(ArgumentError, match="exact must be True or False, not 'no'"):
+        auto(network()[1], slow_link(), exact=cast(Any, "no"))

@@ -211,3 +211,29 @@ def test_tables_that_name_nothing_are_refused() -> None:
     model = Model(OPTIMISERS["sgd"], Data(2, tables=["tabel*"]))
     with gf.Session() as s, pytest.raises(gf.errors.ShardingError, match="names 'tabel"):
         s.run([model.loss, model.train], model.feeds(0))
+
+
+def test_a_report_and_a_plan_expect_the_distinct_rows_of_ids_that_are_equally_likely() -> None:
+    rows, lookups = 400, 600
+    ids = gf.placeholder("int64", (lookups,), name="ids")
+    table = gf.variable(np.ones((rows, 8), "float32"), name="table")
+    loss = gf.mean(gf.nn.embedding(ids, table) ** 2)
+    strategy = Data(2, tables=[table])
+    optimiser = gf.optim.Adam(0.1, sparse=True)
+    train = optimiser.minimize(loss, strategy=strategy)
+    cluster = gf.Cluster.local(2)
+    distinct = rows * (1 - (1 - 1 / rows) ** (lookups // 2))  # of which some are the other's
+    report = strategy.report(train, cluster)
+    found = {move.kind: move.bytes for move in report.collectives}
+    assert found["keys"] == pytest.approx(distinct * 4, abs=2)
+    assert found["rows"] == found["gradients"] == pytest.approx(distinct * 32, abs=2)
+    plan = gf.plan(train, cluster, shapes={ids: (lookups,)})
+    moved = sum(t.bytes for t in plan.transfers if "used_rows" in t.tensor)
+    assert moved == pytest.approx(distinct * (4 + 2 * 32), rel=0.01)
+    random = np.random.default_rng(0)
+    with gf.Session(cluster) as s:
+        s.run(train, {ids: random.integers(0, rows, lookups)})
+        with s.trace() as trace:
+            s.run(train, {ids: random.integers(0, rows, lookups)})
+    traced = sum(e.bytes for e in trace.edges if "used_rows" in e.tensor)
+    assert traced == pytest.approx(distinct * (4 + 2 * 32), rel=0.1)
