@@ -77,6 +77,10 @@ class PartitionedGraph(Protocol):
     def counter(self) -> Node | None:
         """The variable whose value decides how the graph is partitioned, if there is one."""
 
+    @property
+    def counter_step(self) -> int:
+        """The number by which a step of the graph moves the counter."""
+
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all symbols, given those of the whole graph."""
 

@@ -62,6 +62,7 @@ class VariableStore:
         shards: shards of the variables that a strategy partitioned; these have no home or value
             themselves.
         wholes: the partitioned variables by name; checkpoints store them whole.
+        writes: how often values were set, loaded or restored.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -74,6 +75,7 @@ class VariableStore:
         self._at_home: set[Node] = set()  # variables whose home has the value
         self._pending: dict[str, StoredValue] = {}
         self._pending_copies: dict[str, Copies] = {}
+        self.writes = 0
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
@@ -334,6 +336,7 @@ class VariableStore:
 
     def set(self, node: Node, value: StoredValue) -> None:
         """Give a variable, with all its copies, a value that fits it."""
+        self.writes += 1
         value = fit_rows(node, value)
         if node in self.shards:
             for piece, spans in _distinct_shards(self.shards[node]).items():
@@ -395,6 +398,7 @@ class VariableStore:
         if strict:  # values of an earlier checkpoint must not leak into new variables
             self._pending = {n: v for n, v in self._pending.items() if n in self.variables}
         self._loaded_checkpoint = origin
+        self.writes += 1
         self._set_by_name(checkpoint)
 
     def values_beyond(self, checkpoint: Checkpoint) -> dict[str, Array]:
@@ -447,6 +451,7 @@ class VariableStore:
         Args:
             homes: True if variables will live where they did.
         """
+        self.writes += 1
         self._at_home.clear()
         if not homes:
             self.homes.clear()

@@ -38,6 +38,7 @@ from graphflow.planning.placement_check import (
     is_spread,
 )
 from graphflow.planning.planner import Planner
+from graphflow.planning.turn_counts import TurnCounts
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
 from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
@@ -83,6 +84,7 @@ class Deployment:
         self._plan = plan  # None after its first use
         self._checks_first_plans = plan is None and planner.checks_first_plans
         self._whole = cluster  # strategies partition for it even after workers were lost
+        self._counts = TurnCounts(state, steps)
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
 
     def find(self, tensors: Sequence[Tensor]) -> CompiledFetches | None:
@@ -117,7 +119,10 @@ class Deployment:
             if compiled is None:
                 break
             counter = None if compiled.division is None else compiled.division.counter
-            if compiled.suits(shapes, self._read_counter(counter)):
+            count = self._read_counter(counter)
+            if compiled.suits(shapes, count):
+                if counter is not None:
+                    self._counts.note(counter, count[COUNTER], compiled)
                 return compiled
         source = Graph(tensors).verify()
         with show_progress("optimising", len(source)):
@@ -144,7 +149,7 @@ class Deployment:
 
     def _read_counter(self, counter: Node | None) -> dict[str, int]:
         """Return the value of a strategy's counter as a size; nothing if there is no counter."""
-        return {} if counter is None else {COUNTER: int(self.state.peek(counter))}
+        return {} if counter is None else {COUNTER: self._counts.read(counter)}
 
     def prepare(
         self,

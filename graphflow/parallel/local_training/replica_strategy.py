@@ -191,6 +191,7 @@ class ReplicaStrategy:
             unroller,
             notes=tuple(self.describe_window(unroller)),
             counter=counter if self.varies else None,
+            counter_step=self.window,
             counted=lambda turns: not self.varies or self.plan_window(turns) == plan,
         )
 

@@ -107,6 +107,7 @@ class ShardedGraph:
         pipeline: the stages and the schedule, if the graph is a pipeline.
         counter: the variable whose value decides how the strategy partitions the graph, if there is
             one. Callers pass its value among the sizes, as `COUNTER`.
+        counter_step: the number by which a step moves the counter.
         counted: returns True for values of the counter that the graph was partitioned for.
         labels: the labels of what nodes belong to, by their turns, if the graph is no pipeline.
         notes: sentences about the strategy, for plans and reports.
@@ -123,6 +124,7 @@ class ShardedGraph:
     values: Mapping[Tensor, ShardedTensor] = field(repr=False, default_factory=dict)
     pipeline: StagedPipeline | None = None
     counter: Node | None = None
+    counter_step: int = 0
     counted: Callable[[int], bool] = field(repr=False, default=lambda count: True)
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -158,3 +158,35 @@ def test_a_period_that_is_chosen_trains() -> None:
         for _ in range(3):
             s.run(model.fetches, model.feeds(random, 8))
     assert "takes at most 10% of turns" in str(strategy.report(model.fetches, cluster))
+
+
+def test_the_client_reads_the_counter_of_turns_only_after_other_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from graphflow.execution.variable_store import VariableStore
+
+    read: list[int] = []
+    peek = VariableStore.peek
+
+    def counted(self: VariableStore, node: Any) -> Any:
+        read.append(int(peek(self, node)))
+        return peek(self, node)
+
+    monkeypatch.setattr(VariableStore, "peek", counted)
+    model = mlp(LocalSGD(2, 3))
+    random = np.random.default_rng(3)
+    with gf.Session(gf.Cluster.local(2)) as s:
+        for _ in range(7):
+            s.run(model.fetches, model.feeds(random, 8))
+        variants = read[:]  # when a variant is compiled, and before its first step is known
+        for _ in range(6):
+            s.run(model.fetches, model.feeds(random, 8))
+        assert read == variants
+        s.save(tmp_path)
+        s.run(model.fetches[0], model.feeds(random, 8))
+        s.run(model.fetches, model.feeds(random, 8))
+        assert read[len(variants) :] and set(read[len(variants) :]) == {13}
+        del read[:]
+        s.load(tmp_path)
+        s.run(model.fetches, model.feeds(random, 8))
+        assert set(read) == {13}
