@@ -137,6 +137,22 @@ class Party:
         return result
 
 
+def replay_order(came: Tensor, order: Tensor) -> Tensor:
+    """Return an order that came; a recovery feeds it if it does the step again.
+
+    Args:
+        came: the `which` of all merges of a step.
+        order: the placeholder that gives these merges their order. Feed -1 for any order.
+
+    Raises:
+        GraphError: `order` is no placeholder, or has another spec.
+    """
+    if order.node.op.name != "placeholder":
+        raise GraphError(f"the order is a placeholder, not {order}")
+    (same,) = make_node(ops.replayed_order, (came, order), {}).outputs
+    return same
+
+
 class ConcurrentLoops:
     """The parties and channels of a `concurrent` node that is being built."""
 

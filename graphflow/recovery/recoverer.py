@@ -25,6 +25,7 @@ from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
 from graphflow.execution.checkpoint_matching import Rename, load_renamed
 from graphflow.execution.step_prefetch import Decide, Run, not_begun
 from graphflow.ir.op import Node, Tensor
+from graphflow.ops.communication.channels import replayed_feeds
 from graphflow.planning.deployment import Deployment
 from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter, PendingCheckpoint
 from graphflow.recovery.replay_log import CommittedStep, ReplayLog, ReplaySegment, VariableWrite
@@ -112,6 +113,7 @@ class Recovery:
             self._losses_in_a_row = 0
             if self._keeps_log:
                 copies = {node: np.array(value) for node, value in feeds.items()}
+                copies |= replayed_feeds(tensors, values)
                 self._replay_log.add(CommittedStep(tuple(tensors), copies, before))
         return values
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import OpError, ShapeError
-from graphflow.ir.op import Cost, Node, Op, register
+from graphflow.ir.op import Cost, Node, Op, Tensor, register
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype
 from graphflow.ops.communication.channel_scheduler import current_scheduler
 
@@ -107,6 +107,12 @@ def channels_of(node: Node) -> tuple[int, ...]:
     return tuple(node.attrs["channels"]) if one is None else (one,)
 
 
+def _infer_replayed_order(came: TensorSpec, order: TensorSpec) -> TensorSpec:
+    if came != order:
+        raise ShapeError(f"the order that came is {came}, and the order that is fed is {order}")
+    return came
+
+
 def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     """Return no cost: channels are priced as transfers."""
     return Cost(flops=0, bytes=0)
@@ -152,8 +158,31 @@ merge = register(
     )
 )
 
+# The first input, an order that came, to be fed as the second, a placeholder, if the step is done
+# again after a lost worker.
+replayed_order = register(
+    Op(
+        "replayed_order",
+        infer=_infer_replayed_order,
+        kernel=lambda xp, came, order: came,
+        cost=_no_cost,
+        alias=True,
+    )
+)
+
+
+def replayed_feeds(
+    fetches: Sequence[Tensor], values: Sequence[Any]
+) -> dict[Node, np.ndarray[Any, Any]]:
+    """Return the feeds by which a step that gave some values would give them again."""
+    return {
+        tensor.node.inputs[1].node: np.array(value)
+        for tensor, value in zip(fetches, values, strict=True)
+        if tensor.node.op is replayed_order
+    }
+
 
 __all__ = [
     "CHANNEL_OPS", "TOKEN", "WHICH", "channel_receive", "channel_send", "channels_of",
-    "check_order", "merge", "wanted_channel",
+    "check_order", "merge", "replayed_feeds", "replayed_order", "wanted_channel",
 ]  # fmt: skip

@@ -28,14 +28,14 @@ from graphflow.init import Initializer, InitialShard
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
-from graphflow.ir.spec import Dim, Span, TensorSpec, as_dtype
+from graphflow.ir.spec import Dim, Span, TensorSpec, as_dtype, show_shape
 from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.wire.frame_codec import BUDGET
-from graphflow.runtime.wire.graph_limits import MAX_ITERATIONS, GraphLimits
+from graphflow.runtime.wire.graph_limits import MAX_DRAWN, MAX_ITERATIONS, GraphLimits
 
 MAX_DEPTH = 32  # of nested bodies
 MAX_RANK = 64  # numpy's
@@ -502,6 +502,11 @@ def _read_initializer(
     parts = tuple([_read_span(span, n) for span, n in zip(spans, every, strict=True)])
     if parts and tuple(part.size for part in parts) != sizes:
         raise ProtocolError(f"an initializer from the wire has parts {parts} of shape {sizes}")
+    if math.prod(every) > MAX_DRAWN:
+        raise GraphLimitError(
+            f"an initializer from the wire is part of {show_shape(every)}, more than {MAX_DRAWN:,} "
+            "numbers"
+        )
     name = as_dtype(dtype).name
     return Initializer(kind, sizes, name, float(a), float(b), (seed, number), every, parts)
 

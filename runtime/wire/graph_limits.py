@@ -5,6 +5,8 @@ from __future__ import annotations
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 
+MAX_DRAWN = 1 << 40
+"""The most numbers of a variable of which a worker draws a part."""
 MAX_ITERATIONS = 10**12
 
 

@@ -34,7 +34,7 @@ OF_THE_EXECUTOR = {
     "collective_finish", "send_where", "recv_any", "received_from", "used_rows",
 }  # fmt: skip
 # They need another party at the other end; tests/ops/communication/test_channels.py checks them.
-OF_CHANNELS = {"channel_send", "channel_receive", "merge"}
+OF_CHANNELS = {"channel_send", "channel_receive", "merge", "replayed_order"}
 # What these compute is the user's; tests/ops/control_flow/test_control.py checks them.
 HOLD_BODIES = {"call", "cond", "scan", "while_loop", "concurrent"}
 CASES = [

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import DifferentiationError, GraphError, OpError, ShapeError
-from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party
+from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, replay_order
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ops.communication.channel_scheduler import random_order
+from graphflow.ops.communication.channels import replayed_feeds
 from tests.ops.communication.servers import by_hand, server_and_workers
 
 START = np.linspace(0.1, 1.0, 5)
@@ -263,3 +264,16 @@ def test_ops_of_channels_run_in_parties_only() -> None:
     party.send(ConcurrentLoops().channel((), "float64"), 1.0)
     with pytest.raises(GraphError, match="outside of a concurrent node"):
         evaluate([party.token])
+
+
+def test_an_order_that_came_goes_into_a_placeholder() -> None:
+    wanted = gf.placeholder("int32", (3,), name="wanted")
+    _, came, _ = server_and_workers(START, [2, 1], wanted)
+    order = replay_order(came, wanted)
+    (found,) = evaluate([order], {wanted: np.array([1, -1, -1], np.int32)})
+    assert found.tolist() == [1, 0, 0]
+    assert list(replayed_feeds([came, order], [found, found])) == [wanted.node]
+    with pytest.raises(GraphError, match="the order is a placeholder"):
+        replay_order(came, came)
+    with pytest.raises(ShapeError, match=r"int32\(3,\), and the order that is fed is int32\(4,\)"):
+        replay_order(came, gf.placeholder("int32", (4,)))

@@ -335,6 +335,26 @@ def test_workers_give_the_bits_of_one_process() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_a_plan_counts_the_seconds_that_a_filter_saves_on_a_slow_link() -> None:
+    bandwidth = 1.25e7  # 100 Mbit/s
+    cluster = gf.Cluster.hypothetical(
+        2, flops=1e11, bandwidth=2e10, launch=2e-6, memory=1 << 33, link_latency=1e-4,
+        link_bandwidth=bandwidth,
+    )  # fmt: skip
+    seconds, received = [], []
+    for rule in (None, FixedPoint(8), PowerSGD(4)):
+        x = gf.placeholder("float32", (64, 256), name="x")
+        weights = [gf.variable(np.ones((256, 256), "float32")) for _ in range(2)]
+        loss = gf.mean(gf.nn.relu(gf.nn.relu(x @ weights[0]) @ weights[1]) ** 2.0)
+        strategy = Data(2, compress=rule)
+        train = gf.optim.SGD(0.01).minimize(loss, strategy=strategy)
+        seconds.append(gf.plan(train, cluster).makespan)
+        received.append(strategy.report(train, cluster).bytes / 2)
+    for after, sent in zip(seconds[1:], received[1:], strict=True):
+        saved = (received[0] - sent) / bandwidth
+        assert seconds[0] - after == pytest.approx(saved, rel=0.05)
+
+
 # Refusals ---------------------------------------------------------------------------------------
 
 

@@ -143,6 +143,13 @@ def set_part(name: str, value: Any) -> Callable[[Any], None]:
 
 
 OP, INPUTS, ATTRS, NAME, UNIQUE, LOCATION = range(6)
+
+
+def part_of(whole: list[int], spans: list[Any]) -> dict[str, Any]:
+    """An initial value of shape (4, 3) that is a part of a larger one."""
+    return {"init": ["normal", [4, 3], "float32", 0.0, 1.0, [0, 0], whole, spans]}
+
+
 HUGE = {"init": ["normal", [10**12], "float32", 0.0, 1.0, [0, 0]]}
 
 WRONG: dict[str, Callable[[Any], Any]] = {
@@ -183,6 +190,21 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     ),
     "an initializer of a negative stream": set_attr(
         "variable", "initial", {"init": ["normal", [4, 3], "float32", 0.0, 1.0, [-1, 0]]}
+    ),
+    "an initializer of a part of another shape": set_attr(
+        "variable", "initial", part_of([9, 3], [[0, 3, 1, []], [0, 3, 1, []]])
+    ),
+    "an initializer of a part beyond the whole": set_attr(
+        "variable", "initial", part_of([3, 3], [[0, 4, 1, []], [0, 3, 1, []]])
+    ),
+    "an initializer of overlapping ranges": set_attr(
+        "variable", "initial", part_of([9, 3], [[0, 4, 1, [[0, 2], [1, 3]]], [0, 3, 1, []]])
+    ),
+    "an initializer of ranges beyond the whole": set_attr(
+        "variable", "initial", part_of([9, 3], [[0, 4, 1, [[0, 2], [8, 10]]], [0, 3, 1, []]])
+    ),
+    "an initializer of too few parts": set_attr(
+        "variable", "initial", part_of([9, 3], [[0, 4, 1, []]])
     ),
     "no initial value": set_attr("variable", "initial", None),
     "a size that is no polynomial": set_attr("placeholder", "shape", [{"dim": [["n"]]}, 4]),
