@@ -405,6 +405,6 @@ def test_a_batch_below_replicas_times_turns_is_refused_and_the_session_goes_on()
     model = mlp(LocalSGD(2, 2, window=2))
     random = np.random.default_rng(3)
     with gf.Session() as s:
-        with pytest.raises(ShardingError, match=r"LocalSGD at .*a batch of 3.*smaller than its 4 shards"):
+        with pytest.raises(ShardingError, match=r"LocalSGD at .*a batch of 3.*than its 4 shards"):
             s.run(model.fetches, model.feeds(random, 3))
         s.run(model.fetches, model.feeds(random, 4))
