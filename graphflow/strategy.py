@@ -17,7 +17,8 @@ that lays a mesh over a graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -196,8 +197,15 @@ def divide_with(
     Raises:
         ShardingError, ScheduleError, DeviceError: the strategy refuses the graph or the cluster.
     """
-    try:
+    with name_strategy_in_errors(strategy):
         return strategy.divide(graph, cluster, known, fed)
+
+
+@contextmanager
+def name_strategy_in_errors(strategy: Strategy | None) -> Iterator[None]:
+    """Let errors of a block begin with the strategy and the line that made it."""
+    try:
+        yield
     except (ShardingError, ScheduleError, DeviceError) as error:
         line = getattr(strategy, "line", None)
         if line is not None and f" at {line}: " not in str(error):

@@ -31,7 +31,7 @@ from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.tracing.events import Exchange
 from graphflow.runtime.tracing.trace import Trace
 from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS, EXCHANGE_PREFIX, Key
-from graphflow.strategy import PartitionedGraph
+from graphflow.strategy import PartitionedGraph, name_strategy_in_errors, strategy_of
 
 Array = np.ndarray[Any, Any]
 MAX_TIMES = 31
@@ -195,7 +195,10 @@ class CompiledFetches:
             sizes = bind(self.source, {n: s for n, s in shapes.items() if self._depends_on(n)})
             if len(self._bindings) >= MAX_CHECKED_SIZES:
                 self._bindings.clear()
-            self._bindings[key] = sizes if self.division is None else self.division.bindings(sizes)
+            if self.division is not None:
+                with name_strategy_in_errors(strategy_of(self.source)):
+                    sizes = self.division.bindings(sizes)
+            self._bindings[key] = sizes
         return self._bindings[key]
 
     def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:

@@ -233,7 +233,7 @@ class HashTable(Layer):
         fresh = FUNCTIONS["logical_or"](fresh, FUNCTIONS["not_equal"](held, ids))
         initial = draw_rows(
             ids, fresh, size=self.weight.shape[1], dtype=self.weight.dtype.name, kind=first.kind,
-            a=first.a, b=first.b, stream=first.stream,
+            a=first.a, b=first.b, table=first.stream,
         )  # fmt: skip
         rows = table_rows(rows, ids, held, fresh, initial)
         values = first_values(take(self.weight, rows, 0), fresh, initial)

@@ -33,9 +33,13 @@ def _require_flags(what: str, flags: TensorSpec, ids: TensorSpec) -> None:
 # Initial values ---------------------------------------------------------------------------------
 
 
-def _words(ids: Array, number: int, stream: tuple[int, int]) -> Array:
-    """Return random words for each id, as uint32 (n, number): a function of id and stream."""
-    seed, of_table = stream
+def _words(ids: Array, number: int, table: tuple[int, int]) -> Array:
+    """Return random words for each id, as uint32 (n, number): a function of id and table.
+
+    Args:
+        table: seed and stream of the table.
+    """
+    seed, of_table = table
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     bits, blocks = ids.astype(np.uint64)[:, None], np.arange(-(-number // 4), dtype=np.uint64)
     low, high = bits & _LOW, bits >> np.uint64(32)
@@ -44,19 +48,19 @@ def _words(ids: Array, number: int, stream: tuple[int, int]) -> Array:
     return drawn.reshape(len(ids), -1)[:, :number].astype(np.uint32)
 
 
-def _uniform(ids: Array, number: int, dtype: str, stream: tuple[int, int]) -> Array:
+def _uniform(ids: Array, number: int, dtype: str, table: tuple[int, int]) -> Array:
     """Return numbers uniform on [0, 1) for each id: (n, number)."""
     if dtype == "float64":
-        pairs = np.ascontiguousarray(_words(ids, 2 * number, stream)).view(np.uint64)
+        pairs = np.ascontiguousarray(_words(ids, 2 * number, table)).view(np.uint64)
         return (pairs >> np.uint64(11)) * 2.0**-53
-    return (_words(ids, number, stream) >> np.uint32(8)) * np.float32(2.0**-24)
+    return (_words(ids, number, table) >> np.uint32(8)) * np.float32(2.0**-24)
 
 
-def _draw(ids: Array, size: int, dtype: str, kind: str, stream: tuple[int, int]) -> Array:
+def _draw(ids: Array, size: int, dtype: str, kind: str, table: tuple[int, int]) -> Array:
     """Return uniform numbers on [0, 1), or standard normal ones (Box & Muller): (n, size)."""
     if kind == "uniform":
-        return _uniform(ids, size, dtype, stream)
-    pairs = _uniform(ids, size + size % 2, dtype, stream).reshape(len(ids), -1, 2)
+        return _uniform(ids, size, dtype, table)
+    pairs = _uniform(ids, size + size % 2, dtype, table).reshape(len(ids), -1, 2)
     radius = np.sqrt(np.log1p(-pairs[..., 0]) * -2)
     angle = pairs[..., 1] * pairs.dtype.type(2 * np.pi)
     both = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1)
@@ -65,7 +69,7 @@ def _draw(ids: Array, size: int, dtype: str, kind: str, stream: tuple[int, int])
 
 def _draw_rows_kernel(
     xp: Any, ids: Any, wanted: Any, size: int, dtype: str, kind: str, a: float, b: float,
-    stream: tuple[int, int],
+    table: tuple[int, int],
 ) -> Any:  # fmt: skip
     out = np.zeros((ids.size, size), dtype)
     at = np.flatnonzero(wanted)
@@ -77,7 +81,7 @@ def _draw_rows_kernel(
     flat, step = ids.reshape(-1), max(1, _CHUNK // max(1, size))
     for start in range(0, len(at), step):
         part = at[start : start + step]
-        out[part] = _draw(flat[part], size, wide, kind, stream) * scale + first
+        out[part] = _draw(flat[part], size, wide, kind, table) * scale + first
     return out.reshape(*ids.shape, size)
 
 
@@ -100,9 +104,10 @@ def _along_ids(*ranks: int) -> Any:
 
 
 _IDS, _FLAGS = spec("int64", (3,)), spec("bool", (3,))
-_DRAW: dict[str, Any] = {"size": 5, "a": -1.0, "b": 2.0, "stream": (7, 3)}
+_DRAW: dict[str, Any] = {"size": 5, "a": -1.0, "b": 2.0, "key": (7, 3)}
 
-# The initial values of ids where they are wanted, else 0: a function of id and stream alone.
+# The initial values of ids where they are wanted, else 0: a function of id and table alone. Its
+# seed and stream are no attribute `stream`, which would make it random: other in each turn.
 draw_rows: Op = register(
     Op(
         "draw_rows",

@@ -357,6 +357,33 @@ def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
         np.testing.assert_array_equal(have[1], want[1])
 
 
+def test_a_table_is_a_stage_of_a_pipeline() -> None:
+    def trained(strategy: Any) -> Array:
+        with gf.random.seed(0):
+            table, head = _table(8), gf.nn.Linear(DIM, 4, dtype="float64", name="head")
+        ids = gf.placeholder("int64", ("batch",), name="ids")
+        with gf.nn.training() as updates:
+            rows = table(ids)
+            with gf.name_scope("head"):
+                loss = gf.mean(gf.square(gf.tanh(head(rows))))
+        step = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            for batch in ([1, 2, 3, 4], [3, 4, 5, 3]):
+                s.run([step, *updates], {ids: batch})
+            return s.get(table.weight)
+
+    split = gf.parallel.Pipeline([["table"], ["head"]], microbatches=2)
+    np.testing.assert_allclose(trained(split), trained(None), rtol=1e-12, atol=1e-12)
+
+
+def test_replicas_that_would_hold_other_ids_are_refused() -> None:
+    training = Training(
+        gf.optim.SGD(0.1), gf.parallel.LocalSGD(2, period=1, batch=["ids", "slopes"])
+    )
+    with gf.Session() as s, pytest.raises(OpError, match=r"table/state.*equal at all replicas"):
+        training.run(s, [1, 2, 3, 4], np.ones((4, DIM)))
+
+
 def test_filters_of_dense_gradients_leave_rows_to_their_own_exchange() -> None:
     def trained(strategy: Any) -> Array:
         table, ids = _table(), gf.placeholder("int64", (None,))

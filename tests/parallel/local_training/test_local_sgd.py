@@ -257,6 +257,23 @@ def test_replicas_of_two_devices_are_replicas_of_one(options: dict[str, Any]) ->
     assert largest_difference(flat, weights(product, gf.Cluster.local(4))) < 1e-12
 
 
+def test_a_table_over_the_devices_of_a_replica_is_exchanged_by_shards() -> None:
+    def weights(strategy: Any) -> list[Any]:
+        random = np.random.default_rng(2)
+        ids = gf.placeholder("int64", ("B", 4), name="ids")
+        table = gf.variable(random.normal(size=(40, 6)), name="table")
+        w = gf.variable(random.normal(size=6), name="w")
+        loss = gf.mean(gf.square(gf.sum(gf.sum(gf.nn.embedding(ids, table), 1) * w, 1)))
+        train = gf.optim.SGD(0.01).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            for _ in range(5):
+                s.run([loss, train], {ids: random.integers(0, 40, (8, 4))})
+            return [s.get(table), s.get(w), s.run(loss, {ids: random.integers(0, 40, (8, 4))})]
+
+    product = LocalSGD(2, 2) * Data(2, tables=["table"])
+    assert largest_difference(weights(LocalSGD(2, 2)), weights(product)) < 1e-12
+
+
 def test_one_replica_is_a_device() -> None:
     assert largest_difference(trained(LocalSGD(1, 2)), trained(None)) < 1e-15
 
@@ -388,6 +405,6 @@ def test_a_batch_below_replicas_times_turns_is_refused_and_the_session_goes_on()
     model = mlp(LocalSGD(2, 2, window=2))
     random = np.random.default_rng(3)
     with gf.Session() as s:
-        with pytest.raises(ShardingError, match=r"a batch of 3.*smaller than its 4 shards"):
+        with pytest.raises(ShardingError, match=r"LocalSGD at .*a batch of 3.*than its 4 shards"):
             s.run(model.fetches, model.feeds(random, 3))
         s.run(model.fetches, model.feeds(random, 4))
