@@ -137,10 +137,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     Only the measured speed of this machine is copied, since measuring it takes seconds.
     """
-    from graphflow.placement.calibration import calibrate
+    from graphflow.placement.calibration import calibrate, profile_file
 
     calibrate.profile()
-    measured = calibrate.profile_path()
+    measured = profile_file.profile_path()
     if measured.exists():
         shutil.copy(measured, tmp_path)
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))

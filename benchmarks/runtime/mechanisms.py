@@ -35,7 +35,8 @@ from graphflow.ops.kernels.jit.call_table_driver import WORDS
 from graphflow.runtime.memory import memory_layout
 from graphflow.runtime.native_calls import native_segments
 from graphflow.runtime.native_calls.gemm_epilogues import BlockCall
-from graphflow.runtime.program import body_routines, kernel_emitter, program_part
+from graphflow.runtime.program import kernel_emitter, program_part
+from graphflow.runtime.program.bodies import body_routines
 
 # Models -------------------------------------------------------------------------------------------
 

@@ -55,7 +55,8 @@ def calibrate() -> None:
     """Measure this machine (some seconds), and keep the result for the cost model."""
     from rich.console import Console
 
-    from graphflow.placement.calibration.calibrate import link_of, profile, profile_path
+    from graphflow.placement.calibration.calibrate import link_of, profile
+    from graphflow.placement.calibration.profile_file import profile_path
     from graphflow.runtime.client.cluster_survey import keep_process_links
     from graphflow.runtime.client.remote_hosts import RemoteHosts
 

@@ -14,11 +14,9 @@ from statistics import median
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.cluster_rates import link_classes
-from graphflow.placement.calibration.trace_corrections import (
-    TraceCorrections,
-    read_corrections,
-    write_corrections,
-)
+from graphflow.placement.calibration.corrections_file import read_corrections, write_corrections
+from graphflow.placement.calibration.profile_file import profile_path
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.plans.plan import Plan
@@ -42,7 +40,7 @@ def load_corrections(cluster: Cluster) -> TraceCorrections:
 
 def is_known(cluster: Cluster) -> bool:
     """Return True if the cluster is this machine and was calibrated, so that planning is cheap."""
-    return _is_this_machine(cluster) and calibrate.profile_path().is_file()
+    return _is_this_machine(cluster) and profile_path().is_file()
 
 
 def save_corrections(learned: TraceCorrections, cluster: Cluster) -> None:

@@ -104,7 +104,7 @@ def _along_ids(*ranks: int) -> Any:
 
 
 _IDS, _FLAGS = spec("int64", (3,)), spec("bool", (3,))
-_DRAW: dict[str, Any] = {"size": 5, "a": -1.0, "b": 2.0, "key": (7, 3)}
+_DRAW: dict[str, Any] = {"size": 5, "a": -1.0, "b": 2.0, "table": (7, 3)}
 
 # The initial values of ids where they are wanted, else 0: a function of id and table alone. Its
 # seed and stream are no attribute `stream`, which would make it random: other in each turn.

@@ -1,58 +1,32 @@
-"""Calibration: how fast this machine is, measured with the ops' own kernels and kept on disk.
+"""Calibration: how fast this machine is, measured with the ops' own kernels.
 
 `profile()` gives the cost model what it knows of a machine as plain data, so that a worker can send
-its own. Transfers between processes are measured by callables that the caller gives.
+its own. `profile_file` keeps that data on disk. Transfers between processes are measured by
+callables that the caller gives.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-import re
-import tempfile
-import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graphflow._version import __version__
 from graphflow.base.progress import show_progress
-from graphflow.ops.kernels.jit.object_cache import cache_folder
-from graphflow.placement.calibration.held_out import add_cpu_scatter, is_scatter
+from graphflow.placement.calibration.held_out import add_cpu_scatter
 from graphflow.placement.calibration.measure import measure_cpu, measure_handoff
 from graphflow.placement.calibration.measure_gpu import gpu_product, measure_gpu, measure_gpu_link
-from graphflow.placement.clusters.host_facts import cores
+from graphflow.placement.calibration.profile_file import (
+    FORMAT,
+    Profile,
+    machine_key,
+    profile_path,
+    read_profile,
+    write_profile,
+)
 
-_DRAFT = ".part"  # suffix of a file that is being written
-_STALE_SECONDS = 3600.0  # since its last change: its writer was killed
-FORMAT = 3
-Profile = dict[str, Any]
-"""{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
-"steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.
-
-The speeds of a device kind:
-    launch: seconds to start an op (of a GPU: a kernel of a graph that is replayed);
-    handoff: seconds to hand work to another thread;
-    cache_bytes: beyond which neighbours share the way to memory;
-    traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
-    matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
-        "float16" as well where 16 bits are multiplied as such;
-    ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;
-    classes: the same for classes of ops, medians;
-    contention: {"threads": [1, 2, …], "compute": […], "memory": […]}: how many times longer each
-        of so many busy threads takes than one alone.
-    scatter, of ops too: how far they are off, see `held_out`; may be missing, as of a GPU;
-    of a GPU also product: what they are of; call: seconds to start an op from Python.
-A link's bandwidth of None is infinite: a reference is passed.
-"""
 Probe = Callable[[int, int, int, int], float]
 """(source, target, nbytes, repeats) -> median seconds from one worker to another.
 
@@ -65,8 +39,6 @@ StepCost = tuple[float, float]
 
 In one process, on one and two devices.
 """
-
-_unsaved: dict[Path, Profile] = {}  # profiles that could not be written
 
 DEFAULT_LINKS: dict[str, LinkSpeed] = {
     "thread": (30e-6, float("inf")),  # devices of one process: a hand-over of a reference
@@ -169,7 +141,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
     return float(min(max(latency, 0.0), t.min())), float(1 / slope)
 
 
-# Keeping --------------------------------------------------------------------------------------
+# Profiles -------------------------------------------------------------------------------------
 
 
 def profile(
@@ -186,13 +158,13 @@ def profile(
         folder: Default: $GRAPHFLOW_CACHE, else graphflow in $XDG_CACHE_HOME or ~/.cache.
     """
     path = profile_path(folder)
-    known = None if refresh else _load(path)
+    known = None if refresh else read_profile(path)
     missing = sorted(kind for kind in set(kinds) if not _covers(known, kind))
     if known is not None and not missing:
         return known
     with show_progress("measuring how fast this machine is, which is kept"):
         fresh = measure_machine(missing)
-    before = known or _load(path) or {"devices": {}, "links": {}}
+    before = known or read_profile(path) or {"devices": {}, "links": {}}
     made = {
         **fresh,
         "devices": {**before["devices"], **fresh["devices"]},
@@ -200,7 +172,7 @@ def profile(
     }
     if "steps" in before and not refresh:
         made["steps"] = before["steps"]
-    _save(path, made)
+    write_profile(path, made)
     return made
 
 
@@ -231,7 +203,7 @@ def save_links(links: Mapping[str, LinkSpeed], folder: Path | None = None) -> Pr
     known = profile(folder=folder)
     text = {kind: [latency, bandwidth] for kind, (latency, bandwidth) in links.items()}
     made = {**known, "links": {**known["links"], **text}}
-    _save(profile_path(folder), made)
+    write_profile(profile_path(folder), made)
     return made
 
 
@@ -241,7 +213,7 @@ def save_step_cost(kind: str, cost: StepCost, folder: Path | None = None) -> Non
     if known.get("key") != machine_key():
         return
     steps = {**known.get("steps", {}), kind: list(cost)}
-    _save(profile_path(folder), {**known, "steps": steps})
+    write_profile(profile_path(folder), {**known, "steps": steps})
 
 
 def step_cost_of(profile: Mapping[str, Any], kind: str) -> StepCost | None:
@@ -265,144 +237,3 @@ def link_of(profile: Mapping[str, Any], kind: str) -> LinkSpeed:
     if kept is None:
         return DEFAULT_LINKS[kind]
     return float(kept[0]), float("inf") if kept[1] is None else float(kept[1])
-
-
-def profile_path(folder: Path | None = None) -> Path:
-    """Return the path of this machine's profile."""
-    key = json.dumps(machine_key(), sort_keys=True)
-    name = hashlib.sha256(key.encode()).hexdigest()[:12]
-    return (folder or cache_folder()) / f"machine-{name}.json"
-
-
-@cache
-def _processor() -> tuple[str, str]:
-    """Return model and features of the processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine(), ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.M)
-    return (
-        model[1] if model else platform.machine(),
-        hashlib.sha256((flags[1] if flags else "").encode()).hexdigest()[:12],
-    )
-
-
-@cache
-def _blas() -> str:
-    """Return name and version of the BLAS library."""
-    built: Any = np.show_config(mode="dicts")
-    found = built.get("Build Dependencies", {}).get("blas", {})
-    return f"{found.get('name', '?')} {found.get('version', '?')}"
-
-
-def machine_key() -> dict[str, Any]:
-    """Return the key of a profile: another machine, or another build, has another one."""
-    model, features = _processor()
-    return {
-        "processor": model,
-        "features": features,
-        "cores": cores(),
-        "numpy": np.__version__,
-        "blas": _blas(),
-        "graphflow": __version__,
-    }
-
-
-def _load(path: Path) -> Profile | None:
-    """Return the kept profile of this machine, or None."""
-    if path in _unsaved:
-        return _unsaved[path]
-    try:
-        known = json.loads(path.read_text())
-        return known if is_profile(known) and known.get("key") == machine_key() else None
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _save(path: Path, made: Profile) -> None:
-    """Write a profile. If that fails, this process keeps it in memory, and warns once."""
-    why = write_json(path, made, indent=1)
-    if why is None:
-        _unsaved.pop(path, None)
-        return
-    if path not in _unsaved:
-        warnings.warn(
-            f"what was measured of this machine cannot be kept in {path.parent} ({why.strerror}): "
-            "each process measures it anew, some seconds long; set GRAPHFLOW_CACHE to a folder "
-            "that can be written",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    _unsaved[path] = made
-
-
-def is_profile(known: Any) -> bool:
-    """Return True if what a file or a worker holds is a profile of a machine, with sane numbers."""
-    if not isinstance(known, dict) or known.get("format") != FORMAT:
-        return False
-    devices, links = known.get("devices"), known.get("links")
-    if not isinstance(devices, dict):
-        return False
-    needed = ("launch", "handoff", "cache_bytes")
-    steps = known.get("steps", {})
-    return (
-        bool(devices)
-        and isinstance(steps, dict)
-        and all(
-            isinstance(cost, list) and len(cost) == 2 and all(map(_is_positive, cost))
-            for cost in steps.values()
-        )
-        and isinstance(links, dict)
-        and all(isinstance(link, list) and len(link) == 2 for link in links.values())
-        and all(
-            isinstance(speeds, dict)
-            and all(_is_positive(speeds.get(name)) for name in needed)
-            and _is_positive(speeds.get("call", 1))
-            and all(isinstance(speeds.get(part), dict) for part in _SPEED_TABLES)
-            and all(speeds["matmul"].get(dtype) for dtype in ("float32", "float64", "other"))
-            and bool(speeds.get("traffic"))
-            and is_scatter(speeds)
-            for speeds in devices.values()
-        )
-    )
-
-
-_SPEED_TABLES = ("matmul", "ops", "classes", "contention")
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < float("inf")
-
-
-def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> OSError | None:
-    """Write plain data as JSON, completely or not at all.
-
-    Return the error that prevented it: a cache that cannot be written is no error of the caller.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale_drafts(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
-    except OSError as error:
-        return error
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(data, file, indent=indent)
-        os.replace(name, path)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        return error
-    except BaseException:  # Ctrl-C
-        Path(name).unlink(missing_ok=True)
-        raise
-    return None
-
-
-def _remove_stale_drafts(path: Path) -> None:
-    """Remove the drafts of processes that were killed while they wrote a file."""
-    for draft in path.parent.glob(f".{path.name}.*{_DRAFT}"):
-        with suppress(OSError):  # another process removes them, too
-            if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
-                draft.unlink()

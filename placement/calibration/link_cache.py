@@ -26,8 +26,8 @@ from graphflow.placement.calibration.calibrate import (
     Probe,
     symmetric_links,
     time_messages,
-    write_json,
 )
+from graphflow.placement.calibration.profile_file import write_json
 
 FORMAT = 1
 ALIKE = 1.5

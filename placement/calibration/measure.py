@@ -44,7 +44,7 @@ PATIENCE = 0.25
 
 
 def measure_cpu() -> dict[str, Any]:
-    """Return the speeds of one thread of this machine; see `calibrate.Profile`."""
+    """Return the speeds of one thread of this machine; see `profile_file.Profile`."""
     with one_blas_thread(), np.errstate(all="ignore"):
         clock = KernelTimer("cpu", np, lambda: None, thread_time)
         ops, traffic = clock.ops(), clock.traffic(STREAMS)

@@ -75,7 +75,7 @@ UNMEASURED = (
 
 
 def measure_gpu() -> dict[str, Any]:
-    """Return the speeds of the first GPU; see `calibrate.Profile`.
+    """Return the speeds of the first GPU; see `profile_file.Profile`.
 
     Raises:
         DeviceError: CuPy is not installed, or finds no GPU.

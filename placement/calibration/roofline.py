@@ -71,7 +71,7 @@ class Rates:
     """Speeds of one device.
 
     Args:
-        speeds: Of its kind, as in `calibrate.Profile`.
+        speeds: Of its kind, as in `profile_file.Profile`.
         threads: Threads that share a matrix product.
         compute, memory, launch: How many times longer work in the cache, work in memory, and
             launches take because neighbours are busy, too.

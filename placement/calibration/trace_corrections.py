@@ -1,7 +1,7 @@
 """Corrections of the cost model that traced steps taught about this machine.
 
     traced nodes and transfers ─observe→ TraceCorrections ─factor, link→ the session's next plan
-                                            └─write_corrections→ a file beside the profile
+                                            └─corrections_file→ a file beside the profile
 
 Nodes are kept as ratios, measured by predicted, so that an observation holds for other sizes of its
 bucket. Ratios belong to one calibration. Under another one, all is learned anew.
@@ -9,24 +9,15 @@ bucket. Ratios belong to one calibration. Under another one, all is learned anew
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlanError
-from graphflow.placement.calibration.calibrate import (
-    LinkSpeed,
-    fit_link,
-    machine_key,
-    profile_path,
-    write_json,
-)
+from graphflow.placement.calibration.calibrate import LinkSpeed, fit_link
 from graphflow.placement.calibration.held_out import error_deviation
 from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.calibration.node_bucket import (
@@ -36,6 +27,7 @@ from graphflow.placement.calibration.node_bucket import (
     half_octaves,
     op_name_of,
 )
+from graphflow.placement.calibration.profile_file import machine_key
 
 FORMAT = 4
 SAMPLES = 31
@@ -87,7 +79,7 @@ class TraceCorrections:
     """Medians of measurements, by bucket of nodes and by link.
 
     Args:
-        basis: The calibration that they correct, see `basis_of`.
+        basis: The calibration that they correct, see `corrections_file.basis_of`.
 
     Attributes:
         version: Grows with each observation, so that a session knows when to plan again.
@@ -374,35 +366,3 @@ def _check_samples(values: Any, least: float, most: float) -> list[float]:
     if not numbers or not all(least <= number <= most for number in numbers):
         raise PlanError(f"{values!r} are no samples")  # caught where the file is read
     return numbers
-
-
-# Keeping --------------------------------------------------------------------------------------
-
-
-def basis_of(profile: Mapping[str, Any]) -> str:
-    """Return a key that tells one calibration from another."""
-    text = json.dumps(profile.get("devices"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def corrections_path(folder: Path | None = None) -> Path:
-    """Return the path of this machine's corrections, beside its profile."""
-    path = profile_path(folder)
-    return path.with_name(path.name.replace("machine-", "learned-"))
-
-
-def read_corrections(profile: Mapping[str, Any], folder: Path | None = None) -> TraceCorrections:
-    """Read what earlier sessions learned under this calibration; empty if nothing usable is
-    kept.
-    """
-    basis = basis_of(profile)
-    try:
-        data = json.loads(corrections_path(folder).read_text())
-    except (OSError, ValueError, RecursionError):
-        return TraceCorrections(basis)
-    return TraceCorrections.from_dict(data, basis)
-
-
-def write_corrections(learned: TraceCorrections, folder: Path | None = None) -> None:
-    """Keep the corrections for later sessions if the folder can be written."""
-    write_json(corrections_path(folder), learned.to_dict())

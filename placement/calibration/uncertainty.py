@@ -60,7 +60,7 @@ def calibration_deviation(speeds: Mapping[str, Any], op: Op) -> float | None:
     """Return the standard deviation of what calibration alone predicts of an op.
 
     Args:
-        speeds: Of the device, see `calibrate.Profile`. None is returned if they have no scatter:
+        speeds: Of the device, see `profile_file.Profile`. None is returned if they have no scatter:
             they were described, or measured by an earlier version.
     """
     scatter = speeds.get("scatter")

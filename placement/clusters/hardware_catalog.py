@@ -215,7 +215,7 @@ def _hint(name: str, table: Mapping[str, Any]) -> str:
 
 @cache
 def speeds_of(name: str) -> dict[str, Any]:
-    """Return a product's speeds in the form of `calibrate.Profile`."""
+    """Return a product's speeds in the form of `profile_file.Profile`."""
     gpu = product(name)
     single = product(name.removesuffix(HALF)).float32
     rates = {kind: single * share for kind, share in SHARES.items()}

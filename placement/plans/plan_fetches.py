@@ -17,7 +17,8 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.calibrate import StepCost
 from graphflow.placement.calibration.cluster_rates import is_described
-from graphflow.placement.calibration.trace_corrections import TraceCorrections, read_corrections
+from graphflow.placement.calibration.corrections_file import read_corrections
+from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan

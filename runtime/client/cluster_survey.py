@@ -15,13 +15,13 @@ from graphflow.errors import ProtocolError
 from graphflow.placement.calibration.calibrate import (
     LinkSpeed,
     StepCost,
-    is_profile,
     measure_links,
     profile,
     save_links,
 )
 from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.calibration.link_cache import load_or_measure_links
+from graphflow.placement.calibration.profile_file import is_profile
 from graphflow.placement.calibration.worker_speeds import (
     better_report,
     is_speed_report,

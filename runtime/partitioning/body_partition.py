@@ -15,18 +15,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
-from graphflow.ir.spec import TensorSpec
 from graphflow.ops.control_flow.concurrent import channel_ends, concurrent, parties_of, party_attrs
 from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
 from graphflow.passes.bodies import spans_devices as is_spread
 from graphflow.runtime.partitioning.channel_edges import CutChannel, cut_channels
+from graphflow.runtime.partitioning.device_body import (
+    DeviceBody,
+    PlacedBody,
+    drop_unread_operands,
+    make_node,
+    make_token,
+    select_states,
+    states_read_by,
+)
 
 FIRST_EDGE = 1 << 24
 """The first number of edges inside bodies. Edges of the graph itself have smaller numbers."""
@@ -61,7 +67,7 @@ def partition_bodies(
     outputs = [placed.mapped[t] for t in graph.outputs]
     if placed.effects:
         effects = tuple(t for _, t in placed.effects)
-        group = _make_node(REGISTRY["group"], effects, {}, effects[0].node)
+        group = make_node(REGISTRY["group"], effects, {}, effects[0].node)
         outputs.append(group.outputs[0])
         placed.names[group] = "bodies"
     return BodyPartition(Graph(outputs, placed.names), placed.devices, list(placed.devices))
@@ -86,60 +92,6 @@ class _Expanded:
     devices: dict[Node, str] = field(default_factory=dict)
     effects: list[tuple[str, Tensor]] = field(default_factory=list)
     names: dict[Node, str] = field(default_factory=dict)
-
-
-def _make_node(op: Any, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node) -> Node:
-    specs = op.infer(*(t.spec for t in inputs), **attrs)
-    return Node(
-        op, inputs, attrs, (specs,) if isinstance(specs, TensorSpec) else specs, name=like.name,
-        device=like.device, location=like.location, origin=like.origin,
-    )  # fmt: skip
-
-
-@dataclass
-class _DeviceBody:
-    """One device's part of a body, under construction.
-
-    Attributes:
-        twins: tensor of the body -> this device's tensor.
-        sends: outputs of its sends.
-        recv_attrs: attributes of the receive of each tensor that comes from another device.
-    """
-
-    body: Body
-    twins: dict[Tensor, Tensor] = field(default_factory=dict)
-    sends: list[Tensor] = field(default_factory=list)
-    recv_attrs: dict[Tensor, dict[str, Any]] = field(default_factory=dict)
-
-    def local_tensor(self, tensor: Tensor) -> Tensor:
-        """Return this device's tensor for a tensor of the body.
-
-        Parameters and constants are on every device. A tensor of another device is received where
-        it is first read, not earlier: it may depend on something that this device computes.
-        """
-        if tensor.node.op.name in UNPLACED_OPS:
-            return tensor
-        if tensor not in self.twins:
-            recv = _make_node(REGISTRY["recv"], (), self.recv_attrs[tensor], tensor.node)
-            self.twins[tensor] = recv.outputs[0]
-        return self.twins[tensor]
-
-    def build(self, wanted: Sequence[Tensor], parameters: Sequence[Node]) -> Body:
-        """Return the body with the given results and with all sends."""
-        outputs = [self.local_tensor(t) for t in wanted]
-        return Body(
-            tuple(parameters), Graph([*outputs, *self.sends]), len(outputs),
-            bindings=self.body.bindings,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class _PlacedBody:
-    """A body whose nodes run on one device each; see `_Expanded` for `effects`."""
-
-    body: Body
-    devices: Mapping[Node, str]
-    effects: Sequence[tuple[str, Tensor]]
 
 
 class _BodyPartitioner:
@@ -200,7 +152,7 @@ class _BodyPartitioner:
         for device in dict.fromkeys(places):
             mine = [i for i, place in enumerate(places) if place == device]
             attrs = party_attrs([cut_channels(parties[i], edges) for i in mine])
-            part = _drop_unread_operands(node, node.inputs, attrs, kept=0, lead=0, whole=False)
+            part = drop_unread_operands(node, node.inputs, attrs, kept=0, lead=0, whole=False)
             parts[device] = part
             outputs = iter(part.outputs)
             replaced.update({i: [next(outputs) for _ in parties[i].outputs] for i in mine})
@@ -236,7 +188,7 @@ class _BodyPartitioner:
             return self._split_cond(node, inputs, home, placed, devices)
         return self._split_loop(node, inputs, home, placed, devices)
 
-    def _place_body(self, body: Body, home: str) -> _PlacedBody:
+    def _place_body(self, body: Body, home: str) -> PlacedBody:
         """Choose a device for each node of a body, and cut the nodes in it that hold bodies."""
         chosen = {
             inner: self._choose_device(inner, home)
@@ -247,7 +199,7 @@ class _BodyPartitioner:
         outputs = [expanded.mapped[t] for t in body.outputs]
         everything = Graph([*outputs, *(t for _, t in expanded.effects)], expanded.names)
         inner = Body(body.inputs, everything, len(outputs), bindings=body.bindings)
-        return _PlacedBody(inner, expanded.devices, expanded.effects)
+        return PlacedBody(inner, expanded.devices, expanded.effects)
 
     def _choose_device(self, node: Node, home: str) -> str:
         """Return the home if the node's pin allows it, else the first device that it allows."""
@@ -264,10 +216,10 @@ class _BodyPartitioner:
         )
 
     def _split_body(
-        self, placed: _PlacedBody, wanted: Mapping[str, Sequence[Tensor]]
-    ) -> dict[str, _DeviceBody]:
+        self, placed: PlacedBody, wanted: Mapping[str, Sequence[Tensor]]
+    ) -> dict[str, DeviceBody]:
         """Cut a body into one part for each device, each with the results wanted there."""
-        sides = {device: _DeviceBody(placed.body) for device in wanted}
+        sides = {device: DeviceBody(placed.body) for device in wanted}
         readers: dict[Tensor, dict[str, None]] = {}
         for node, device in placed.devices.items():
             for tensor in node.inputs:
@@ -288,11 +240,11 @@ class _BodyPartitioner:
         return sides
 
     def _add_edge(
-        self, tensor: Tensor, source: _DeviceBody, here: str, target: _DeviceBody, there: str
+        self, tensor: Tensor, source: DeviceBody, here: str, target: DeviceBody, there: str
     ) -> None:
         edge = next(self._edges)
         like = tensor.node
-        send = _make_node(
+        send = make_node(
             REGISTRY["send"], (source.twins[tensor],), {"edge": edge, "target": there}, like
         )
         attrs = {
@@ -306,23 +258,23 @@ class _BodyPartitioner:
         node: Node,
         inputs: tuple[Tensor, ...],
         home: str,
-        placed: Mapping[str, _PlacedBody],
+        placed: Mapping[str, PlacedBody],
         devices: Sequence[str],
     ) -> dict[str, Node]:
         made: dict[str, dict[str, Body]] = {device: {} for device in devices}
         for name, each in placed.items():
             body = each.body
-            wanted = {d: body.outputs if d == home else (_make_token(node),) for d in devices}
+            wanted = {d: body.outputs if d == home else (make_token(node),) for d in devices}
             for device, side in self._split_body(each, wanted).items():
                 made[device][name] = side.build(wanted[device], body.inputs)
-        return {d: _drop_unread_operands(node, inputs, made[d], kept=1, lead=1) for d in devices}
+        return {d: drop_unread_operands(node, inputs, made[d], kept=1, lead=1) for d in devices}
 
     def _split_loop(
         self,
         node: Node,
         inputs: tuple[Tensor, ...],
         home: str,
-        placed: Mapping[str, _PlacedBody],
+        placed: Mapping[str, PlacedBody],
         devices: Sequence[str],
     ) -> dict[str, Node]:
         """Cut a loop. A device carries the states that it reads and those that become them."""
@@ -330,14 +282,14 @@ class _BodyPartitioner:
         counter = "carries" if node.op is scan else "states"
         count: int = node.attrs[counter]
         stacks = node.op is scan or node.attrs["limit"] is not None
-        states = {d: _states_read_by(placed, d, count) for d in devices}
+        states = {d: states_read_by(placed, d, count) for d in devices}
         states[home] = list(range(count))
         wanted: dict[str, Sequence[Tensor]] = {
-            d: [body.outputs[i] for i in states[d]] or [_make_token(node)] * stacks for d in devices
+            d: [body.outputs[i] for i in states[d]] or [make_token(node)] * stacks for d in devices
         }
         wanted[home] = body.outputs
         sides = self._split_body(placed["body"], wanted)
-        verdicts: dict[str, _DeviceBody] = {}
+        verdicts: dict[str, DeviceBody] = {}
         if test is not None:
             verdicts = self._split_body(test, dict.fromkeys(devices, test.body.outputs))
         lead = int(bool(node.attrs.get("counted")))
@@ -346,80 +298,13 @@ class _BodyPartitioner:
             held = states[device]
             attrs: dict[str, Any] = {counter: len(held)}
             part = sides[device].build(wanted[device], body.inputs)
-            attrs["body"] = _select_states(part, held, count)
+            attrs["body"] = select_states(part, held, count)
             if test is not None:
                 verdict = verdicts[device].build(test.body.outputs, test.body.inputs)
-                attrs["test"] = _select_states(verdict, held, count)
+                attrs["test"] = select_states(verdict, held, count)
             operands = (*inputs[:lead], *(inputs[lead + i] for i in held), *inputs[lead + count :])
-            parts[device] = _drop_unread_operands(
+            parts[device] = drop_unread_operands(
                 node, operands, attrs, kept=lead + len(held), lead=lead,
                 items=node.attrs.get("items", 0),
             )  # fmt: skip
         return parts
-
-
-def _states_read_by(placed: Mapping[str, _PlacedBody], device: str, count: int) -> list[int]:
-    """Return the indices of the states that a device has to carry."""
-    needed: set[int] = set()
-    for each in placed.values():
-        numbers = {p.outputs[0]: i for i, p in enumerate(each.body.inputs[:count])}
-        for inner, at in each.devices.items():
-            if at == device:
-                needed.update(numbers[t] for t in inner.inputs if t in numbers)
-        if "test" in placed:  # the predicate itself may be a state
-            outputs = placed["test"].body.outputs
-            needed.update(numbers[t] for t in outputs if t in numbers)
-    body = placed["body"].body
-    numbers = {p.outputs[0]: i for i, p in enumerate(body.inputs[:count])}
-    while True:  # a state whose new value is another state needs that one
-        further = {numbers[body.outputs[i]] for i in needed if body.outputs[i] in numbers}
-        if further <= needed:
-            return sorted(needed)
-        needed |= further
-
-
-def _select_states(body: Body, states: Sequence[int], count: int) -> Body:
-    inputs = (*(body.inputs[i] for i in states), *body.inputs[count:])
-    return Body(inputs, body.graph, body.results, bindings=body.bindings)
-
-
-def _drop_unread_operands(
-    node: Node,
-    operands: tuple[Tensor, ...],
-    changed: Mapping[str, Any],
-    kept: int,
-    lead: int,
-    items: int = 0,
-    whole: bool = True,
-) -> Node:
-    """Make a part of a node without the operands that its bodies do not read.
-
-    Args:
-        changed: attributes that replace those of the node.
-        kept: number of leading operands that stay: predicate or count, and states.
-        lead: number of these without a parameter in the bodies (predicate or count).
-        items: number of operands after those that a scan takes rows of.
-        whole: whether the part has the node's other attributes, too.
-    """
-    attrs = {**(node.attrs if whole else {}), **changed}
-    read = {
-        i
-        for value in attrs.values()
-        if isinstance(value, Body)
-        for i, parameter in enumerate(value.inputs, start=lead)
-        if parameter in value.graph.names
-    }
-    keep = [i for i in range(len(operands)) if i < kept or i in read]
-    for name, value in attrs.items():
-        if isinstance(value, Body):
-            inputs = tuple(value.inputs[i - lead] for i in keep if i >= lead)
-            attrs[name] = Body(inputs, value.graph, value.results, bindings=value.bindings)
-    if node.op is scan:
-        attrs["items"] = sum(kept <= i < kept + items for i in keep)
-    return _make_node(node.op, tuple(operands[i] for i in keep), attrs, node)
-
-
-def _make_token(node: Node) -> Tensor:
-    """Make the constant that a part without results returns."""
-    value = np.zeros((), np.bool_)
-    return _make_node(REGISTRY["constant"], (), {"value": value}, node).outputs[0]

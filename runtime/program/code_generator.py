@@ -34,7 +34,13 @@ from graphflow.runtime.native_calls.native_segments import (
 )
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.program.body_routines import CompiledBody, inline_body, make_node_runner
+from graphflow.runtime.program.bodies.body_routines import (
+    CompiledBody,
+    inline_body,
+    make_node_runner,
+)
+from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel
+from graphflow.runtime.program.bodies.native_loops import NativeBody
 from graphflow.runtime.program.generated_call_support import (
     EdgeChannel,
     annotate_error,
@@ -43,8 +49,6 @@ from graphflow.runtime.program.generated_call_support import (
     received_tensor_check,
 )
 from graphflow.runtime.program.kernel_emitter import KernelEmitter
-from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
-from graphflow.runtime.program.native_loops import NativeBody
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection

@@ -35,7 +35,7 @@ from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.partitioning.user_code_check import runs_user_code
-from graphflow.runtime.program.body_loops import LoopBuffers
+from graphflow.runtime.program.bodies.body_loops import LoopBuffers
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 LOOP_OPS = ("scan", "while_loop")

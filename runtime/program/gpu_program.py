@@ -29,7 +29,8 @@ from graphflow.runtime.memory.backend import require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
-from graphflow.runtime.program.body_loops import make_body_runner
+from graphflow.runtime.program.bodies.body_loops import make_body_runner
+from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.capture_rules import is_repeatable
 from graphflow.runtime.program.generated_call_support import (
     LOOP_OPS,
@@ -40,7 +41,6 @@ from graphflow.runtime.program.generated_call_support import (
     out_kernel,
     received_tensor_check,
 )
-from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.vendor_libraries import array_module, library_kernel
 

@@ -19,6 +19,7 @@ import zmq
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import KeyFileError, NotAuthorised
 from graphflow.runtime.polling.wakeup import WakeupFd
+from graphflow.runtime.security.key_files import lacks_descriptors
 from graphflow.runtime.security.keys import (
     CLIENT,
     COORDINATOR,
@@ -26,7 +27,6 @@ from graphflow.runtime.security.keys import (
     KeyPair,
     Keyring,
     PublicKey,
-    lacks_descriptors,
 )
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.wire.messages import COORDINATOR as ORIGIN

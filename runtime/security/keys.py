@@ -11,19 +11,25 @@ sent in a mail and pasted into a shell. The folder is `$GRAPHFLOW_KEYS`, else `g
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import stat
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import KeyFileError
+from graphflow.runtime.security.key_files import (
+    FileState,
+    check_not_writable_by_others,
+    check_private,
+    files_in,
+    folder_lock,
+    is_gone,
+    lacks_descriptors,
+    read_key_file,
+    write_new,
+)
 
 COORDINATOR, WORKER, CLIENT = ROLES = ("coordinator", "worker", "client")
 """A coordinator opens sessions and gives orders; a worker runs them, and sends tensors to other
@@ -32,9 +38,6 @@ workers; a client may ask a worker who it is, no more."""
 _PUBLIC, _SECRET = "graphflow-key-1", "graphflow-secret-1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{64}")
-_FILE_CAP = 400  # bytes of a key file
-_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_State = tuple[int, ...]  # of a file; writing or replacing the file changes it
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,6 @@ def keys_folder() -> Path:
     return own or (base or home_folder() / ".config") / "graphflow" / "keys"
 
 
-def lacks_descriptors(error: KeyFileError) -> bool:
-    """Return True if the error is only that this process can open no file for now."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in _DESCRIPTORS
-
-
 def describe_removal(path: Path) -> str:
     """Return how to remove a trusted file, for messages."""
     if _NAME.fullmatch(path.stem) and (path.is_symlink() or not path.is_dir()):
@@ -137,7 +134,7 @@ class Keyring:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = keys_folder() if folder is None else Path(folder)
         self._trusted = self.folder / "trusted"
-        self._last: dict[Path, tuple[_State, PublicKey]] = {}  # of `read_trusted`
+        self._last: dict[Path, tuple[FileState, PublicKey]] = {}  # of `read_trusted`
 
     # This user's pairs ----------------------------------------------------------------------------
 
@@ -157,9 +154,9 @@ class Keyring:
         pair = KeyPair(PublicKey(name, role, public.hex()), secret)
         text = f"{_SECRET} {role} {name} {pair.public.key} {secret.hex()}"
         kept = self.folder / f"{name}.secret"
-        _write_new(kept, text, 0o600)
+        write_new(kept, text, 0o600)
         try:
-            _write_new(self.folder / f"{name}.public", str(pair.public), 0o644)
+            write_new(self.folder / f"{name}.public", str(pair.public), 0o644)
         except KeyFileError:
             kept.unlink()  # half a pair would block the next try
             raise
@@ -181,7 +178,7 @@ class Keyring:
                 raise KeyFileError(f"which {role}'s key? In {self.folder}: {remedy}")
             name = names[0]
         path = self.folder / f"{check_name(name, 'a key')}.secret"
-        _check_private(path)
+        check_private(path)
         pair = _read_pair(path)
         if pair.public.role != role:
             raise KeyFileError(f"{path} is a {pair.public.role}'s key; a {role}'s is wanted here")
@@ -197,7 +194,7 @@ class Keyring:
             KeyFileError: A file is damaged, or the folder cannot be read.
         """
         own: dict[str, PublicKey | None] = {}
-        for path in _files_in(self.folder, ".secret"):
+        for path in files_in(self.folder, ".secret"):
             beside = path.with_suffix(".public")
             own[path.stem] = _read_pair(path).public if _is_secret(path) else _key_in_file(beside)
         return [key for name, key in own.items() if key and name == key.name]  # else a copy
@@ -212,7 +209,7 @@ class Keyring:
                 trusted under another name or role.
         """
         key = PublicKey.parse(text, where)
-        with _folder_lock(self._trusted):
+        with folder_lock(self._trusted):
             for known in self.read_trusted():
                 if known == key:
                     return key
@@ -226,7 +223,7 @@ class Keyring:
                         f"this key is trusted already, as {known.name!r}, a {known.role}'s; revoke "
                         "that first"
                     )
-            _write_new(self._trusted / f"{key.name}.public", str(key), 0o644)
+            write_new(self._trusted / f"{key.name}.public", str(key), 0o644)
         return key
 
     def read_trusted(self) -> list[PublicKey]:
@@ -253,24 +250,24 @@ class Keyring:
         Raises:
             KeyFileError: Others could change what is trusted.
         """
-        _check_not_writable_by_others(self._trusted)
+        check_not_writable_by_others(self._trusted)
         kept = self._last.items()
         return [
             key
             for path, (state, key) in kept
-            if state and _check_not_writable_by_others(path) == state
+            if state and check_not_writable_by_others(path) == state
         ]
 
-    def _read_trusted_files(self) -> dict[Path, tuple[_State, PublicKey]]:
+    def _read_trusted_files(self) -> dict[Path, tuple[FileState, PublicKey]]:
         """Return the state and the key of each trusted file; raises as `read_trusted`."""
-        _check_not_writable_by_others(self._trusted)
-        found: dict[Path, tuple[_State, PublicKey]] = {}
+        check_not_writable_by_others(self._trusted)
+        found: dict[Path, tuple[FileState, PublicKey]] = {}
         names: dict[str, PublicKey] = {}
-        for path in _files_in(self._trusted, ".public"):
+        for path in files_in(self._trusted, ".public"):
             try:
-                _, key = found[path] = _check_not_writable_by_others(path), _read_trusted_key(path)
+                _, key = found[path] = check_not_writable_by_others(path), _read_trusted_key(path)
             except KeyFileError as error:
-                if _is_gone(path):
+                if is_gone(path):
                     continue  # it was revoked meanwhile: the others stay valid
                 if lacks_descriptors(error):
                     raise
@@ -297,7 +294,7 @@ class Keyring:
             key = _key_in_file(path)
             path.unlink()
         except FileNotFoundError:
-            names = ", ".join(each.stem for each in _files_in(self._trusted, ".public")) or "none"
+            names = ", ".join(each.stem for each in files_in(self._trusted, ".public")) or "none"
             raise KeyFileError(
                 f"no key named {name!r} is trusted here; those that are: {names}"
             ) from None
@@ -311,7 +308,7 @@ class Keyring:
         Raises:
             KeyFileError: The folder cannot be read.
         """
-        held = {path: _key_in_file(path) for path in _files_in(self._trusted, ".public")}
+        held = {path: _key_in_file(path) for path in files_in(self._trusted, ".public")}
         return [path for path, other in held.items() if other and other.key == key.key]
 
     def key_of(self, name_or_key: str, role: str) -> str:
@@ -347,69 +344,10 @@ class Keyring:
             raise KeyFileError(f"{self._trusted} cannot be read: {error.strerror}") from error
 
 
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from adding to `folder` between reading it and writing a file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise KeyFileError(f"{folder} cannot be written: {error.strerror}") from error
-    try:
-        with suppress(OSError):  # some network file systems lock no folders: go on unlocked
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _write_new(path: Path, text: str, mode: int) -> None:
-    """Create a file that is complete as soon as it is there, because a worker may be reading."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, draft = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                os.fchmod(handle, mode)
-                file.write(text + "\n")
-            os.link(draft, path)
-        except FileExistsError:
-            raise KeyFileError(f"{path} is there already; give another name") from None
-        finally:
-            os.unlink(draft)
-    except OSError as error:
-        raise KeyFileError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _files_in(folder: Path, suffix: str) -> list[Path]:
-    """Return the files with that suffix, sorted by name; none if there is no such folder.
-
-    A folder that exists and cannot be read is an error. Taken for empty, it would end the sessions
-    of all trusted keys.
-    """
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise KeyFileError(f"the keys in {folder} cannot be read: {error.strerror}") from error
-
-
-def _is_gone(path: Path) -> bool:
-    """Return True if the file is surely gone."""
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False  # unknown
-    return False
-
-
 def _is_secret(path: Path) -> bool:
     """Return True if a file can be read and is a secret key of ours, complete or not."""
     try:
-        return _read(path).split()[:1] == [_SECRET]
+        return read_key_file(path).split()[:1] == [_SECRET]
     except KeyFileError as error:
         if lacks_descriptors(error):
             raise
@@ -425,7 +363,7 @@ def _read_pair(path: Path) -> KeyPair:
     import zmq
     from zmq.utils import z85
 
-    found = _read(path).split()
+    found = read_key_file(path).split()
     if len(found) == 5 and found[0] == _SECRET and all(map(_KEY.fullmatch, found[3:])):
         _, role, name, public, digits = found
         secret = bytes.fromhex(digits)
@@ -443,7 +381,7 @@ def _read_trusted_key(path: Path) -> PublicKey:
     Raises:
         KeyFileError: It is no public key, or the file has another name than the key.
     """
-    key = PublicKey.parse(_read(path), str(path))
+    key = PublicKey.parse(read_key_file(path), str(path))
     if path.stem != key.name:
         raise KeyFileError(f"{path} holds the key of {key.name!r}: its name must be "
                            f"{key.name}.public, by which it can be revoked")  # fmt: skip
@@ -453,68 +391,6 @@ def _read_trusted_key(path: Path) -> PublicKey:
 def _key_in_file(path: Path) -> PublicKey | None:
     """Return the public key in a file; None if it holds none."""
     try:
-        return PublicKey.parse(_read(path), str(path))
+        return PublicKey.parse(read_key_file(path), str(path))
     except KeyFileError:
         return None
-
-
-def _read(path: Path) -> str:
-    """Return the first bytes of a key file as text.
-
-    Raises:
-        KeyFileError: It cannot be read.
-    """
-    try:
-        if not path.is_file() and path.exists():
-            raise KeyFileError(f"{path} is not a plain file; put the key itself there")
-        with path.open("rb") as file:
-            return file.read(_FILE_CAP).decode("ascii")
-    except FileNotFoundError as error:
-        raise KeyFileError(f"{path} is a link to a file that is not there") from error
-    except OSError as error:
-        raise KeyFileError(f"{path} cannot be read as a key: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise KeyFileError(f"{path} cannot be read as a key: it is no text") from error
-
-
-def _check_private(path: Path) -> None:
-    """Check that nobody else could have read or written a secret file.
-
-    Raises:
-        KeyFileError: Somebody could, or it cannot be examined.
-    """
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        raise KeyFileError(f"there is no key {path}; `graphflow keys new` makes one") from None
-    except OSError as error:
-        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise KeyFileError(f"{path} is not a plain file; put the key itself there")
-    if status.st_uid != os.getuid():
-        raise KeyFileError(
-            f"{path} belongs to another user; make a key of your own (`graphflow keys new`)"
-        )
-    if status.st_mode & 0o077:
-        raise KeyFileError(
-            f"{path} can be read by others, so its secret may be known: make a new key, or, if you "
-            f"are sure that nobody has, `chmod 600 {path}`"
-        )
-
-
-def _check_not_writable_by_others(path: Path) -> _State:
-    """Return the state of a trusted file, or of their folder; () if there is none.
-
-    Raises:
-        KeyFileError: Somebody else could change it, or it cannot be examined.
-    """
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
-    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-        raise KeyFileError(f"{path} can be changed by others: `chmod go-w {path}`")
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return status.st_dev, status.st_ino, status.st_size, *times

@@ -8,7 +8,6 @@ deadline.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -17,7 +16,6 @@ import msgpack
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import allowed_function
 from graphflow.errors import (
     GraphError,
     GraphflowError,
@@ -26,29 +24,31 @@ from graphflow.errors import (
 )
 from graphflow.init import Initializer, InitialShard
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.graph import Body, Graph, bodies
+from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
-from graphflow.ir.spec import Dim, Span, TensorSpec, as_dtype, show_shape
+from graphflow.ir.spec import Dim, TensorSpec
 from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
+from graphflow.runtime.wire.attribute_reader import (
+    check_index,
+    check_shape,
+    check_text,
+    unpack_attribute,
+)
 from graphflow.runtime.wire.frame_codec import BUDGET
-from graphflow.runtime.wire.graph_limits import MAX_DRAWN, MAX_ITERATIONS, GraphLimits
+from graphflow.runtime.wire.graph_limits import GraphLimits
+from graphflow.runtime.wire.loop_limit import LoopLimit
 
 MAX_DEPTH = 32  # of nested bodies
-MAX_RANK = 64  # numpy's
-MAX_LENGTH = 4096  # entries of a tuple
-MAX_TERMS = 256  # of the polynomial in the feeds' sizes that counts a tensor's elements
 
 _NODE_BYTES = 256  # of a header for each node; its source location takes most
 _NODE_PARTS = 12  # lists and maps of a header for each node
 _FREE_PARTS = 100_000
 
 Header = dict[str, Any]
-
-
 LIMITS = GraphLimits()
 
 
@@ -107,7 +107,7 @@ def _encode_nodes(
         [
             node.op.name,
             [reference(t) for t in node.inputs],
-            {name: _pack_attribute(value, buffers) for name, value in node.attrs.items()},
+            {name: pack_attribute(value, buffers) for name, value in node.attrs.items()},
             node.name,
             names.get(node, node.name),
             [node.location.file, node.location.line],
@@ -128,7 +128,7 @@ def _encode_body(body: Body, buffers: list[np.ndarray[Any, Any]]) -> Header:
     }
 
 
-def _pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
+def pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
     """Return an attribute as plain data; arrays go to `buffers`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -140,15 +140,15 @@ def _pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         buffers.append(value)
         return {"array": len(buffers) - 1}
     if isinstance(value, tuple):
-        return [_pack_attribute(v, buffers) for v in value]
+        return [pack_attribute(v, buffers) for v in value]
     if isinstance(value, Dim):
-        terms = [[[_pack_attribute(a, buffers) for a in m], c] for m, c in value.terms.items()]
+        terms = [[[pack_attribute(a, buffers) for a in m], c] for m, c in value.terms.items()]
         return {"dim": terms}
     if isinstance(value, Initializer):
         return {
             "init": [
                 value.kind, list(value.shape), value.dtype, value.a, value.b, list(value.stream),
-                list(value.whole), [_pack_attribute(tuple(s), buffers) for s in value.spans],
+                list(value.whole), [pack_attribute(tuple(s), buffers) for s in value.spans],
             ]
         }  # fmt: skip
     if isinstance(value, np.generic):
@@ -232,12 +232,10 @@ def _check_bytes(what: str, nbytes: Any, budget: int) -> None:
 def _decode_partition(header: Header, wire: _GraphReader) -> Partition:
     device = wire.device = DeviceName.parse(header["device"])
     nodes, names = wire.read_nodes(header["nodes"])
-    wire.count_iterations(nodes)
+    wire.loops.count_iterations(nodes)
     outputs = [_resolve_tensor(nodes, reference) for reference in header["outputs"]]
-    fetches = {
-        _check_text(name): _resolve_tensor(nodes, r) for name, r in header["fetches"].items()
-    }
-    feeds = tuple(map(_check_text, header["feeds"]))
+    fetches = {check_text(name): _resolve_tensor(nodes, r) for name, r in header["fetches"].items()}
+    feeds = tuple(map(check_text, header["feeds"]))
     graph = Graph(outputs, names).verify()
     if not {t.node for t in fetches.values()} <= set(graph.nodes):
         raise ProtocolError("a graph from the wire fetches what its outputs do not need")
@@ -256,11 +254,11 @@ def _decode_partition(header: Header, wire: _GraphReader) -> Partition:
 
 def _resolve_tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:
     node, output = reference
-    if _check_index(node) >= len(nodes):
+    if check_index(node) >= len(nodes):
         raise GraphLimitError(
             f"a graph from the wire refers to node {node} before it, or without it: a cycle?"
         )
-    return nodes[_check_index(node)].outputs[_check_index(output)]
+    return nodes[check_index(node)].outputs[check_index(output)]
 
 
 @dataclass
@@ -274,7 +272,7 @@ class _GraphReader:
         device: On which the nodes run.
         count: Nodes so far, those of bodies included.
         depth: Of the body that is being read.
-        iterations: Of the loops in a body, by the body's id.
+        loops: Counts the iterations of the loops so far.
     """
 
     buffers: Sequence[np.ndarray[Any, Any]]
@@ -283,7 +281,9 @@ class _GraphReader:
     device: DeviceName = field(default_factory=DeviceName)
     count: int = 0
     depth: int = 0
-    iterations: dict[int, int] = field(default_factory=dict)  # of the loops in a body, by its id
+
+    def __post_init__(self) -> None:
+        self.loops = LoopLimit(self.limits.iterations)
 
     def read_nodes(self, entries: Sequence[Any]) -> tuple[list[Node], dict[Node, str]]:
         """Return the nodes of some entries, and their names."""
@@ -298,13 +298,13 @@ class _GraphReader:
         for entry in entries:
             node = self._read_node(entry, nodes)
             _check_node(node, self.budget)
-            names[node] = _check_text(entry[4])
+            names[node] = check_text(entry[4])
             nodes.append(node)
         return nodes, names
 
     def _read_node(self, entry: Sequence[Any], nodes: Sequence[Node]) -> Node:
         op_name, references, attrs, name, _, (file, line) = entry
-        if "\0" in _check_text(file):  # it becomes part of the file name of generated code
+        if "\0" in check_text(file):  # it becomes part of the file name of generated code
             raise ProtocolError("a place in a graph from the wire is no file's name")
         if op_name not in REGISTRY:
             raise GraphLimitError(
@@ -313,22 +313,22 @@ class _GraphReader:
             )
         op = REGISTRY[op_name]
         inputs = tuple(_resolve_tensor(nodes, reference) for reference in references)
-        values = {_check_text(key): self._read_attribute(value) for key, value in attrs.items()}
+        values = {check_text(key): self._read_attribute(value) for key, value in attrs.items()}
         specs = op.infer(*(t.spec for t in inputs), **values)
         return Node(
             op,
             inputs,
             values,
             (specs,) if isinstance(specs, TensorSpec) else specs,
-            name=_check_text(name),
+            name=check_text(name),
             device=self.device,
-            location=Location(_check_text(file), int(line)),
+            location=Location(check_text(file), int(line)),
         )
 
     def _read_attribute(self, value: Any) -> Any:
         if isinstance(value, Mapping) and tuple(value) == ("body",):
             return self._read_body(value["body"])
-        return _unpack_attribute(value, self.buffers)
+        return unpack_attribute(value, self.buffers)
 
     def _read_body(self, header: Header) -> Body:
         """Return a body: a graph of parameters, which holds no state."""
@@ -336,8 +336,8 @@ class _GraphReader:
         nodes, names = self.read_nodes(header["nodes"])
         self.depth -= 1
         graph = Graph([_resolve_tensor(nodes, reference) for reference in header["outputs"]], names)
-        inputs = tuple(nodes[_check_index(number)] for number in header["inputs"])
-        results = _check_index(header["results"])
+        inputs = tuple(nodes[check_index(number)] for number in header["inputs"])
+        results = check_index(header["results"])
         stateful = [n for n in nodes if n.op.name in ("variable", "assign", "group")]
         if stateful or results > len(graph.outputs):
             raise ProtocolError("a body from the wire holds state, or lacks results")
@@ -346,66 +346,14 @@ class _GraphReader:
         if any(node.op.name != "placeholder" for node in inputs):
             raise ProtocolError("a parameter of a body from the wire is no placeholder")
         body = Body(inputs, graph.verify(), results)
-        self.iterations[id(body)] = self.count_iterations(nodes)
+        self.loops.add_body(body, nodes)
         return body
-
-    def count_iterations(self, nodes: Sequence[Node]) -> int:
-        """Return how often the loops among `nodes` run a body at most; loops without a bound count
-        once.
-
-        Raises:
-            GraphLimitError: It is more often than the limit, or one of them cannot end.
-        """
-        total = 0
-        for node in nodes:
-            held = bodies(node)
-            if not held:
-                continue
-            times = node.attrs.get("length", node.attrs.get("limit"))
-            if node.op.name == "while_loop" and times is None:
-                self._check_termination(node)
-            once = node.op.name not in ("scan", "while_loop") or not isinstance(times, int)
-            inner = sum(self.iterations[id(body)] for body in held)
-            total += inner if once else max(0, times) * (1 + inner)
-            most = self.limits.iterations or MAX_ITERATIONS
-            if total > most:
-                raise GraphLimitError(
-                    f"{node} at {node.location} and the loops before it run {total:,} times in "
-                    f"all; the limit is {most:,}"
-                )
-        return total
-
-    def _check_termination(self, loop: Node) -> None:
-        """Refuse a loop without a bound where one is required, and one that cannot end."""
-        if self.limits.iterations is not None:
-            raise GraphLimitError(
-                f"{loop} at {loop.location} has no bound, and this worker wants one: give it "
-                "max_iterations"
-            )
-        if _is_loop_invariant(loop.attrs["test"], loop.attrs["body"], loop.attrs["states"]):
-            raise GraphLimitError(
-                f"{loop} at {loop.location} cannot end: its condition depends on nothing that its "
-                "body changes"
-            )
-
-
-def _is_loop_invariant(test: Body, body: Body, states: int) -> bool:
-    """Return True if a loop's condition has the same value before each iteration."""
-    nodes = test.graph.nodes
-    if not all(node.op.pure or node.op.name == "placeholder" for node in nodes):
-        return False  # random, or a user's function
-    kept = [
-        before.outputs[0] is after
-        for before, after in zip(body.inputs[:states], body.outputs, strict=False)
-    ]
-    changed = {node for node, same in zip(test.inputs, kept, strict=False) if not same}
-    return not changed & set(nodes)
 
 
 def _check_node(node: Node, budget: int) -> None:
     """Check what the executor takes for granted and no shape rule sees."""
     for spec in node.specs:
-        _check_shape(spec.shape)
+        check_shape(spec.shape)
         _check_bytes(f"{node.op.name} {node.name!r} takes", spec.nbytes, budget)
     match node.op.name:
         case "variable":
@@ -420,135 +368,4 @@ def _check_node(node: Node, budget: int) -> None:
         case "send" | "recv" | "send_where" | "recv_any":
             for edge, end in edges_of(node).items():
                 DeviceName.parse(end)
-                _check_index(edge)
-
-
-def _check_shape(shape: Sequence[Any]) -> None:
-    """Refuse an invalid shape, and one whose elements would take long to count."""
-    for size in shape:
-        if not isinstance(size, Dim):
-            _check_index(size.item() if isinstance(size, np.integer) else size)
-    terms = math.prod(len(size.terms) for size in shape if isinstance(size, Dim))
-    if len(shape) > MAX_RANK or terms > MAX_TERMS:
-        raise GraphLimitError(
-            f"a shape from the wire has {len(shape)} axes and {terms} terms; "
-            f"the limits are {MAX_RANK} and {MAX_TERMS}"
-        )
-
-
-def _unpack_attribute(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any:
-    """Return the attribute in plain data; the reverse of `_pack_attribute`."""
-    if isinstance(value, list):
-        if len(value) > MAX_LENGTH:
-            raise GraphLimitError(f"an attribute from the wire has {len(value)} entries")
-        values = tuple(_unpack_attribute(v, buffers) for v in value)
-        _check_shape([v for v in values if isinstance(v, Dim)])
-        return values
-    if not isinstance(value, Mapping):
-        return value
-    ((kind, content),) = value.items()
-    match kind:
-        case "array":
-            array = buffers[_check_index(content)]
-            as_dtype(array.dtype)
-            return array
-        case "dim":
-            return _read_dim(content)
-        case "init":
-            return _read_initializer(*content)
-        case "host":
-            return HostFunction(allowed_function(_check_text(content)), content)
-        case "complex":
-            return complex(*map(float, content))
-    raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")
-
-
-def _read_dim(content: Any) -> Dim:
-    terms = {
-        tuple(map(_read_atom, monomial)): _check_integer(factor) for monomial, factor in content
-    }
-    if len(terms) > MAX_TERMS or any(len(monomial) > MAX_RANK for monomial in terms):
-        raise GraphLimitError(f"a size from the wire has {len(terms)} terms")
-    return Dim(terms)
-
-
-def _read_atom(content: Any) -> Any:
-    if isinstance(content, str):
-        return content
-    function, *operands = content
-    if function not in ("floordiv", "min", "max") or len(operands) != 2:
-        raise ProtocolError(f"a size from the wire is made with {function!r}")
-    return (
-        function,
-        *(_read_dim(o["dim"]) if isinstance(o, Mapping) else _check_integer(o) for o in operands),
-    )
-
-
-def _read_initializer(
-    kind: str,
-    shape: Sequence[int],
-    dtype: str,
-    a: float,
-    b: float,
-    stream: Sequence[int],
-    whole: Sequence[int] = (),
-    spans: Sequence[Any] = (),
-) -> Initializer:
-    seed, number = map(_check_index, stream)
-    if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
-        raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
-    sizes = tuple(map(_check_index, shape))
-    every = tuple(map(_check_index, whole))
-    parts = tuple([_read_span(span, n) for span, n in zip(spans, every, strict=True)])
-    if parts and tuple(part.size for part in parts) != sizes:
-        raise ProtocolError(f"an initializer from the wire has parts {parts} of shape {sizes}")
-    if math.prod(every) > MAX_DRAWN:
-        raise GraphLimitError(
-            f"an initializer from the wire is part of {show_shape(every)}, more than {MAX_DRAWN:,} "
-            "numbers"
-        )
-    name = as_dtype(dtype).name
-    return Initializer(kind, sizes, name, float(a), float(b), (seed, number), every, parts)
-
-
-def _total(ranges: Sequence[tuple[int, int]]) -> int:
-    """Return the number of elements in ranges."""
-    return sum(stop - start for start, stop in ranges)
-
-
-def _read_span(span: Sequence[Any], size: int) -> Span:
-    """Return the part of an axis of `size` elements."""
-    start, stop, rows, ranges = span
-    lengths = tuple(map(_check_index, rows)) if isinstance(rows, list) else _check_index(rows)
-    own = tuple([(_check_index(a), _check_index(b)) for a, b in ranges])
-    found = Span(_check_index(start), _check_index(stop), lengths, own)
-    places = [place for each in own for place in each]
-    if own and (places != sorted(set(places)) or places[-1] > size or found.stop != _total(own)):
-        raise ProtocolError(f"an initializer from the wire has the ranges {own} of {size}")
-    segments = lengths if isinstance(lengths, tuple) else (lengths,)
-    if min(segments, default=0) < 1 or not found.start <= found.stop:
-        raise ProtocolError(f"an initializer from the wire has the part {found} of {size}")
-    if Span(0, found.stop, lengths).size > size:
-        raise ProtocolError(f"an initializer from the wire has the part {found} of {size}")
-    return found
-
-
-def _check_integer(value: Any) -> int:
-    """Return an integer."""
-    if type(value) is not int:
-        raise ProtocolError(f"a number in a graph from the wire must be an integer, got {value!r}")
-    return value
-
-
-def _check_index(value: Any) -> int:
-    """Return an integer that is not negative."""
-    if _check_integer(value) < 0:
-        raise ProtocolError(f"a number in a graph from the wire is negative: {value}")
-    return value  # type: ignore[no-any-return]
-
-
-def _check_text(value: Any) -> str:
-    """Return a text."""
-    if not isinstance(value, str):
-        raise ProtocolError(f"a name in a graph from the wire must be text, got {value!r}")
-    return value
+                check_index(edge)

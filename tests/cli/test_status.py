@@ -20,8 +20,8 @@ from rich.console import Console
 import graphflow as gf
 from graphflow.cli.main import main
 from graphflow.cli.status import render_answers, show_age
-from graphflow.parallel.search import CandidateResult
 from graphflow.parallel.searching.measurement import measure_best
+from graphflow.parallel.searching.search_result import CandidateResult
 from graphflow.runtime.security.keys import CLIENT, COORDINATOR, WORKER, Keyring
 from graphflow.runtime.worker.worker_status import WorkerAddress
 from graphflow.sessions.session import Session

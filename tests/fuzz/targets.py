@@ -37,7 +37,7 @@ from graphflow.errors import (
 )
 from graphflow.ir.graph import Graph
 from graphflow.ops.kernels.jit.object_cache import ObjectCache
-from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration import corrections_file, profile_file
 from graphflow.placement.calibration import trace_corrections as learned
 from graphflow.placement.clusters import table_reader
 from graphflow.placement.plans import plan_file
@@ -610,16 +610,16 @@ def tensors(data: bytes) -> None:
 
 def taught(data: bytes) -> None:
     """What was learned, as it is kept in a file."""
-    path = learned.corrections_path(folder())
+    path = corrections_file.corrections_path(folder())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    made = learned.read_corrections({"devices": {}}, folder())
+    made = corrections_file.read_corrections({"devices": {}}, folder())
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     assert made.factor(bucket) > 0
 
 
 def taught_seed() -> bytes:
-    made = learned.TraceCorrections(learned.basis_of({"devices": {}}))
+    made = learned.TraceCorrections(corrections_file.basis_of({"devices": {}}))
     bucket = learned.Bucket("|cpu|1", False, "matmul", "matmul", "float32", 3, 4)
     for ratio in (1.0, 2.0, 3.0):
         made.observe(bucket, ratio, 1.0)
@@ -629,10 +629,10 @@ def taught_seed() -> bytes:
 
 
 def profile(data: bytes) -> None:
-    path = calibrate.profile_path(folder())
+    path = profile_file.profile_path(folder())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    calibrate._load(path)
+    profile_file.read_profile(path)
 
 
 def profile_seed() -> bytes:
@@ -641,8 +641,9 @@ def profile_seed() -> bytes:
               "ops": {}, "classes": {},
               "contention": {"threads": [1], "compute": [1.0]}}  # fmt: skip
     return json.dumps(
-        {"format": calibrate.FORMAT, "key": calibrate.machine_key(), "devices": {"cpu": speeds},
-         "links": {"process": [1e-5, 1e9]}, "steps": {"here": [1e-5, 1e-6]}}
+        {"format": profile_file.FORMAT, "key": profile_file.machine_key(),
+         "devices": {"cpu": speeds}, "links": {"process": [1e-5, 1e9]},
+         "steps": {"here": [1e-5, 1e-6]}}
     ).encode()  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 from graphflow.errors import DeviceError
 from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import spec
-from graphflow.placement.calibration import calibrate, measure, measure_gpu
+from graphflow.placement.calibration import calibrate, measure, measure_gpu, profile_file
 from graphflow.placement.calibration.measure_gpu import (
     GpuKernelTimer,
     gpu_product,
@@ -50,8 +50,8 @@ def test_a_gpu_is_measured_in_the_form_of_a_profile_and_its_memory_goes_back(
 ) -> None:
     monkeypatch.setattr(measure_gpu, "_has_nvmath", lambda: True)
     gpu = measure_gpu.measure_gpu()
-    made = {"format": calibrate.FORMAT, "devices": {"gpu": gpu}, "links": {"gpu": [1e-5, 1e10]}}
-    assert calibrate.is_profile(json.loads(json.dumps(made)))
+    made = {"format": profile_file.FORMAT, "devices": {"gpu": gpu}, "links": {"gpu": [1e-5, 1e10]}}
+    assert profile_file.is_profile(json.loads(json.dumps(made)))
     assert gpu["product"] == "Imaginary 1000, CuPy 14.2.0, nvmath-python" == gpu_product()
     assert gpu["cache_bytes"] == 1 << 22
     for points in (gpu["traffic"], *gpu["matmul"].values()):

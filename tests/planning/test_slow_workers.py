@@ -17,6 +17,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration.profile_file import machine_key
 from graphflow.planning.planner import Planner
 from graphflow.runtime.client import cluster_survey
 from graphflow.runtime.client.remote_hosts import RemoteHosts
@@ -165,7 +166,7 @@ def test_workers_are_probed_once_for_each_cluster_and_not_for_one_worker(
 def test_the_machines_profile_keeps_nothing_that_a_slow_worker_delayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bare = profile() | {"key": calibrate.machine_key()}
+    bare = profile() | {"key": machine_key()}
     del bare["links"]["process"]
     saved: list[Any] = []
     for module in (calibrate, cluster_survey):

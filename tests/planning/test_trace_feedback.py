@@ -14,8 +14,9 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.frontend.pytree import bind
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
+from graphflow.ops.kernels.jit.object_cache import cache_folder
 from graphflow.passes import optimize
-from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration import calibrate, profile_file
 from graphflow.placement.calibration.calibrate import step_overhead
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.calibration.worker_speeds import with_speeds
@@ -207,10 +208,10 @@ def test_the_clients_link_follows_from_echoed_messages() -> None:
 def test_a_steps_own_cost_is_kept_with_the_calibration_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, keep: bool
 ) -> None:
-    real = {**profile(), "links": {}, "key": calibrate.machine_key()}
+    real = {**profile(), "links": {}, "key": profile_file.machine_key()}
     saved: list[Any] = []
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: saved[-1] if saved else real)
-    monkeypatch.setattr(calibrate, "write_json", lambda path, made, indent: saved.append(made))
+    monkeypatch.setattr(profile_file, "write_json", lambda path, made, indent: saved.append(made))
     times = [1e-4, 2e-4, 4e-4, 5e-3, 6e-3]
     found = measure_client(TWO, ClusterSurvey(), lambda *a: times.pop(0), keep)
     assert not times and found.steps is not None and found.steps[0] < found.steps[1]
@@ -233,7 +234,7 @@ def test_a_steps_own_cost_is_part_of_the_prediction_and_of_every_baseline() -> N
         key = f"one device: {name}"
         assert made.baselines[key] == pytest.approx(bare.baselines[key] + 1e-3)
     assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
-    assert Plan.load(made.save(Path(calibrate.cache_folder()) / "p.json")).overhead == made.overhead
+    assert Plan.load(made.save(Path(cache_folder()) / "p.json")).overhead == made.overhead
 
 
 def test_a_second_worker_must_save_more_than_it_costs() -> None:
@@ -329,10 +330,10 @@ def test_calibration_keeps_what_steps_cost_in_this_process_and_over_workers(
 ) -> None:
     from graphflow.cli.machine import _keep_step_costs
 
-    state = {**profile(), "key": calibrate.machine_key()}
+    state = {**profile(), "key": profile_file.machine_key()}
     monkeypatch.setattr(calibrate, "profile", lambda *a, **k: state)
     monkeypatch.setattr(survey, "profile", lambda: state)
-    monkeypatch.setattr(calibrate, "write_json", lambda path, made, indent: state.update(made))
+    monkeypatch.setattr(profile_file, "write_json", lambda path, made, indent: state.update(made))
     _keep_step_costs()
     assert set(state["steps"]) == {"here", "process"}
     assert all(0 < one <= two < 1 for one, two in state["steps"].values())

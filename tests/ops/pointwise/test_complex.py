@@ -207,14 +207,15 @@ def test_complex_numbers_are_no_feeds_for_floats(value: Any) -> None:
 
 
 def test_complex_attributes_are_told_apart_and_travel() -> None:
-    from graphflow.runtime.wire.graph_codec import _pack_attribute, _unpack_attribute
+    from graphflow.runtime.wire.attribute_reader import unpack_attribute
+    from graphflow.runtime.wire.graph_codec import pack_attribute
 
     x = placeholder("complex64", (2,))
     y = gf.stack([x + 1j, x + 1j, x - 1j])
     with gf.Session() as s:
         have = s.run(y, {x: np.zeros(2, "complex64")})
     assert have[:, 0].tolist() == [1j, 1j, -1j]
-    assert _unpack_attribute(_pack_attribute(1 - 2j, []), []) == 1 - 2j
+    assert unpack_attribute(pack_attribute(1 - 2j, []), []) == 1 - 2j
     filled = gf.full((2,), 1 + 1j, dtype="complex64")
     assert evaluate([filled])[0].tolist() == [1 + 1j] * 2
 

@@ -22,7 +22,8 @@ from graphflow.errors import (
 )
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
-from graphflow.parallel import Pipeline, auto, search
+from graphflow.parallel import Pipeline, auto
+from graphflow.parallel.searching import strategy_search
 from graphflow.parallel.searching.candidates import StrategyCandidate, candidates, tensor_rules
 from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
@@ -33,21 +34,24 @@ from graphflow.planning.node_observations import observe_steps
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 
 
-USERS = {"NODE_BUDGET": search.NODE_BUDGET, "HOPELESS_BUDGET": search.HOPELESS_BUDGET}
+USERS = {
+    "NODE_BUDGET": strategy_search.NODE_BUDGET,
+    "HOPELESS_BUDGET": strategy_search.HOPELESS_BUDGET,
+}
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer strategies are written than for users: of those that cannot win, hardly any."""
     for name, count in USERS.items():
-        monkeypatch.setattr(search, name, count // 4)
+        monkeypatch.setattr(strategy_search, name, count // 4)
 
 
 @pytest.fixture
 def as_for_users(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as for users."""
     for name, count in USERS.items():
-        monkeypatch.setattr(search, name, count)
+        monkeypatch.setattr(strategy_search, name, count)
 
 
 def network(width: int = 16, layers: int = 4) -> tuple[Tensor, Tensor]:
@@ -138,9 +142,9 @@ def test_where_cut_layers_do_not_fit_the_rest_is_cut_too(
     name: str, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is between them along the sequence; slots in shares of replicas."""
-    made = search.candidates
+    made = strategy_search.candidates
     monkeypatch.setattr(
-        search, "candidates", lambda *given: [c for c in made(*given) if c.name == name]
+        strategy_search, "candidates", lambda *given: [c for c in made(*given) if c.name == name]
     )
     loss = blocks() if more == "sequence cut" else network(512, 2)[1]
     shapes = {t.outputs[0]: (64, 512) for t in gf.Graph([loss]).placeholders if t.name == "x"}
@@ -157,16 +161,16 @@ def test_what_takes_as_much_as_what_was_refused_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And a refusal says what a strategy takes in its own order: recomputing takes less."""
-    tried, made = search._StrategySearch._simulate, search.candidates
+    tried, made = strategy_search.StrategySearch._simulate, strategy_search.candidates
     found: dict[str, CandidateResult] = {}
 
     def watched(self: Any, candidate: StrategyCandidate) -> CandidateResult:
         found[candidate.name] = tried(self, candidate)
         return found[candidate.name]
 
-    monkeypatch.setattr(search._StrategySearch, "_simulate", watched)
+    monkeypatch.setattr(strategy_search.StrategySearch, "_simulate", watched)
     monkeypatch.setattr(
-        search, "candidates", lambda *given: [c for c in made(*given) if "1f1b" in c.name]
+        strategy_search, "candidates", lambda *given: [c for c in made(*given) if "1f1b" in c.name]
     )
     x, loss = network(64, 4)
     with pytest.raises(MemoryLimitError, match=r"1f1b of 2 +memory: as 2 stages 1f1b of 8, "):
@@ -181,7 +185,7 @@ def test_what_backward_passes_read_is_counted_before_anything_is_written(
 ) -> None:
     """One device would hold all variables, slots and gradients (103,000 bytes), and no two of them
     what is kept of the batch beside these."""
-    monkeypatch.setattr(search._StrategySearch, "_simulate", None)
+    monkeypatch.setattr(strategy_search.StrategySearch, "_simulate", None)
     with pytest.raises(MemoryLimitError, match=r"data 2, state shared +memory: at least "):
         auto(blocks(), TWO, quiet=True, memory=120_000)
 
@@ -257,7 +261,7 @@ def test_what_is_refused_unwritten_would_not_have_fitted(
     loss = make()
     free = [n.outputs[0] for n in gf.Graph([loss]).placeholders if not n.specs[0].is_concrete]
     shapes = dict.fromkeys(free, (64, 128))
-    made = search._StrategySearch(loss, TWO, shapes, optimizer, None, False)
+    made = strategy_search.StrategySearch(loss, TWO, shapes, optimizer, None, False)
     bounds = 0
     for each in candidates(made.fastest, made._rules):
         leaner: StrategyCandidate | None = each
@@ -327,7 +331,7 @@ def test_of_what_cannot_be_told_apart_the_simplest_is_chosen() -> None:
 def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     x, loss = network(256)
     some = auto(loss, FAST, shapes={x: (4096, 256)}, quiet=True)
-    monkeypatch.setattr(search, "NODE_BUDGET", 1 << 40)
+    monkeypatch.setattr(strategy_search, "NODE_BUDGET", 1 << 40)
     monkeypatch.setattr("graphflow.parallel.searching.cost_bounds.SLACK", 0.0)
     every = auto(loss, FAST, shapes={x: (4096, 256)}, quiet=True)
     assert all(each.simulated or each.why_not for each in every.tried)
@@ -339,8 +343,8 @@ def test_what_is_not_simulated_would_not_have_been_chosen(monkeypatch: pytest.Mo
 def test_closed_forms_are_near_what_the_simulator_says() -> None:
     x, loss = network(256)
     shapes = {x: (1 << 14, 256)}
-    known = search._StrategySearch(loss, TWO, shapes, gf.optim.Adam(), None, False)
-    for each in search.candidates(TWO.devices, tensor_rules(loss)):
+    known = strategy_search.StrategySearch(loss, TWO, shapes, gf.optim.Adam(), None, False)
+    for each in strategy_search.candidates(TWO.devices, tensor_rules(loss)):
         rough, exact = known._bounds(each), known._simulate(each).seconds
         assert rough.min_seconds <= exact * 1.001 and exact / 2 < rough.seconds < exact * 2, (
             each.name
@@ -380,9 +384,9 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
             observe_steps(learned, known, steps)
             return 5
 
-        monkeypatch.setattr(search, "profile_first_steps", played)
-        monkeypatch.setattr(search, "is_known", lambda cluster: True)
-        monkeypatch.setattr(search, "save_corrections", lambda learned, cluster: None)
+        monkeypatch.setattr(strategy_search, "profile_first_steps", played)
+        monkeypatch.setattr(strategy_search, "is_known", lambda cluster: True)
+        monkeypatch.setattr(strategy_search, "save_corrections", lambda learned, cluster: None)
         x, loss = network(128, 2)
         return auto(loss, TWO, shapes={x: (4096, 128)}, quiet=True)
 

@@ -7,7 +7,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,17 @@ from hypothesis import strategies as st
 from graphflow.errors import DeviceError
 from graphflow.ir import op, registry
 from graphflow.ir.op import REGISTRY
-from graphflow.placement.calibration import calibrate, measure
+from graphflow.placement.calibration import calibrate, measure, profile_file
 from graphflow.placement.calibration.calibrate import (
     DEFAULT_LINKS,
     fit_link,
     link_of,
-    machine_key,
     measure_links,
     measure_machine,
     profile,
-    profile_path,
     save_links,
 )
+from graphflow.placement.calibration.profile_file import machine_key, profile_path
 from graphflow.runtime.host.host import DeviceHost
 from tests.placement.speeds import speeds
 
@@ -52,7 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def measure(kinds: Any = ("cpu",)) -> dict[str, Any]:
         calls.append(sorted(kinds))
         return {
-            "format": calibrate.FORMAT,
+            "format": profile_file.FORMAT,
             "key": machine_key(),
             "devices": {kind: speeds(launch=float(len(calls))) for kind in kinds},
             "links": {"thread": [1e-5, None]},
@@ -309,29 +307,6 @@ def test_links_are_probed_once_a_pair_and_are_the_same_both_ways() -> None:
     assert latency == pytest.approx(2e-4)
     assert bandwidth == pytest.approx(2e9)
     assert found["/worker:2", "/worker:1"] == (latency, bandwidth)
-
-
-def test_what_a_killed_process_left_half_written_is_swept_later(tmp_path: Path) -> None:
-    path = tmp_path / "machine-a.json"
-    for age, name in ((0.0, f".{path.name}.a.part"), (7200.0, f".{path.name}.b.part")):
-        (tmp_path / name).write_text("{")
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
-    calibrate.write_json(path, {"a": 1})
-    left = {each.name for each in tmp_path.iterdir()}
-    assert left == {path.name, f".{path.name}.a.part"}, "another process may still write that one"
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_a_write_that_ends_early_leaves_nothing(
-    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*given: object, **more: object) -> None:
-        raise error
-
-    monkeypatch.setattr(calibrate.json, "dump", interrupted)
-    with suppress(KeyboardInterrupt):
-        calibrate.write_json(tmp_path / "machine-a.json", {"a": 1})
-    assert not list(tmp_path.iterdir())
 
 
 def test_where_nothing_can_be_kept_a_process_measures_once_and_says_so(

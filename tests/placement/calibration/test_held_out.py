@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from graphflow.ir.op import REGISTRY, Op
-from graphflow.placement.calibration import calibrate, held_out
+from graphflow.placement.calibration import held_out, profile_file
 from graphflow.placement.calibration.held_out import is_scatter, with_scatter
 from graphflow.placement.calibration.measure import KernelTimer, ScaledSample
 from graphflow.placement.calibration.roofline import Rates
@@ -86,9 +86,9 @@ def test_a_real_clock_tries_ops_on_new_sizes() -> None:
      {"all": [1.0, float("nan")]}, {"all": ["1", 1.0]}],
 )  # fmt: skip
 def test_a_profile_with_a_damaged_scatter_is_refused(damaged: Any) -> None:
-    base = {**profile(), "format": calibrate.FORMAT}
+    base = {**profile(), "format": profile_file.FORMAT}
     good = {**base, "devices": {"cpu": speeds(scatter=scatter(0.3))}}
-    assert calibrate.is_profile(base) and calibrate.is_profile(good)
-    assert not calibrate.is_profile({**base, "devices": {"cpu": speeds(scatter=damaged)}})
+    assert profile_file.is_profile(base) and profile_file.is_profile(good)
+    assert not profile_file.is_profile({**base, "devices": {"cpu": speeds(scatter=damaged)}})
     ops = {"exp": {"launch": 1e-6, "scatter": "wide"}}
-    assert not calibrate.is_profile({**base, "devices": {"cpu": speeds(ops=ops)}})
+    assert not profile_file.is_profile({**base, "devices": {"cpu": speeds(ops=ops)}})

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.placement.calibration import trace_corrections as module
+from graphflow.placement.calibration.corrections_file import (
+    basis_of,
+    corrections_path,
+    read_corrections,
+    write_corrections,
+)
 from graphflow.placement.calibration.node_bucket import Bucket, half_octaves
 from graphflow.placement.calibration.trace_corrections import (
     BUCKETS,
     SAMPLES,
     TraceCorrections,
-    basis_of,
-    corrections_path,
-    read_corrections,
-    write_corrections,
 )
 from tests.placement.speeds import profile
 

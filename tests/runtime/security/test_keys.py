@@ -329,13 +329,13 @@ def at_once(count: int, work: Callable[[int], object]) -> list[object]:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some time goes by between a look at what is trusted and a new file."""
-    write = keys._write_new
+    write = keys.write_new
 
     def later(path: Path, text: str, mode: int) -> None:
         time.sleep(0.05)
         write(path, text, mode)
 
-    monkeypatch.setattr(keys, "_write_new", later)
+    monkeypatch.setattr(keys, "write_new", later)
 
 
 def test_one_key_that_is_added_at_once_under_many_names_gets_one(

@@ -14,7 +14,7 @@ import graphflow as gf
 from graphflow.errors import StepTimeout
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import Tensor
-from graphflow.runtime.program import body_routines as routines
+from graphflow.runtime.program.bodies import body_routines as routines
 from graphflow.runtime.program.program import Program
 from tests.interrupts import interrupt_after
 from tests.properties.random_graphs import same_bits

@@ -12,10 +12,10 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ops.control_flow.concurrent import concurrent
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.runtime.native_calls.native_segments import KernelCall, PointerSource
-from graphflow.runtime.program.body_loops import LoopBuffers, make_body_runner
-from graphflow.runtime.program.concurrent_parties import make_concurrent_runner
+from graphflow.runtime.program.bodies.body_loops import LoopBuffers, make_body_runner
+from graphflow.runtime.program.bodies.concurrent_parties import make_concurrent_runner
+from graphflow.runtime.program.bodies.native_loops import NativeBody, make_native_runner
 from graphflow.runtime.program.generated_call_support import LOOP_OPS, EdgeChannel, never_cancelled
-from graphflow.runtime.program.native_loops import NativeBody, make_native_runner
 
 
 class CompiledBody:

@@ -16,7 +16,7 @@ from graphflow.ir.op import Tensor
 from tests.faults import hazards
 from tests.ops.communication.servers import by_hand, server_and_workers
 from tests.runtime.program import crashes
-from tests.runtime.program.test_loop_edge_flow_control import resident
+from tests.runtime.program.bodies.test_loop_edge_flow_control import resident
 
 MB = 1 << 20
 START = np.linspace(0.1, 1.0, 5)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphflow as gf
-from graphflow.runtime.program import loop_edge_flow_control as windows
-from graphflow.runtime.program.loop_edge_flow_control import LoopEdgeChannel, credit_size
+from graphflow.runtime.program.bodies import loop_edge_flow_control as windows
+from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel, credit_size
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 from tests.faults import hazards

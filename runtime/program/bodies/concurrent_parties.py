@@ -17,7 +17,7 @@ from graphflow.ir.op import Node
 from graphflow.ops.communication.channel_scheduler import ChannelScheduler
 from graphflow.ops.communication.channels import CHANNEL_OPS
 from graphflow.ops.control_flow.concurrent import parties_of
-from graphflow.runtime.program.body_loops import BodyFunction
+from graphflow.runtime.program.bodies.body_loops import BodyFunction
 from graphflow.runtime.wire.messages import step_of
 
 

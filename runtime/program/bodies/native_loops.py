@@ -27,7 +27,7 @@ from graphflow.runtime.native_calls.native_segments import (
     PointerSource,
     RuntimeOperand,
 )
-from graphflow.runtime.program.body_loops import CheckCancelled, LoopBuffers, describe_loop
+from graphflow.runtime.program.bodies.body_loops import CheckCancelled, LoopBuffers, describe_loop
 
 _UNBOUNDED = 1 << 40
 """Limit of iterations for a loop without a bound."""
