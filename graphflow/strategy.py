@@ -7,6 +7,7 @@ A new strategy is a class in one file. Each user of strategies asks for this muc
 
     minimize, Session, plan      `divide`, and a `line` for errors, if it has one
     minimize                     `filter_gradients`, if it changes the exchange of gradients
+    s.replan()                   `move_rows`, if it deals rows of tables in ranges
     search, reports              `divide` returns a `sharded_graph.ShardedGraph`
     Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
     strategy * strategy          `__mul__` and `__rmul__` of its own
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, DeviceError, ScheduleError, ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
@@ -55,6 +57,27 @@ class VariableShards(Protocol):
         """True if the strategy made the variable. A checkpoint is complete without it."""
 
 
+@dataclass(frozen=True)
+class RowMoves:
+    """Ranges of tables' rows that are to move to other owners.
+
+    Attributes:
+        updates: the assignments that bring rows to their new owners.
+        shards: the shards of the tables and their slots, once the updates have run.
+        ranges: the number of ranges that move.
+        nbytes: the bytes that travel, with those of slots.
+        before, after: the rows asked of the busiest owner over the mean of the owners; of the table
+            where that is most.
+    """
+
+    updates: tuple[Tensor, ...]
+    shards: Mapping[Node, Any]
+    ranges: int
+    nbytes: int
+    before: float
+    after: float
+
+
 class PartitionedGraph(Protocol):
     """A graph that a strategy has partitioned."""
 
@@ -81,6 +104,13 @@ class PartitionedGraph(Protocol):
     @property
     def counter_step(self) -> int:
         """The number by which a step of the graph moves the counter."""
+
+    @property
+    def id_feeds(self) -> frozenset[Node]:
+        """The placeholders behind the ids of tables whose rows lie in ranges."""
+
+    def count_rows(self, batches: Sequence[Mapping[Node, Array]]) -> Mapping[Node, Array]:
+        """Return how many rows of each range some batches ask for, by table."""
 
     def bindings(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the sizes of all symbols, given those of the whole graph."""

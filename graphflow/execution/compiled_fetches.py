@@ -41,6 +41,8 @@ MAX_CACHED_STEPS = 64
 
 A step with other feeds than the last tries them all, and each keeps its compiled program alive.
 """
+MAX_ID_FEEDS = 16
+"""Steps whose ids of tables are kept."""
 MAX_CHECKED_SIZES = 4096
 """Combinations of sizes that are known to fit."""
 _OF_GROUP = re.compile(rf"{EXCHANGE_PREFIX}[^/]+/([0-9]{{1,9}})/")
@@ -80,6 +82,7 @@ class CompiledFetches:
         warmup_seconds: duration of that step.
         is_timed: True while placements are compared: steps run one by one, in full.
         verdict: the outcome of the last comparison.
+        id_feeds: the ids of the last steps, if they look rows up in tables that lie in ranges.
     """
 
     fetches: tuple[Tensor, ...]
@@ -103,6 +106,7 @@ class CompiledFetches:
     warmup_seconds: float = 0.0
     is_timed: bool = False
     verdict: PlacementVerdict | None = None
+    id_feeds: deque[dict[Node, Array]] = field(default_factory=lambda: deque(maxlen=MAX_ID_FEEDS))
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _accepted: set[Node] = field(
@@ -293,6 +297,11 @@ class CompiledFetches:
             self.warmup_seconds = seconds
         elif not self.is_timed or bindings == self.bindings(self.sizes):
             self.recent_seconds.append(seconds)
+
+    def note_ids(self, arrays: Mapping[Node, Array]) -> None:
+        """Keep what a step was fed as ids of tables whose rows lie in ranges."""
+        if self.division is not None and self.division.id_feeds:
+            self.id_feeds.append({node: arrays[node].copy() for node in self.division.id_feeds})
 
     def keep_measured(self) -> None:
         """Summarise the traced steps, if any, at the end of a trace block."""

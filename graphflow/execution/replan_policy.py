@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.base.formatting import show_seconds
+from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 
@@ -47,6 +47,10 @@ class Replanned:
     after: float
     no_gain: str = ""
     measured_before: float | None = None
+    ranges: int = 0
+    range_bytes: int = 0
+    load_before: float = 1.0
+    load_after: float = 1.0
 
     @property
     def gain(self) -> float:
@@ -55,6 +59,8 @@ class Replanned:
 
     def __str__(self) -> str:
         remark = f"; {self.no_gain}" if self.no_gain else ""
+        if self.ranges:
+            remark += f"; {self.describe_ranges()}"
         measured = ""
         if self.measured_before is not None:
             measured = f" ({show_seconds(self.measured_before)} measured)"
@@ -68,6 +74,14 @@ class Replanned:
         return (
             f"placed anew: {show_seconds(self.after)} a step are predicted, "
             f"{show_seconds(self.before)} before{measured}; {moves}{remark}"
+        )
+
+    def describe_ranges(self) -> str:
+        """Say how many ranges of tables' rows moved, and to what effect."""
+        return (
+            f"{self.ranges} ranges of rows ({show_bytes(self.range_bytes)}) moved: the busiest "
+            f"owner of a table was asked for {self.load_before:.2f} times the mean, "
+            f"{self.load_after:.2f} times now"
         )
 
 

@@ -159,6 +159,7 @@ class StepExecutor:
         self.last = compiled
         compiled.runs += 1
         compiled.is_warm = True
+        compiled.note_ids(arrays)
         return compiled.values(fetched, arrays)
 
     @property
@@ -213,6 +214,7 @@ class StepExecutor:
         self.last = compiled
         compiled.runs += 1
         compiled.is_warm = True
+        compiled.note_ids(arrays)
         return compiled.values(result.fetches, arrays)
 
     def _note_failure(

@@ -223,6 +223,11 @@ class VariableStore:
                 self._set_copies(node, self._pending_copies.pop(name))
         return leaving
 
+    def move_shards(self, moved: Mapping[Node, VariableShards]) -> None:
+        """Note that the shards of variables are other parts now, whose values they have."""
+        self.shards.update(moved)
+        self.writes += 1
+
     def _whole_names(self, divided: Mapping[Node, VariableShards]) -> dict[Node, str]:
         """Return names of variables that are partitioned before the session knew them whole."""
         fresh = [node for node in divided if node not in self.shards]

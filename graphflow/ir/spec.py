@@ -295,7 +295,7 @@ class Span(NamedTuple):
 
     `rows` is the number of segments of equal length, or a tuple of their relative lengths, by which
     start and stop are multiplied. With `ranges`, the part consists of these (start, stop) of the
-    axis, in ascending order; then start is 0, and stop is the number of elements.
+    axis, one after the other; then start is 0, and stop is the number of elements.
     """
 
     start: int

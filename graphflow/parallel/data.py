@@ -23,6 +23,7 @@ from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.mesh.row_ranges import Int64s
 from graphflow.parallel.replica_devices import device_groups, flatten_groups
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
@@ -39,7 +40,9 @@ from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
 from graphflow.parallel.sharding.rule_layouts import layouts_of_rules
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.tables.table_moves import move_rows
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.strategy import RowMoves
 
 DATA = "data"
 """The mesh axis of replicas."""
@@ -203,6 +206,22 @@ class Data:
             ShardingError: see `Data`.
         """
         return divide_over_mesh(self, graph, cluster, known, fed)
+
+    def move_rows(
+        self,
+        counts: Mapping[Node, Int64s],
+        shards: Mapping[Node, ShardedVariable],
+        homes: Mapping[Node, str],
+    ) -> RowMoves | None:
+        """Return the moves that let owners of tables be asked for about as many rows; None if none
+        is worth it.
+
+        Args:
+            counts: how many rows of each range are asked for, by table.
+            shards: the shards of tables and slots.
+            homes: the devices of shards.
+        """
+        return move_rows(counts, shards, homes)
 
     def __mul__(self, other: Any) -> Any:
         """Return the product with a Shard (one mesh of both, replicas outermost) or with a Pipeline

@@ -147,6 +147,10 @@ class Deployment:
         self._strategies |= dict.fromkeys(division.variables, strategy)
         return division
 
+    def strategy_for(self, variable: Node) -> Strategy | None:
+        """Return the strategy that partitioned a variable, if one did."""
+        return self._strategies.get(variable)
+
     def _read_counter(self, counter: Node | None) -> dict[str, int]:
         """Return the value of a strategy's counter as a size; nothing if there is no counter."""
         return {} if counter is None else {COUNTER: self._counts.read(counter)}

@@ -65,6 +65,9 @@ class NoRecovery:
             "save needs a folder: s.save(folder); or open the session with checkpoint=directory"
         )
 
+    def begin_anew(self) -> None:
+        """Nothing to do: a lost worker ends the session."""
+
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint."""
         take()

@@ -212,6 +212,16 @@ class Recovery:
                 raise error
             self._count_loss(error.__cause__)
 
+    def begin_anew(self) -> None:
+        """Write a checkpoint, and let later recoveries begin with it.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._keeps_log:
+            self.save()
+            self._replay_log.drop_old()
+
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one."""
         if self.writer.pending is not None:

@@ -51,6 +51,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.planning.migration import advance_check, has_drifted, migrate
+from graphflow.planning.table_balance import balance_tables, find_row_moves
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards
@@ -383,14 +384,23 @@ class Session:
         session goes back, and does not try that placement again until links or nodes are measured
         to be clearly different. The log and `s.plan(fetches).report()` tell the outcome.
 
+        Ranges of tables' rows (`gf.parallel.Data(tables=)`) move as well, if the ids of the last
+        steps ask one owner for clearly more rows than others. See docs/tables.md.
+
         Raises:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
+            CheckpointError: ranges of rows are to move, and no checkpoint can be written.
             WorkerLost: a worker was lost while variables moved.
         """
         with self._life.own_lock(), self._life.operation():
             self._learn()
-            self._recovery.retry_on_loss(self._planner.remeasure)
-            return self._recovery.retry_on_loss(lambda: migrate(self._deployment, 0.0))
+            retry = self._recovery.retry_on_loss
+            retry(self._planner.remeasure)
+            replanned = retry(lambda: migrate(self._deployment, 0.0))
+            if find_row_moves(self._deployment) is None:
+                return replanned
+            self._recovery.begin_anew()  # initial values are those of the ranges before
+            return retry(lambda: balance_tables(self._deployment, replanned))
 
     def _improve_placement(self) -> None:
         """After a step: advance the comparison of placements. At the end of a traced window: learn,

@@ -13,7 +13,8 @@ from graphflow import init
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, error_location, function
-from graphflow.ir.spec import equate, show_shape
+from graphflow.ir.spec import equate, is_half, show_shape
+from graphflow.ops.base.composite import round_to, widen
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.networks.layers.layer_base import (
     Layer,
@@ -70,14 +71,19 @@ def embedding_bag(
     weights = None if weights is None else as_tensor(weights)
     _check_arguments(ids, table, offsets, mode, weights)
     rows = embedding(ids, table, padding_id)
+    if mode != "max":
+        rows = widen(rows)  # the result is rounded once
     keep = None if padding_id is None else is_not_padding(ids, table, padding_id)
     if weights is not None:
         rows = rows * G["expand_dims"](astype(weights, rows.dtype), -1)
     if keep is not None:
         rows = where(G["expand_dims"](keep, -1), rows, -math.inf if mode == "max" else 0)
     if offsets is None:
-        return _reduce_matrix(rows, keep, mode)
-    return _reduce_segments(rows, keep, _bags_of(ids, offsets), offsets.shape[0], mode)
+        bags = _reduce_matrix(rows, keep, mode)
+    else:
+        bags = _reduce_segments(rows, keep, _bags_of(ids, offsets), offsets.shape[0], mode)
+    result: Tensor = round_to(bags, table.dtype) if is_half(table.dtype) else bags
+    return result
 
 
 def _check_arguments(

@@ -285,7 +285,7 @@ def _read_spans(value: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ..
         for span, (start, stop), count, size in zip(spans, ends, rows, shape, strict=True)
     )
     fits = fits and all(
-        not own or (own[-1][1] <= size and end == (0, sum(b - a for a, b in own)) and count == 1)
+        not own or (max(own)[1] <= size and end == (0, sum(b - a for a, b in own)) and count == 1)
         for own, size, end, count in zip(ranges, shape, ends, rows, strict=True)
     )
     several = [count != 1 or bool(own) for count, own in zip(rows, ranges, strict=True)]
@@ -301,12 +301,12 @@ def _read_spans(value: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], ..
 
 
 def _read_ranges(value: Any) -> tuple[tuple[int, int], ...]:
-    """Return ranges of an axis, which are ascending and do not touch."""
+    """Return ranges of an axis, which do not overlap."""
     found = [tuple(map(_require_count, _require_list(each))) for each in _require_list(value)]
-    places = [place for each in found for place in each]
-    if any(len(each) != 2 for each in found) or places != sorted(set(places)):
+    places = [place for each in sorted(found) for place in each]
+    if any(len(each) != 2 or each[0] == each[1] for each in found) or places != sorted(places):
         raise CheckpointError(
-            f"its manifest cannot be read: {format_value(value)} are not ascending ranges"
+            f"its manifest cannot be read: {format_value(value)} are not separate ranges"
         )
     return tuple((start, stop) for start, stop in found)
 

@@ -112,6 +112,7 @@ EVENTS: Mapping[str, LogEvent] = {
     "placement.reverted": _event(
         _I, "a new placement was slower: the session went back", "promised measured before text"
     ),
+    "tables.balanced": _event(_I, "ranges of tables' rows moved to other owners", "text"),
     "trial.ended": _event(_D, "a trial before a first plan ended early", "reason"),
     # Checkpoints and recovery
     "checkpoint.written": _event(_I, "a checkpoint was written", "step folder seconds"),

@@ -195,6 +195,9 @@ PARALLEL: dict[str, Any] = {
     "run": {"schedule": SCHEDULE, "forward": 1.0, "backward": 1.0},
     "staleness": {"schedule": SCHEDULE, "stage": 0},
     "what_if": {"model": GPT, "devices": 2, "batch": 4},
+    **_same({"replicas": 2}, "LocalSGD", "Gossip"), "AsyncModel": {"axis": "a", "refresh": 2},
+    "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1}, "PowerSGD": {"rank": 2},
+    "check_filter": {"rule": gf.parallel.FixedPoint(8), "shape": (8, 4), "rounds": 4},
 }  # fmt: skip
 
 PLACEMENT: dict[str, Any] = {
@@ -229,7 +232,8 @@ ROOMS: dict[str, dict[str, Any]] = {
 NOT_CALLED = {
     "Cost", "Node", "Op", "Plan", "Tensor", "TensorSpec", "Session", "Optimizer", "Target",
     "Report", "Search", "Schedule", "Task", "Initializer", "Layer", "Comparison", "Difference",
-    "PipePlan", "Placer", "Product", "Split", "Sweep", "Timeline", "Wire", "check_op",
+    "PipePlan", "Placer", "Filter", "FilterCheck",
+    "Product", "Split", "Sweep", "Timeline", "Wire", "check_op",
     "register_op", "register_placer", "placer_names", "from_scipy", "training", "auto",
 }  # fmt: skip
 """Results, bases, what changes a registry, and what takes long or takes nothing."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.frontend.builders import assign, make_variable, placeholder
@@ -26,6 +27,8 @@ BIAS = 1e-3
 """The bias of a filter without feedback that passes as rounding, as a share of the tensor."""
 DEVIATIONS = 4.0
 """How many standard errors a mean may be off."""
+MOST_REPLICAS, MOST_ROUNDS = 64, 10_000
+"""Bounds of what a check runs in one process."""
 AGAIN = 3
 """The rounds that are run a second time, and must give the same bits."""
 
@@ -71,6 +74,7 @@ class _Round(NamedTuple):
     residuals: list[Array]
 
 
+@checks_arguments(ArgumentError)
 def check_filter(
     rule: Filter,
     shape: Sequence[int] = (64, 32),
@@ -89,8 +93,8 @@ def check_filter(
     Args:
         rule: the filter.
         shape, dtype: of the tensors that are exchanged.
-        replicas: the number of replicas, at least 2.
-        rounds: the number of exchanges.
+        replicas: the number of replicas, from 2 to 64.
+        rounds: the number of exchanges, from 2 to 10,000.
 
     Raises:
         ArgumentError: one of these does not hold. The message lists all that do not, with numbers.
@@ -99,11 +103,13 @@ def check_filter(
     if not isinstance(rule, Filter):
         raise ArgumentError(f"{where}: a filter must be a gf.parallel.Filter, not {rule!r}")
     spec = TensorSpec(tuple(shape), as_dtype(dtype))
-    if (as_count(replicas, 2) is None) or (as_count(rounds, 2) is None):
-        raise ArgumentError(
-            f"{where}: replicas and rounds must be ints of at least 2, not {replicas!r} and "
-            f"{rounds!r}"
-        )
+    for name, given, most in (
+        ("replicas", replicas, MOST_REPLICAS),
+        ("rounds", rounds, MOST_ROUNDS),
+    ):
+        count = as_count(given, 2)
+        if count is None or count > most:
+            raise ArgumentError(f"{where}: {name} must be an int from 2 to {most:,}, not {given!r}")
     if not rule.applies(spec):
         raise ArgumentError(f"{where}: {rule!r} does not apply to {spec}; give another shape")
     try:

@@ -22,7 +22,7 @@ from graphflow.parallel.compression.filter import (
     Reduction,
     State,
 )
-from graphflow.parallel.mesh.count_arguments import set_frozen_fields
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 
 BITS = (2, 4, 8, 16)
 """The sizes of an integer. A byte or two hold a whole number of each."""
@@ -49,12 +49,13 @@ class FixedPoint(Filter):
     bits: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.bits, bool) or self.bits not in BITS:
+        bits = as_count(self.bits)
+        if bits not in BITS:
             raise ArgumentError(
                 f"FixedPoint at {user_location()}: bits must be one of "
                 f"{', '.join(map(str, BITS))}, not {self.bits!r}"
             )
-        set_frozen_fields(self, bits=int(self.bits))
+        set_frozen_fields(self, bits=bits)
 
     @property
     def _largest(self) -> int:

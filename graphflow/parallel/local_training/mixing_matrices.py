@@ -19,6 +19,8 @@ import numpy as np
 from graphflow.errors import ShardingError
 
 Matrix = np.ndarray[Any, Any]
+MOST_REPLICAS = 4096
+"""The most replicas of a topology: matrices have so many rows and columns."""
 TOLERANCE = 1e-9
 """The most by which a row or column may miss the sum of 1."""
 
@@ -76,6 +78,8 @@ def peers_of(topology: str, replicas: int, where: str) -> list[Sequence[int]]:
     Raises:
         ShardingError: there is no such topology for this number of replicas.
     """
+    if replicas > MOST_REPLICAS:
+        raise ShardingError(f"{where}: replicas must be at most {MOST_REPLICAS:,}, not {replicas}")
     if topology not in TOPOLOGIES:
         names = ", ".join(map(repr, TOPOLOGIES))
         raise ShardingError(

@@ -9,6 +9,8 @@ Source: Karger et al., "Consistent Hashing and Random Trees", STOC 1997.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from hashlib import blake2b
 from itertools import accumulate
@@ -29,25 +31,27 @@ VIRTUAL = 256
 
 @dataclass(frozen=True)
 class RowRanges:
-    """The owners of the ranges of an axis. Rows are stored by owner, in ascending order.
+    """The owners of the ranges of an axis. Rows are stored by owner.
 
     Attributes:
         rows: the number of rows.
         width: the rows of a range; the last one may have fewer.
         owners: the owner of each range, from 0.
         count: the number of owners.
+        order: the ranges as each owner has them one after the other; () if they ascend.
     """
 
     rows: int
     width: int
     owners: tuple[int, ...]
     count: int
+    order: tuple[int, ...] = ()
 
     def bounds_of(self, owner: int) -> tuple[tuple[int, int], ...]:
         """Return the rows of an owner: (start, stop) of stretches that do not touch."""
         found: list[tuple[int, int]] = []
-        for number, each in enumerate(self.owners):
-            if each != owner:
+        for number in self.order or range(len(self.owners)):
+            if self.owners[number] != owner:
                 continue
             start, stop = number * self.width, min(self.rows, (number + 1) * self.width)
             if found and found[-1][1] == start:
@@ -70,7 +74,8 @@ class RowRanges:
         """The position of the first row of each range."""
         left = list(self.starts)
         found = np.empty(len(self.owners), np.int64)
-        for number, owner in enumerate(self.owners):
+        for number in self.order or range(len(self.owners)):
+            owner = self.owners[number]
             found[number] = left[owner]
             left[owner] += min(self.width, self.rows - number * self.width)
         return found
@@ -83,8 +88,18 @@ class RowRanges:
         return found
 
     def rows_of(self, owner: int) -> Int64s:
-        """Return the rows of an owner, ascending."""
+        """Return the rows of an owner, as they are stored."""
         return np.concatenate([np.arange(*each, dtype=np.int64) for each in self.bounds_of(owner)])
+
+    def swap(self, pairs: Sequence[tuple[int, int]]) -> RowRanges:
+        """Return the same with pairs of ranges of as many rows in each other's place."""
+        owners, order = [*self.owners], [*(self.order or range(len(self.owners)))]
+        places = {number: at for at, number in enumerate(order)}
+        for a, b in pairs:
+            owners[a], owners[b] = owners[b], owners[a]
+            places[a], places[b] = places[b], places[a]
+            order[places[a]], order[places[b]] = a, b
+        return replace(self, owners=tuple(owners), order=tuple(order))
 
 
 @cache

@@ -44,6 +44,7 @@ from graphflow.parallel.sharding.replication import (
 )
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.state_emitter import StateEmitter
+from graphflow.parallel.tables.row_updates import readers_of
 from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables, spread_rows
 from graphflow.passes import MergeBodies
 from graphflow.placement.clusters.cluster import Cluster
@@ -218,7 +219,7 @@ def annotate_graph(
     }
     if replication.ring_axis is not None:
         axis = replication.ring_axis
-        annotations = spread_rows(graph, _readers(graph), annotations, existing, mesh, axis)
+        annotations = spread_rows(graph, readers_of(graph), annotations, existing, mesh, axis)
     layouts = split_by_heads(graph.nodes, annotations, partitioner) | existing
     training = strategy_of(graph) is not None
     layouts = {t: _fit_layout(t, own, partitioner, training) for t, own in layouts.items()}
@@ -255,7 +256,7 @@ def emit_shards(
     """
     graph, partitioner = annotated.graph, annotated.partitioner
     replication = annotated.replication
-    readers = _readers(graph)
+    readers = readers_of(graph)
     tables = OwnedTables()
     if assignment is None and owns_tables:  # stages take turns: an owner elsewhere would have none
         mesh, sequence = partitioner.mesh, replication.sequence_axis
@@ -271,17 +272,6 @@ def emit_shards(
         local, state.feeds, state.variables, emitter.values,
         tuple(resharder.records), tuple(resharder.fetched),
     )  # fmt: skip
-
-
-def _readers(graph: Graph) -> dict[Tensor, list[Node | None]]:
-    """Return the nodes that read each tensor; None stands for a fetch."""
-    readers: dict[Tensor, list[Node | None]] = {}
-    for node in graph.nodes:
-        for tensor in node.inputs:
-            readers.setdefault(tensor, []).append(node)
-    for tensor in graph.outputs:
-        readers.setdefault(tensor, []).append(None)
-    return readers
 
 
 def assemble_graph(annotated: AnnotatedGraph, emitted: EmittedGraph) -> ShardedGraph:

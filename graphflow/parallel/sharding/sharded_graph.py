@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
+from graphflow.frontend.interpreter import evaluate as interpret
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, evaluate
 from graphflow.parallel.mesh.axis_split import ShardExtent
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, ShardedTensor
+from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
+from graphflow.parallel.tables.range_moves import count_rows
+from graphflow.parallel.tables.row_updates import find_row_updates, readers_of
 from graphflow.strategy import COUNTER
 
 Array = np.ndarray[Any, Any]
@@ -66,6 +71,20 @@ class ShardedVariable:
     mesh: Mapping[str, int]
     independent: bool = False
     derived: bool = False
+
+    @property
+    def ranges(self) -> RowRanges | None:
+        """The owners of ranges of its rows, if it lies in ranges."""
+        return self.layout.dims[0].ranges if self.layout.dims else None
+
+    def with_ranges(self, ranges: RowRanges) -> ShardedVariable:
+        """Return the same with other ranges of rows for each owner, of as many rows as before."""
+        before = self.ranges
+        assert before is not None
+        now = {before.bounds_of(i): ranges.bounds_of(i) for i in range(ranges.count)}
+        spans = tuple((own[0]._replace(ranges=now[own[0].ranges]), *own[1:]) for own in self.spans)
+        layout = self.layout.with_dim(0, replace(self.layout.dims[0], ranges=ranges))
+        return replace(self, spans=spans, layout=layout)
 
     def check(self, node: Node, mesh: Mesh) -> ShardedVariable:
         """Return the variable if its shards fit a mesh.
@@ -138,6 +157,48 @@ class ShardedGraph:
         """Return the sizes of all symbols, those of extents too, given the sizes of the whole
         graph."""
         return {**sizes, **self.partitioner.bindings(sizes)}
+
+    @cached_property
+    def _lookups(self) -> dict[Node, dict[Tensor, RowRanges]]:
+        """The ids that look rows up in each table that lies in ranges, as far as ids follow from
+        feeds alone."""
+        found: dict[Node, dict[Tensor, RowRanges]] = {}
+        if all(pieces.ranges is None for pieces in self.variables.values()):
+            return found
+        updates = find_row_updates(self.source, readers_of(self.source))
+        inside = {node for update in updates for node in update.replaced}
+        for node in self.source.of_op("take"):
+            table, ids = node.inputs[0].node, node.inputs[1]
+            pieces = self.variables.get(table)
+            if node in inside or pieces is None or pieces.ranges is None or node.attrs["axis"] != 0:
+                continue
+            behind = [each.op for each in Graph([ids]).nodes]
+            if all(
+                op.name == "placeholder" or (op.pure and op.name != "variable") for op in behind
+            ):
+                found.setdefault(table, {})[ids] = pieces.ranges
+        return found
+
+    @cached_property
+    def id_feeds(self) -> frozenset[Node]:
+        """The placeholders behind the ids of tables whose rows lie in ranges."""
+        ids = [each for own in self._lookups.values() for each in own]
+        return frozenset(Graph(ids).placeholders) if ids else frozenset()
+
+    def count_rows(self, batches: Sequence[Mapping[Node, Array]]) -> dict[Node, Int64s]:
+        """Return for each table in ranges how many rows of each range some batches ask for.
+
+        Args:
+            batches: what `id_feeds` were fed.
+        """
+        counts: dict[Node, Int64s] = {}
+        for batch in batches:
+            feeds = {node.outputs[0]: array for node, array in batch.items()}
+            for table, lookups in self._lookups.items():
+                for ids, ranges in lookups.items():
+                    (value,) = interpret([ids], feeds)
+                    counts[table] = counts.get(table, 0) + count_rows(value, ranges)
+        return counts
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -63,6 +63,17 @@ class RowUpdate:
         return [node.inputs[0].node for node in self.results]
 
 
+def readers_of(graph: Graph) -> dict[Tensor, list[Node | None]]:
+    """Return the nodes that read each tensor; None stands for a fetch."""
+    readers: dict[Tensor, list[Node | None]] = {}
+    for node in graph.nodes:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    for tensor in graph.outputs:
+        readers.setdefault(tensor, []).append(None)
+    return readers
+
+
 def find_row_updates(graph: Graph, readers: Readers) -> list[RowUpdate]:
     """Return the updates of looked-up rows in a graph that their rows' owners can do alone."""
     groups: dict[Tensor, list[Node]] = {}
@@ -263,4 +274,6 @@ def _waits(
     )
 
 
-__all__ = ["Readers", "RowLookup", "RowUpdate", "find_row_updates", "order_by_update"]
+__all__ = [
+    "Readers", "RowLookup", "RowUpdate", "find_row_updates", "order_by_update", "readers_of",
+]  # fmt: skip

@@ -194,5 +194,5 @@ def test_shapes_to_which_a_filter_does_not_apply_are_refused() -> None:
 
 @pytest.mark.parametrize(("replicas", "rounds"), [(1, 9), (2, 1), (2.0, 9)])
 def test_counts_are_checked(replicas: Any, rounds: Any) -> None:
-    with pytest.raises(gf.errors.ArgumentError, match="must be ints of at least 2"):
+    with pytest.raises(gf.errors.ArgumentError, match="must be an int from 2 to"):
         check(Half(), replicas=replicas, rounds=rounds)
