@@ -131,20 +131,16 @@ from graphflow.ops.spectral import fft, signal
 from graphflow.ops.tensors.creation import arange, eye, full, linspace, ones, zeros
 from graphflow.ops.tensors.flat_indices import ravel_multi_index
 from graphflow.ops.tensors.padding import pad
+from graphflow.ops.tensors.repetition import broadcast_arrays, broadcast_to, meshgrid, repeat, tile
 from graphflow.ops.tensors.scatter import gather_nd, put_along_axis, scatter, scatter_nd
 from graphflow.ops.tensors.shape import (
-    broadcast_arrays,
-    broadcast_to,
     expand_dims,
     matrix_transpose,
-    meshgrid,
     moveaxis,
     permute_dims,
-    repeat,
     reshape,
     squeeze,
     swapaxes,
-    tile,
 )
 from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack, unstack
 from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take

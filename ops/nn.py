@@ -29,8 +29,7 @@ from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
 from graphflow.ops.networks.dropout import dropout
-from graphflow.ops.networks.layer_base import Layer
-from graphflow.ops.networks.layers import (
+from graphflow.ops.networks.layers.basic_layers import (
     BatchNorm,
     BatchNorm1d,
     BatchNorm2d,
@@ -43,8 +42,9 @@ from graphflow.ops.networks.layers import (
     RMSNorm,
     Sequential,
 )
-from graphflow.ops.networks.layers_attention import MultiHeadAttention, TransformerBlock
-from graphflow.ops.networks.layers_conv import (
+from graphflow.ops.networks.layers.layer_base import Layer
+from graphflow.ops.networks.layers.layers_attention import MultiHeadAttention, TransformerBlock
+from graphflow.ops.networks.layers.layers_conv import (
     Conv1d,
     Conv2d,
     Conv3d,
@@ -52,7 +52,14 @@ from graphflow.ops.networks.layers_conv import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
-from graphflow.ops.networks.layers_recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from graphflow.ops.networks.layers.layers_recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    GRUCell,
+    LSTMCell,
+    RNNCell,
+)
 from graphflow.ops.networks.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,

@@ -16,7 +16,8 @@ from graphflow.ops.images.grid_sample import sample_points
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.creation import arange
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims, permute_dims, reshape
 from graphflow.ops.windows.window_arguments import (
     Ints,
     padding_pairs,

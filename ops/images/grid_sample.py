@@ -19,7 +19,8 @@ from graphflow.ops.images.sparse_sampling import weighted_rows
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.creation import arange
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims, moveaxis, reshape
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape
 from graphflow.ops.windows.window_arguments import require_known
 
 _CUBIC_A = -0.75  # of the cubic filter, as PyTorch and ONNX have it

@@ -13,7 +13,8 @@ from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_list
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.triangles import diagonal
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims, permute_dims, reshape
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims, permute_dims, reshape
 
 _Label = Any  # a letter, or ("...", position counted from the right)
 

@@ -41,7 +41,8 @@ from graphflow.ops.matrices.matrix_rules import (
 )
 from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.sharding import rules as sharding
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims, squeeze
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims, squeeze
 
 M33, M32 = spec("float32", (3, 3)), spec("float32", (3, 2))
 BATCH33, BATCH32 = spec("float32", (2, 3, 3)), spec("float32", (2, 3, 2))

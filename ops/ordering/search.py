@@ -22,7 +22,8 @@ from graphflow.ops.reductions.reduce import sum
 from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.tensors.creation import arange, full, zeros
 from graphflow.ops.tensors.padding import pad
-from graphflow.ops.tensors.shape import broadcast_to, reshape
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.tensors.take import scatter_add, take
 
 F = spec("float32", (3, 4))

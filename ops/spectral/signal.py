@@ -31,7 +31,7 @@ from graphflow.ops.base.shape_rules import reciprocal_or_zero, require_buildable
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.spectral.fft import fft, ifft, irfft, rfft
-from graphflow.ops.tensors.shape import broadcast_to
+from graphflow.ops.tensors.repetition import broadcast_to
 from graphflow.ops.tensors.slicing import window as part
 
 # Windows ----------------------------------------------------------------------------------------

@@ -16,7 +16,12 @@ from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, error_location, functi
 from graphflow.ir.spec import equate, is_half, show_shape
 from graphflow.ops.base.composite import round_to, widen
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.networks.layer_base import Layer, parameter, require_sizes, set_attributes
+from graphflow.ops.networks.layers.layer_base import (
+    Layer,
+    parameter,
+    require_sizes,
+    set_attributes,
+)
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import where
 from graphflow.ops.tensors.embedding import embedding, is_not_padding

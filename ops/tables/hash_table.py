@@ -25,7 +25,12 @@ from graphflow.ir.op import (
 )
 from graphflow.ir.spec import TensorSpec, equate, spec
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.networks.layer_base import Layer, parameter, require_sizes, set_attributes
+from graphflow.ops.networks.layers.layer_base import (
+    Layer,
+    parameter,
+    require_sizes,
+    set_attributes,
+)
 from graphflow.ops.networks.training_mode import current_updates
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import stop_gradient_unless

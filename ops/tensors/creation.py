@@ -27,7 +27,7 @@ from graphflow.ir.spec import (
 from graphflow.ops.base.shape_rules import require_buildable, require_int
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.sharding import rules as sharding
-from graphflow.ops.tensors.shape import broadcast_to
+from graphflow.ops.tensors.repetition import broadcast_to
 
 
 def _fill_into(xp: Any, out: Any, shape: Shape, value: Any, dtype: str) -> None:

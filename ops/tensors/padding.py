@@ -11,7 +11,7 @@ from typing import Any
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Tensor, as_tensor, function, promote_inputs
 from graphflow.ir.spec import Size, normalize_shape
-from graphflow.ops.tensors.shape import repeat
+from graphflow.ops.tensors.repetition import repeat
 from graphflow.ops.tensors.slicing import concat, flip, pad_op, window
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")

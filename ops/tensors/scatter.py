@@ -22,7 +22,8 @@ from graphflow.ops.pointwise.select import where
 from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.tensors.creation import arange, full
 from graphflow.ops.tensors.flat_indices import flat_elements, flat_rows
-from graphflow.ops.tensors.shape import broadcast_to, reshape
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import reshape
 from graphflow.ops.tensors.take import as_indices, take, take_grad
 
 F = spec("float32", (3, 4))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.ir.device_name import DeviceName
-from graphflow.placement.clusters.cluster_checks import check_cluster, suggest_name
+from graphflow.placement.clusters.cluster_checks import check_cluster, partial_names, suggest_name
 from graphflow.placement.clusters.cluster_file import read
 from graphflow.placement.clusters.devices import (
     CLIENT,
@@ -30,12 +30,14 @@ from graphflow.placement.clusters.devices import (
     Worker,
     check_count,
     check_device_count,
-    local_kind,
 )
-from graphflow.placement.clusters.hardware_catalog import product
-from graphflow.placement.clusters.host_facts import MEMORY_SHARE, cores, device_memory, gpu_memory
 from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
+from graphflow.placement.clusters.worker_devices import (
+    as_names,
+    hypothetical_devices,
+    worker_on_this_host,
+)
 
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
@@ -100,7 +102,7 @@ class Cluster:
         Raises:
             DeviceError: A name is malformed, or a GPU cannot be used by this process.
         """
-        return cls((_worker_on_this_host(0, devices, threads, processes=1),), kind="here")
+        return cls((worker_on_this_host(0, devices, threads, processes=1),), kind="here")
 
     @classmethod
     @checks_argument_names(ClusterError)
@@ -128,7 +130,7 @@ class Cluster:
             f"local: {workers} workers of {show_count(count, 'device')} are", workers * count
         )
         made = tuple(
-            _worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
+            worker_on_this_host(i, devices, threads, processes=workers) for i in range(workers)
         )
         return cls(made, kind="local", deadline=deadline, dead_after=dead_after)
 
@@ -199,14 +201,14 @@ class Cluster:
             devices = (f"{count}x{name}",)
         check_count("workers", workers)
         assert isinstance(workers, int)
-        entries = device_names(_as_names(devices))
+        entries = device_names(as_names(devices))
         told = f"{show_count(workers, 'host')} of {show_count(len(entries), 'device')}"
         check_device_count(f"hypothetical: {told} are", workers * len(entries))
         if launch is None and None in (known for _, known in entries):
             launch = 5e-6
         given: dict[str, Any] = {"flops": flops, "bandwidth": bandwidth, "launch": launch}
         all_workers = tuple(
-            Worker(i, None, _hypothetical(i, entries, memory, given)) for i in range(workers)
+            Worker(i, None, hypothetical_devices(i, entries, memory, given)) for i in range(workers)
         )
         inside = None if link is None else Cable.from_catalog(link)
         if link_bandwidth is None:
@@ -258,7 +260,7 @@ class Cluster:
         Raises:
             DeviceError: The name is malformed, or fits no device of this cluster.
         """
-        hint = suggest_name(constraint, self._partial_names())
+        hint = suggest_name(constraint, partial_names(self))
         try:
             wanted = DeviceName.parse(constraint)
         except DeviceError as error:
@@ -289,13 +291,6 @@ class Cluster:
     @cached_property
     def _links_by_ends(self) -> dict[tuple[str, str], tuple[int, Link]]:
         return {(link.source, link.target): (i, link) for i, link in enumerate(self.links)}
-
-    def _partial_names(self) -> list[str]:
-        names = {*self.devices, *(f"/worker:{worker.index}" for worker in self.workers)}
-        for device in self.devices:
-            local = device.rpartition("/")[2]
-            names |= {local, local.partition(":")[0]}
-        return sorted(names)
 
     def without(self, lost: Collection[int]) -> Self:
         """Return the cluster without some workers; the others are numbered anew, from 0.
@@ -401,49 +396,3 @@ class Cluster:
             return cls(workers, links, ports=ports, **rest)
         except (TypeError, KeyError, AttributeError) as error:
             raise ClusterError(f"malformed cluster description: {error}") from None
-
-
-def _worker_on_this_host(
-    index: int, names: tuple[str, ...] | list[str], threads: int | None, processes: int
-) -> Worker:
-    """Return a worker of this host, which `processes` workers share."""
-    names = _as_names(names)
-    kinds = [local_kind(name) for name in names]
-    cpus = max(1, kinds.count("cpu"))
-    share = threads if threads is not None else max(1, cores() // (processes * cpus))
-    made = []
-    for name, kind in zip(names, kinds, strict=True):
-        full = f"/worker:{index}/{name}"
-        if kind == "cpu":
-            made.append(Device(full, kind, device_memory(processes * cpus), share))
-        else:
-            made.append(
-                Device(full, kind, max(1, int(gpu_memory(name) * MEMORY_SHARE / processes)))
-            )
-    return Worker(index, None, tuple(made))
-
-
-def _hypothetical(
-    worker: int,
-    entries: Sequence[tuple[str, str | None]],
-    memory: int | None,
-    given: Mapping[str, Any],
-) -> tuple[Device, ...]:
-    """Return the devices of a hypothetical worker. A product has its own memory by default."""
-    made = []
-    for local, known in entries:
-        size = memory if known is None or memory is not None else product(known).memory
-        if size is None:
-            raise ClusterError(f"{local} is hypothetical: give its memory (bytes)")
-        full = f"/worker:{worker}/{local}"
-        made.append(Device(full, local_kind(local), size, product=known, **given))
-    return tuple(made)
-
-
-def _as_names(names: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Return names of devices as a tuple; a single name stands for one."""
-    if isinstance(names, str):
-        return (names,)
-    if not isinstance(names, tuple | list):
-        raise ClusterError(f"devices are names, such as ('cpu:0', 'gpu:0'), not {names!r}")
-    return tuple(names)

@@ -67,6 +67,15 @@ def suggest_name(word: Any, known: Iterable[str]) -> str:
     return f"; {hint}" if hint else ""
 
 
+def partial_names(cluster: ClusterFields) -> list[str]:
+    """Return the names by which pins may name devices: full, of workers, and of parts."""
+    names = {*cluster.devices, *(f"/worker:{worker.index}" for worker in cluster.workers)}
+    for device in cluster.devices:
+        local = device.rpartition("/")[2]
+        names |= {local, local.partition(":")[0]}
+    return sorted(names)
+
+
 def _check_addresses(cluster: ClusterFields) -> None:
     """Check that addresses are there where they must be, and differ."""
     addresses = [worker.address for worker in cluster.workers]

@@ -1,9 +1,7 @@
 """Layout of a graph: layers from top to bottom, a lane for each device.
 
-Layers by longest path, order within a layer by barycentres, coordinates by isotonic regression:
+`layering` gives every item its layer and its place in it. Coordinates come by isotonic regression:
 each pass moves every item of a layer as near to its neighbours as order and spacing allow, exactly.
-An edge that skips layers gets a thin placeholder ("joint") in each of them, shared by all readers
-of the tensor in one lane, so that a long edge runs beside nodes and not under them.
 
 Source: Sugiyama, Tagawa & Toda, IEEE SMC 11(2), 1981.
 """
@@ -12,18 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from itertools import pairwise
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import PlanError
+from graphflow.placement.view.layering import (
+    EdgeChain,
+    Groups,
+    LayerItems,
+    add_chains,
+    assign_layers,
+    group_items,
+    order_groups,
+)
 
 NODE_WIDTH, NODE_HEIGHT = 116.0, 34.0
-JOINT = 4.0  # the width of an edge that passes through a layer
 GAP, ROW_GAP, LAYER_GAP, LANE_GAP = 12.0, 12.0, 36.0, 44.0
 FLATTEST = 1.5  # width to height, beyond which wide layers wrap
 TALLEST = 2.6  # height to width, beyond which a deep graph folds
-ORDER_PASSES, COORDINATE_PASSES = 14, 10
+COORDINATE_PASSES = 10
 
 Segment = tuple[float, float, float, float]
 Point = tuple[float, float]
@@ -73,29 +77,6 @@ class GraphLayout:
     height: float
 
 
-@dataclass
-class _Items:
-    """Nodes and joints: what occupies a place in a layer."""
-
-    lane: list[int]
-    layer: list[int]
-    half: list[float]
-    up: list[list[int]] = field(default_factory=list)
-    down: list[list[int]] = field(default_factory=list)
-
-    def add(self, lane: int, layer: int) -> int:
-        self.lane.append(lane)
-        self.layer.append(layer)
-        self.half.append(JOINT / 2)
-        self.up.append([])
-        self.down.append([])
-        return len(self.lane) - 1
-
-    def connect(self, above: int, below: int) -> None:
-        self.down[above].append(below)
-        self.up[below].append(above)
-
-
 def arrange(
     count: int, edges: Sequence[tuple[int, int]], lanes: Sequence[int], lane_count: int
 ) -> GraphLayout:
@@ -107,12 +88,12 @@ def arrange(
         PlanError: the edges form a cycle.
     """
     edges = list(dict.fromkeys(edges))
-    layer = _layers(count, edges)
-    items = _Items(list(lanes), list(layer), [NODE_WIDTH / 2] * count)
+    layer = assign_layers(count, edges)
+    items = LayerItems(list(lanes), list(layer), [NODE_WIDTH / 2] * count)
     items.up, items.down = [[] for _ in range(count)], [[] for _ in range(count)]
-    chains = _chains(items, edges, count)
-    groups = _groups(items, lane_count)
-    _order(items, groups)
+    chains = add_chains(items, edges, count)
+    groups = group_items(items, lane_count)
+    order_groups(items, groups)
     rows, widths = _rows(items, groups, lane_count)
     lefts = _lefts(widths)
     x = _coordinates(items, groups, rows, lefts, widths, chains)
@@ -120,116 +101,12 @@ def arrange(
     return _fold(items, groups, rows, lefts, widths, x, chains, count)
 
 
-def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Longest path from the sources; what has more readers than inputs moves down to them."""
-    readers: list[list[int]] = [[] for _ in range(count)]
-    inputs = [0] * count
-    for source, target in edges:
-        readers[source].append(target)
-        inputs[target] += 1
-    layer, missing = [0] * count, list(inputs)
-    ready = [node for node in range(count) if not inputs[node]]
-    for node in ready:  # grows as it is read
-        for reader in readers[node]:
-            layer[reader] = max(layer[reader], layer[node] + 1)
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
-    if len(ready) < count:
-        stuck = next(node for node in range(count) if missing[node])
-        raise PlanError(f"the plan's nodes read each other in a circle, through node {stuck}")
-    for node in reversed(ready):
-        if readers[node] and len(readers[node]) > inputs[node]:
-            layer[node] = min(layer[reader] for reader in readers[node]) - 1
-    return layer
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """A tensor's readers in one lane and the joints on the way, by layer."""
-
-    source: int
-    lane: int
-    readers: tuple[int, ...]
-    joints: dict[int, int]
-
-
-def _chains(items: _Items, edges: Sequence[tuple[int, int]], count: int) -> list[_Chain]:
-    """Give long edges joints, as far as a number of joints in proportion to the nodes allows."""
-    grouped: dict[tuple[int, int], list[int]] = {}
-    for source, target in edges:
-        grouped.setdefault((source, items.lane[target]), []).append(target)
-    spans = sorted(
-        max(items.layer[t] for t in targets) - items.layer[source] - 1
-        for (source, _), targets in grouped.items()
-    )
-    budget, longest = 6 * count + 2000, 0
-    for span in spans:
-        budget -= span
-        if budget < 0:
-            break
-        longest = span
-    chains = []
-    for (source, lane), targets in grouped.items():
-        first, last = items.layer[source], max(items.layer[t] for t in targets)
-        joints: dict[int, int] = {}
-        above = source
-        if last - first - 1 <= longest:
-            for level in range(first + 1, last):
-                joints[level] = items.add(lane, level)
-                items.connect(above, joints[level])
-                above = joints[level]
-        for target in targets:
-            items.connect(joints.get(items.layer[target] - 1, source), target)
-        chains.append(_Chain(source, lane, tuple(targets), joints))
-    return chains
-
-
-Groups = list[list[list[int]]]  # layer → lane → items from left to right
-
-
-def _groups(items: _Items, lane_count: int) -> Groups:
-    groups: Groups = [
-        [[] for _ in range(lane_count)] for _ in range(max(items.layer, default=-1) + 1)
-    ]
-    for item, (layer, lane) in enumerate(zip(items.layer, items.lane, strict=True)):
-        groups[layer][lane].append(item)
-    return groups
-
-
-def _order(items: _Items, groups: Groups) -> None:
-    """Sort every layer by the mean position of its neighbours, downwards and upwards in turn."""
-    position = [0.0] * len(items.lane)
-
-    def number(group: list[int], lane: int) -> None:
-        for rank, item in enumerate(group):
-            position[item] = lane + (rank + 0.5) / len(group)
-
-    for level in groups:
-        for lane, group in enumerate(level):
-            number(group, lane)
-    for sweep in range(ORDER_PASSES):
-        neighbours, levels = (items.down, groups[::-1]) if sweep % 2 else (items.up, groups)
-        for level in levels:
-            for lane, group in enumerate(level):
-                if len(group) < 2:
-                    continue
-                wish = {
-                    item: sum(position[other] for other in near) / len(near)
-                    if (near := neighbours[item])
-                    else position[item]
-                    for item in group
-                }
-                group.sort(key=lambda item: (wish[item], position[item]))
-                number(group, lane)
-
-
-def _min_distance(items: _Items, left: int, right: int) -> float:
+def _min_distance(items: LayerItems, left: int, right: int) -> float:
     joints = (items.half[left] < NODE_WIDTH / 2) + (items.half[right] < NODE_WIDTH / 2)
     return items.half[left] + items.half[right] + (GAP, GAP / 2, GAP / 3)[joints]
 
 
-def _natural(items: _Items, group: list[int]) -> float:
+def _natural(items: LayerItems, group: list[int]) -> float:
     """Width of a group in one row."""
     if not group:
         return 0.0
@@ -237,7 +114,7 @@ def _natural(items: _Items, group: list[int]) -> float:
     return ends + sum(_min_distance(items, a, b) for a, b in pairwise(group))
 
 
-def _rows(items: _Items, groups: Groups, lane_count: int) -> tuple[list[int], list[float]]:
+def _rows(items: LayerItems, groups: Groups, lane_count: int) -> tuple[list[int], list[float]]:
     """Rows of each layer and width of each lane: wide layers wrap until the drawing is not flat."""
     natural = [[_natural(items, group) for group in level] for level in groups]
     widest = [max((level[lane] for level in natural), default=0.0) for lane in range(lane_count)]
@@ -264,12 +141,12 @@ def _lefts(widths: Sequence[float]) -> list[float]:
 
 
 def _coordinates(
-    items: _Items,
+    items: LayerItems,
     groups: Groups,
     rows: list[int],
     lefts: list[float],
     widths: list[float],
-    chains: list[_Chain],
+    chains: list[EdgeChain],
 ) -> list[float]:
     """x of every item: as near to the mean of its neighbours as order, spacing and lane allow.
 
@@ -312,7 +189,7 @@ def _coordinates(
 
 
 def _tighten(
-    items: _Items, x: list[float], lane_count: int
+    items: LayerItems, x: list[float], lane_count: int
 ) -> tuple[list[float], list[float], list[float]]:
     """Narrow each lane to what its items take up."""
     low, high = [math.inf] * lane_count, [-math.inf] * lane_count
@@ -324,7 +201,7 @@ def _tighten(
     return [at + shift[lane] for at, lane in zip(x, items.lane, strict=True)], lefts, widths
 
 
-def _offsets(items: _Items, group: list[int], rows: int) -> list[float]:
+def _offsets(items: LayerItems, group: list[int], rows: int) -> list[float]:
     """Least distance of each item from the first. With several rows, node k lies in row k mod rows,
     so that neighbours may overlap sideways and only every rows-th may not."""
     offsets, at = [], 0.0
@@ -352,13 +229,13 @@ def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def _fold(
-    items: _Items,
+    items: LayerItems,
     groups: Groups,
     rows: list[int],
     lefts: list[float],
     widths: list[float],
     x: list[float],
-    chains: list[_Chain],
+    chains: list[EdgeChain],
     count: int,
 ) -> GraphLayout:
     """Give layers their heights; a very deep graph continues at the top of a further column."""
@@ -403,8 +280,8 @@ def _fold(
 
 
 def _route(
-    chain: _Chain,
-    items: _Items,
+    chain: EdgeChain,
+    items: LayerItems,
     x: list[float],
     y: list[float],
     tops: list[float],

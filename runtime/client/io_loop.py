@@ -60,7 +60,7 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.array_lending import DeferredCopies, PeerSharedMemory
 from graphflow.runtime.transport.shared_memory_arrays import SharedArrayReader
-from graphflow.runtime.transport.zmq_sockets import abandon_context, open_context
+from graphflow.runtime.transport.zmq_setup import abandon_context, open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import Chunk
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -37,18 +36,18 @@ from graphflow.runtime.security.receive_accounting import (
     UnframedByteCounter,
 )
 from graphflow.runtime.transport.interface import Frames
-from graphflow.runtime.wire.array_codec import CHUNK_BYTES
+from graphflow.runtime.transport.zmq_setup import (
+    create_socket,
+    enable_heartbeats,
+    set_socket_options,
+)
 from graphflow.runtime.wire.frame_codec import ZERO_COPY_BYTES
 
-_FRAME_CAP = CHUNK_BYTES  # of one frame; control frames have a lower cap of their own
-_ENCRYPTION_BYTES = 64  # more than encryption adds to a frame: ZeroMQ counts it as it travels
 _FRAMES_KEPT = 4  # one more than any valid message has, so that it is seen to be invalid
 _FRAMES_SKIPPED = 4096  # of a message with more, before anything else has its turn
-_HIGH_WATER = 1000  # messages in a socket's queue
 _NO_WAIT = int(zmq.NOBLOCK)  # plain integers: flags as enumerations take longer than small messages
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS, _POLLIN, _RCVMORE = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE)
-_HEARTBEAT_MS = 1000
 _SILENCE_MS = 2000  # after a heartbeat: a stopped worker is noticed within 3 s
 _PATIENCE_MS = 30_000  # of a worker towards those who connect to it
 _CONNECT_MS = 500
@@ -59,21 +58,6 @@ _FAILURES = (
 _MONITORED = sum(_FAILURES) + int(
     zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 )
-_DESCRIPTORS_NEEDED = 16  # for a socket, its context's threads and pyzmq's own
-_ABANDONED: list[zmq.Context[Any]] = []
-
-
-def open_context() -> zmq.Context[Any]:
-    """Return a new context. A session or a worker has one; `destroy` ends its sockets."""
-    return zmq.Context()
-
-
-def abandon_context(context: zmq.Context[Any]) -> None:
-    """Keep `context` until the process ends, because another thread may still use its sockets.
-
-    The garbage collector would wait until they are closed.
-    """
-    _ABANDONED.append(context)
 
 
 class ZmqListener:
@@ -102,9 +86,9 @@ class ZmqListener:
         """
         self.address = address
         self._guarded = guard is not None
-        self.socket = _create_socket(context, zmq.ROUTER)
-        _set_socket_options(self.socket, sealed=self._guarded)
-        _enable_heartbeats(self.socket, _PATIENCE_MS)
+        self.socket = create_socket(context, zmq.ROUTER)
+        set_socket_options(self.socket, sealed=self._guarded)
+        enable_heartbeats(self.socket, _PATIENCE_MS)
         if guard is not None:
             guard.secure_listener(self.socket)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -261,9 +245,9 @@ class ZmqChannel:
         self._counter = UnframedByteCounter()
         self._received = 0  # messages
         self._lock = threading.Lock()
-        self.socket = _create_socket(context, zmq.DEALER)
-        _set_socket_options(self.socket, sealed=bool(key))
-        _enable_heartbeats(self.socket, _SILENCE_MS)
+        self.socket = create_socket(context, zmq.DEALER)
+        set_socket_options(self.socket, sealed=bool(key))
+        enable_heartbeats(self.socket, _SILENCE_MS)
         if guard is not None and key:
             guard.secure_channel(self.socket, key)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -411,60 +395,3 @@ def _descriptor_of(frame: zmq.Frame) -> int:
     except zmq.ZMQError:
         return -1
     return found
-
-
-# Sockets ---------------------------------------------------------------------------------------
-
-
-def _create_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
-    """Return a new socket.
-
-    Raises:
-        TransportError: The process has no file descriptors for it.
-    """
-    try:
-        _check_descriptors()
-        # pyzmq begins a thread with sockets of its own at the first of these: not in mid-step.
-        zmq.Frame(b"\0", copy=False, copy_threshold=0)
-        created: zmq.Socket[bytes] = context.socket(kind)
-    except (zmq.ZMQError, OSError) as error:
-        raise TransportError(
-            f"no more connections from here: {error.strerror}; close sessions, or let the process "
-            "have more file descriptors (`ulimit -n`)"
-        ) from error
-    return created
-
-
-def _check_descriptors() -> None:
-    """Check that the process has file descriptors left for a socket.
-
-    If ZeroMQ's own threads find none, ZeroMQ ends the process.
-
-    Raises:
-        OSError: It has not.
-    """
-    found: list[int] = []
-    try:
-        while len(found) < _DESCRIPTORS_NEEDED:
-            found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    finally:
-        for each in found:
-            os.close(each)
-
-
-def _set_socket_options(sock: zmq.Socket[bytes], *, sealed: bool) -> None:
-    sock.setsockopt(zmq.LINGER, 0)
-    sock.setsockopt(zmq.SNDHWM, _HIGH_WATER)
-    sock.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-    sock.setsockopt(zmq.MAXMSGSIZE, _FRAME_CAP + (_ENCRYPTION_BYTES if sealed else 0))
-    sock.setsockopt(zmq.IPV6, 1)
-
-
-def _enable_heartbeats(sock: zmq.Socket[bytes], silence_ms: int) -> None:
-    """Have ZeroMQ exchange heartbeats, and end the connection after `silence_ms` without any.
-
-    Both ends send them: while a chunk takes seconds on a slow link, the other end's heartbeats show
-    that it is there. Only the protocol notices a link that is dead in one direction.
-    """
-    sock.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)

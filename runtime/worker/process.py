@@ -57,7 +57,7 @@ from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.bulk_tcp import BulkChannel, BulkReceivers
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel, UnixSocketListener
-from graphflow.runtime.transport.zmq_sockets import abandon_context, open_context
+from graphflow.runtime.transport.zmq_setup import abandon_context, open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     Broken,

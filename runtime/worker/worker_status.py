@@ -36,7 +36,7 @@ from graphflow.runtime.security.receive_accounting import UNFRAMED_CAP
 from graphflow.runtime.telemetry.metrics import Meters, peak_resident_bytes, resident_bytes
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.transport.interface import HANDSHAKE_ENDED, Channel
-from graphflow.runtime.transport.zmq_sockets import open_context
+from graphflow.runtime.transport.zmq_setup import open_context
 from graphflow.runtime.wire.frame_codec import decode_frames, encode
 from graphflow.runtime.wire.messages import (
     COORDINATOR,

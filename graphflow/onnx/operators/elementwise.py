@@ -14,7 +14,8 @@ from graphflow.onnx.loading.node_call import NodeCall
 from graphflow.onnx.loading.operator_registry import Outputs, operator
 from graphflow.ops.pointwise import arithmetic, bitwise, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims
 
 
 def _align_legacy(call: NodeCall, a: Tensor, b: Tensor) -> Tensor:

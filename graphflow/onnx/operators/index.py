@@ -12,7 +12,8 @@ from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors import scatter
 from graphflow.ops.tensors import take as index
 from graphflow.ops.tensors.creation import arange
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims, moveaxis, reshape
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape
 from graphflow.ops.tensors.slicing import window
 from graphflow.ops.tensors.take_along_axis import take_along_axis
 

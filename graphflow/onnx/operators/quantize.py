@@ -21,7 +21,8 @@ from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.pointwise import arithmetic, select
 from graphflow.ops.pointwise.convert import astype
-from graphflow.ops.tensors.shape import expand_dims, repeat, reshape
+from graphflow.ops.tensors.repetition import repeat
+from graphflow.ops.tensors.shape import expand_dims, reshape
 from graphflow.ops.tensors.slicing import window
 from graphflow.ops.windows import conv
 

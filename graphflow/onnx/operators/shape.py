@@ -16,7 +16,7 @@ from graphflow.onnx.loading.reader import tensor_to_array
 from graphflow.onnx.loading.value_kinds import Fixed, Known, is_native, make_known
 from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.pointwise.convert import astype
-from graphflow.ops.tensors import creation, shape
+from graphflow.ops.tensors import creation, repetition, shape
 from graphflow.ops.tensors import slicing as window
 from graphflow.ops.tensors.getitem import getitem
 from graphflow.ops.tensors.padding import pad
@@ -223,7 +223,7 @@ def _split(call: NodeCall) -> Outputs:
 
 @operator("Tile", since=6)
 def _tile(call: NodeCall) -> Outputs:
-    return shape.tile(call.tensor(0), tuple(call.sizes(1)))
+    return repetition.tile(call.tensor(0), tuple(call.sizes(1)))
 
 
 @operator("Trilu")

@@ -35,7 +35,7 @@ def test_a_containers_share_of_time_limits_the_cores(
 def test_local_workers_share_the_cores_and_never_ask_for_more(
     cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphflow.placement.clusters.cluster.cores", lambda: cores)
+    monkeypatch.setattr("graphflow.placement.clusters.worker_devices.cores", lambda: cores)
     cluster = gf.Cluster.local(workers=workers)
     counts = [d.threads for w in cluster.workers for d in w.devices]
     assert counts == [max(1, cores // workers)] * workers

@@ -30,7 +30,8 @@ from graphflow.ops.pointwise import activations, arithmetic, comparison, select,
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.tensors.creation import full
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims, reshape, swapaxes
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims, reshape, swapaxes
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.take import take
 

@@ -26,7 +26,8 @@ from graphflow.ops.pointwise import comparison, select
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema
 from graphflow.ops.reductions import reduce as sums
-from graphflow.ops.tensors.shape import broadcast_to, expand_dims
+from graphflow.ops.tensors.repetition import broadcast_to
+from graphflow.ops.tensors.shape import expand_dims
 from graphflow.ops.tensors.slicing import stack, window
 from graphflow.ops.tensors.take import take
 from graphflow.ops.tensors.take_along_axis import take_along_axis

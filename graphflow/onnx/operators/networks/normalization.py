@@ -17,7 +17,7 @@ from graphflow.ops.reductions import reduce
 from graphflow.ops.reductions.variance import var
 from graphflow.ops.tensors import slicing as window
 from graphflow.ops.tensors.padding import pad
-from graphflow.ops.tensors.shape import repeat
+from graphflow.ops.tensors.repetition import repeat
 
 
 @operator("BatchNormalization")

@@ -10,14 +10,14 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Tensor, as_tensor, user_location
 from graphflow.ir.spec import show_shape
-from graphflow.ops.networks.layer_base import (
+from graphflow.ops.networks.layers.basic_layers import Dropout
+from graphflow.ops.networks.layers.layer_base import (
     Layer,
     inverse_root,
     require_sizes,
     set_attributes,
     uniform_parameter,
 )
-from graphflow.ops.networks.layers import Dropout
 from graphflow.ops.networks.recurrent import initial_state, run_directions, run_step
 from graphflow.ops.networks.recurrent_cells import (
     Cell,

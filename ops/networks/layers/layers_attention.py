@@ -13,14 +13,14 @@ from graphflow.ir.op import Tensor, as_tensor, name_scope, user_location
 from graphflow.ir.spec import Size, show_shape
 from graphflow.ops.attention.attention_op import attention
 from graphflow.ops.matrices.matmul import add_bias, matmul
-from graphflow.ops.networks.layer_base import (
+from graphflow.ops.networks.layers.basic_layers import Dropout, LayerNorm, Linear
+from graphflow.ops.networks.layers.layer_base import (
     Layer,
     parameter,
     require_sizes,
     set_attributes,
     uniform_parameter,
 )
-from graphflow.ops.networks.layers import Dropout, LayerNorm, Linear
 from graphflow.ops.networks.rotary import rotary
 from graphflow.ops.pointwise.activations import gelu
 from graphflow.ops.tensors.shape import moveaxis, reshape

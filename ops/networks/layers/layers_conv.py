@@ -9,7 +9,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Tensor, as_tensor, user_location
 from graphflow.ir.spec import show_shape
-from graphflow.ops.networks.layer_base import (
+from graphflow.ops.networks.layers.layer_base import (
     Layer,
     inverse_root,
     require_sizes,

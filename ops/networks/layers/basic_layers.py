@@ -24,7 +24,7 @@ from graphflow.ir.spec import show_shape
 from graphflow.ops.matrices.matmul import add_bias, matmul
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.dropout import dropout
-from graphflow.ops.networks.layer_base import (
+from graphflow.ops.networks.layers.layer_base import (
     Layer,
     inverse_root,
     parameter,

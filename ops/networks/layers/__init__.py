@@ -1,0 +1,1 @@
+"""Layers: objects that hold variables and are called on tensors (`gf.nn`)."""
