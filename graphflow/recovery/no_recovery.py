@@ -66,7 +66,7 @@ class NoRecovery:
         )
 
     def begin_anew(self) -> None:
-        """Nothing to do: a lost worker ends the session."""
+        """Do nothing: a lost worker ends the session."""
 
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint."""

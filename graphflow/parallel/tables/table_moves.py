@@ -1,4 +1,4 @@
-"""Which ranges of tables move to other owners, given how many of their rows are asked for."""
+"""Moves of tables' ranges to other owners, given how many rows of each range are asked for."""
 
 from __future__ import annotations
 
