@@ -54,8 +54,6 @@ def balance_tables(deployment: Deployment, replanned: Replanned) -> Replanned:
         _run_moves(deployment, moves)
         deployment.state.move_shards(moves.shards)
         stale = _drop_stale(deployment, moves)
-    for old in stale:
-        _place_again(deployment, old)
     done = replace(
         replanned,
         ranges=moves.ranges,
@@ -64,6 +62,8 @@ def balance_tables(deployment: Deployment, replanned: Replanned) -> Replanned:
         load_after=moves.after,
     )
     _log.tell("tables.balanced", text=done.describe_ranges())
+    for old in stale:
+        _place_again(deployment, old)
     return done
 
 
