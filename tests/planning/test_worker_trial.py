@@ -37,7 +37,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is: no worker counts as slow, and no trial as long."""
     monkeypatch.setattr(planner, "speeds_of_workers", lambda *a: {})
     monkeypatch.setattr(worker_trial, "cores", lambda: 2)
-    monkeypatch.setattr(worker_trial, "TRIAL_SECONDS", 60.0)
+    for limit in ("TRIAL_SECONDS", "STEP_SECONDS", "SENDING_SECONDS"):
+        monkeypatch.setattr(worker_trial, limit, 60.0)
 
 
 def training() -> tuple[list[Any], gf.Tensor]:
@@ -176,15 +177,17 @@ def test_devices_whose_speed_a_file_gives_are_not_tried(
     assert record_trial(Cluster.load(file)).run() == 0
 
 
-def test_a_session_tries_a_graph_on_workers_at_addresses(tmp_path: Path) -> None:
+def test_a_session_tries_a_graph_on_workers_at_addresses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     workers = [Worker(), Worker()]
     try:
         file = cluster_file(tmp_path, [w.ready().address for w in workers], measured=True)
         fetches, x = training()
-        with gf.Session(str(file)) as session:
+        with caplog.at_level(logging.DEBUG, "graphflow.trial"), gf.Session(str(file)) as session:
             session.run(fetches, {x: np.ones((32, 64), "float32")})
             learned = session._planner.learned
-            assert {bucket.busy for bucket in learned._nodes} == {False, True}
+            assert {bucket.busy for bucket in learned._nodes} == {False, True}, caplog.text
             assert {units for _, units, _ in learned._steps} == {1, 2}
     finally:
         for worker in workers:

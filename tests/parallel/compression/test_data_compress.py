@@ -271,7 +271,9 @@ def test_a_step_whose_gradients_are_not_finite_keeps_the_residuals() -> None:
         assert not np.array_equal(step.state(s)[0], after[0])
 
 
-@pytest.mark.parametrize("rule", [FixedPoint(4), TopK(0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(FixedPoint(4), marks=pytest.mark.slow), TopK(0.1)], ids=repr
+)
 def test_a_worker_that_dies_costs_no_bit(rule: Any, tmp_path: Path) -> None:
     found = []
     for dying in (None, 4):

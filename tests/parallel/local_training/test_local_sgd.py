@@ -307,7 +307,9 @@ def steps_with(
     return [*found, *weights]
 
 
-@pytest.mark.parametrize("change", [{"dying": 6}, {"stop": 5}, {"stop": 8}])
+@pytest.mark.parametrize(
+    "change", [{"dying": 6}, {"stop": 5}, pytest.param({"stop": 8}, marks=pytest.mark.slow)]
+)
 def test_a_lost_worker_or_a_pause_within_a_round_costs_no_bit(
     change: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -52,8 +52,8 @@ class Skewed:
         return s.run([self.loss, self.train], self.feeds(number))[0]
 
 
-@pytest.mark.parametrize("owners", [2, 3])
-@pytest.mark.parametrize("name", ["adam", "rowwise"])
+@pytest.mark.parametrize("owners", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adam", pytest.param("rowwise", marks=pytest.mark.slow)])
 def test_moves_change_loads_and_nothing_else(
     name: str, owners: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +128,7 @@ def moved_rows(
         return [*found, s.get(model.table)]
 
 
-@pytest.mark.parametrize("dying", ["moved_ranges", "later"])
+@pytest.mark.parametrize("dying", ["moved_ranges", pytest.param("later", marks=pytest.mark.slow)])
 def test_a_lost_worker_loses_no_row(
     dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

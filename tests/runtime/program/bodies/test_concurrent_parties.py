@@ -93,7 +93,7 @@ def test_what_is_left_in_a_channel_is_gone_with_its_step() -> None:
             assert values.tolist() == [10 * step, 10 * step + 1]
 
 
-@pytest.mark.parametrize("shared", ["on", "off"])
+@pytest.mark.parametrize("shared", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_a_slow_receiver_holds_its_sender_back(
     shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +252,7 @@ def test_results_of_parties_are_checked() -> None:
         session.run([weights, order], {start: START})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_many_turns_take_no_more_memory_than_few() -> None:
     """50,000 turns, after 10,000 that warm up."""
