@@ -184,11 +184,17 @@ def test_a_session_tries_a_graph_on_workers_at_addresses(
     try:
         file = cluster_file(tmp_path, [w.ready().address for w in workers], measured=True)
         fetches, x = training()
-        with caplog.at_level(logging.DEBUG, "graphflow.trial"), gf.Session(str(file)) as session:
-            session.run(fetches, {x: np.ones((32, 64), "float32")})
-            learned = session._planner.learned
-            assert {bucket.busy for bucket in learned._nodes} == {False, True}, caplog.text
-            assert {units for _, units, _ in learned._steps} == {1, 2}
+        seen = []
+        with caplog.at_level(logging.DEBUG, "graphflow.trial"):
+            for _ in range(3):  # other load of the machine may end a trial
+                with gf.Session(str(file)) as session:
+                    session.run(fetches, {x: np.ones((32, 64), "float32")})
+                    learned = session._planner.learned
+                    busy = {bucket.busy for bucket in learned._nodes}
+                    seen.append((busy, {units for _, units, _ in learned._steps}))
+                if seen[-1] == ({False, True}, {1, 2}):
+                    break
+        assert seen[-1] == ({False, True}, {1, 2}), (seen, caplog.text)
     finally:
         for worker in workers:
             worker.end()
