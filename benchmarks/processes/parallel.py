@@ -13,9 +13,7 @@ do at a time, since they share its memory and caches.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, interleaved, optional, report, write
+from torch_pair import TorchPair, process_group, serve_steps
 
 GOAL = 0.9
 WORKERS = 2
@@ -239,58 +238,11 @@ class AtOnce:
 # Torch's ----------------------------------------------------------------------------------------
 
 
-class Theirs:
-    """A step of two processes, which wait for a line each."""
-
-    def __init__(self, name: str, small: bool) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, os.path.abspath(__file__), "--peer", name]
-        command += ["--small"] if small else []
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._processes = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank), "--store", f"{self._folder.name}/store"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-            )
-            for rank in range(WORKERS)
-        ]  # fmt: skip
-        for process in self._processes:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise ImportError("torch.distributed did not start")
-
-    def __call__(self) -> float:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write("step\n")
-            process.stdin.flush()
-        losses = []
-        for process in self._processes:
-            assert process.stdout is not None
-            losses.append(float(process.stdout.readline()))
-        return sum(losses) / len(losses)
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.communicate(timeout=30)
-        self._folder.cleanup()
-
-
 def serve(name: str, small: bool, rank: int, store: str) -> None:
     """One of torch's processes: a step for each line."""
-    import torch
-    from torch import distributed
-
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORKERS
-    )
-    case = CASES[name](small)
-    step = _replica(case, rank) if case.rules is None else _tensor_parallel(case)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(step(), flush=True)
-    distributed.destroy_process_group()
+    with process_group(rank, store):
+        case = CASES[name](small)
+        serve_steps(_replica(case, rank) if case.rules is None else _tensor_parallel(case))
 
 
 def _replica(case: Case, rank: int) -> Callable[[], float]:
@@ -367,10 +319,11 @@ def contest(name: str, small: bool, rounds: int) -> dict[str, Any]:
     halves: dict[str, Any] = {"alone": Ours(case, alone=True)}
     if case.rules is None:
         halves["both at once"] = AtOnce(case)
-    made: list[Theirs] = []
+    made: list[TorchPair] = []
 
     def torch() -> Callable[[], object]:
-        made.append(Theirs(name, small))
+        script = [os.path.abspath(__file__), "--peer", name, *["--small"] * small]
+        made.append(TorchPair(script))
         return made[0]
 
     steps: dict[str, Any] = {"graphflow": ours, **optional("torch", torch), **halves}

@@ -11,11 +11,8 @@ DistributedDataParallel. The first losses must agree. Bytes are those of a trace
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, interleaved, optional, report, write
+from torch_pair import TorchPair, process_group, serve_steps
 
 GOAL = 1 / 3
 WORKERS = 2
@@ -89,71 +87,31 @@ class Ours:
 # Torch's ----------------------------------------------------------------------------------------
 
 
-class Theirs:
-    """A step of two processes, which wait for a line each."""
-
-    def __init__(self, small: bool) -> None:
-        if find_spec("torch") is None:
-            raise ImportError("No module named 'torch'")
-        self._folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, os.path.abspath(__file__)] + ["--small"] * small
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._processes = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank), "--store", f"{self._folder.name}/store"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-            )
-            for rank in range(WORKERS)
-        ]  # fmt: skip
-        for process in self._processes:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise ImportError("torch.distributed did not start")
-
-    def __call__(self) -> float:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write("step\n")
-            process.stdin.flush()
-        losses = []
-        for process in self._processes:
-            assert process.stdout is not None
-            losses.append(float(process.stdout.readline()))
-        return sum(losses) / len(losses)
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.communicate(timeout=30)
-        self._folder.cleanup()
-
-
 def serve(small: bool, rank: int, store: str) -> None:
     """One of torch's processes: a step for each line."""
     import torch
-    from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORKERS
-    )
-    bag = torch.nn.EmbeddingBag.from_pretrained(
-        torch.from_numpy(table(small)), freeze=False, mode="sum", sparse=True
-    )
-    model = DistributedDataParallel(bag)
-    optimizer = torch.optim.Adagrad(model.parameters(), RATE, eps=1e-10)
-    share = sizes(small)[2] // WORKERS
-    parts = cycle(
-        torch.from_numpy(ids[rank * share : (rank + 1) * share])[:, None] for ids in batches(small)
-    )
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        optimizer.zero_grad()
-        loss = (model(next(parts)).sum(1) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        print(float(loss.item()), flush=True)
-    distributed.destroy_process_group()
+    with process_group(rank, store):
+        bag = torch.nn.EmbeddingBag.from_pretrained(
+            torch.from_numpy(table(small)), freeze=False, mode="sum", sparse=True
+        )
+        model = DistributedDataParallel(bag)
+        optimizer = torch.optim.Adagrad(model.parameters(), RATE, eps=1e-10)
+        share = sizes(small)[2] // WORKERS
+        parts = cycle(
+            torch.from_numpy(ids[rank * share : (rank + 1) * share])[:, None]
+            for ids in batches(small)
+        )
+
+        def step() -> float:
+            optimizer.zero_grad()
+            loss = (model(next(parts)).sum(1) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return float(loss.item())
+
+        serve_steps(step)
 
 
 # Contest ----------------------------------------------------------------------------------------
@@ -161,10 +119,10 @@ def serve(small: bool, rank: int, store: str) -> None:
 
 def contest(small: bool, rounds: int) -> dict[str, Any]:
     ours = Ours(small)
-    made: list[Theirs] = []
+    made: list[TorchPair] = []
 
     def torch() -> Callable[[], object]:
-        made.append(Theirs(small))
+        made.append(TorchPair([os.path.abspath(__file__), *["--small"] * small]))
         return made[0]
 
     steps: dict[str, Any] = {"graphflow": ours, **optional("torch", torch)}
