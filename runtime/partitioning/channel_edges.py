@@ -13,8 +13,8 @@ import numpy as np
 
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
-from graphflow.ir.spec import TensorSpec
 from graphflow.ops.communication.channels import CHANNEL_OPS, channels_of
+from graphflow.runtime.partitioning.device_body import make_node
 
 
 class CutChannel(NamedTuple):
@@ -72,9 +72,4 @@ def _replace_op(node: Node, inputs: tuple[Tensor, ...], ends: Sequence[CutChanne
 
 
 def _make_node(op: str, inputs: tuple[Tensor, ...], attrs: dict[str, Any], like: Node) -> Tensor:
-    spec = REGISTRY[op].infer(*(t.spec for t in inputs), **attrs)
-    assert isinstance(spec, TensorSpec)
-    return Node(
-        REGISTRY[op], inputs, attrs, (spec,), name=like.name, device=like.device,
-        location=like.location, origin=like.origin,
-    ).outputs[0]  # fmt: skip
+    return make_node(REGISTRY[op], inputs, attrs, like).outputs[0]
