@@ -126,7 +126,9 @@ class WorkerTrial:
             if learned and perf_counter() - begun > TRIAL_SECONDS:
                 break
             try:
-                self._profile_copies(compiled, bindings, arrays, units)
+                is_first = classes[units[0]] == classes[self._cluster.devices[0]]
+                known = idle if is_first and len(units) == 1 else None
+                self._profile_copies(compiled, bindings, arrays, units, known)
             except Exception as error:
                 if is_interrupt(error) or isinstance(error, WorkerLost):
                     raise
@@ -176,8 +178,13 @@ class WorkerTrial:
         bindings: dict[str, int],
         arrays: Mapping[Node, np.ndarray[Any, Any]] | None,
         units: Sequence[str],
+        known: Mapping[str, TraceObservation] | None,
     ) -> None:
-        """Run a copy of the fetches on each device at once, and learn from the first device."""
+        """Run a copy of the fetches on each device at once, and learn from the first device.
+
+        Args:
+            known: what calibration predicts for its nodes; None: to be predicted.
+        """
         graph = compiled.graph
         parts = {
             device: self._copy(compiled, device, number) for number, device in enumerate(units)
@@ -201,10 +208,11 @@ class WorkerTrial:
                 took, traced = self._probe.measure_rounds(run, ROUND_SECONDS, ROUNDS)
         sent = sum(array.nbytes for array in fed.values())
         client = self._client_seconds(sent, units[0])
-        known = trace_observations(
-            graph, self._cluster, bindings, copies.devices, self._survey.profiles,
-            busy=len(units) > 1,
-        )  # fmt: skip
+        if known is None:
+            known = trace_observations(
+                graph, self._cluster, bindings, copies.devices, self._survey.profiles,
+                busy=len(units) > 1,
+            )  # fmt: skip
         steps = [compute_seconds(copies, step) for step in traced]
         computed = observe_steps(self._learned, known, steps, median(took) - client)
         kind = session_kind(self._cluster)

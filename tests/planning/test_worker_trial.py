@@ -106,8 +106,9 @@ class Recorded:
         self.learned = TraceCorrections("a")
 
         def note(
-            trial: WorkerTrial, made: Any, bindings: Any, arrays: Any, units: tuple[str, ...]
-        ) -> None:
+            trial: WorkerTrial, made: Any, bindings: Any, arrays: Any, units: tuple[str, ...],
+            known: Any,
+        ) -> None:  # fmt: skip
             self.devices.append(tuple(units))
             if self.error is not None:
                 raise self.error
