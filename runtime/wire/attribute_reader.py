@@ -124,10 +124,15 @@ def _read_turn_rules(
     aggregate: int,
 ) -> TurnRules:
     """Return rules of plain numbers; the node that has them checks what they say."""
-    every = [tuple(map(check_index, each)) for each in (servers, workers, turns)]
-    known = {each: each for each in CONSISTENCIES}[check_text(consistency)]
-    late = None if staleness is None else check_index(staleness)
-    return TurnRules(*every, known, late, check_index(aggregate))
+    named = [each for each in CONSISTENCIES if each == check_text(consistency)]
+    return TurnRules(
+        tuple(map(check_index, servers)),
+        tuple(map(check_index, workers)),
+        tuple(map(check_index, turns)),
+        named[0],
+        None if staleness is None else check_index(staleness),
+        check_index(aggregate),
+    )
 
 
 def _total(ranges: Sequence[tuple[int, int]]) -> int:
