@@ -36,6 +36,7 @@ from graphflow.parallel.resharding.collectives import (
 from graphflow.parallel.search import auto
 from graphflow.parallel.searching.search_result import Search
 from graphflow.parallel.shard_strategy import Shard
+from graphflow.placement.simulation.jitter import Jitter
 
 __all__ = [
     "GPT",
@@ -45,6 +46,7 @@ __all__ = [
     "FilterCheck",
     "FixedPoint",
     "Gossip",
+    "Jitter",
     "LocalSGD",
     "Pipeline",
     "PowerSGD",
