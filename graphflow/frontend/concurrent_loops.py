@@ -30,6 +30,7 @@ from graphflow.ir.op import Tensor, as_tensor, device, make_node
 from graphflow.ir.spec import Shape, TensorSpec, as_dtype
 from graphflow.ops.communication import channels as ops
 from graphflow.ops.control_flow.concurrent import concurrent, party_attrs
+from graphflow.ops.control_flow.turn_rules import TurnRules
 
 
 class PartyChannel(NamedTuple):
@@ -184,18 +185,22 @@ class ConcurrentLoops:
         with _pin_nodes(pin):
             self._parties.append((trace(run, (), lambda values: ()), pin))
 
-    def build(self, name: str | None = None) -> list[Any]:
+    def build(self, name: str | None = None, rules: TurnRules | None = None) -> list[Any]:
         """Build the node; return what each party returned.
+
+        Args:
+            rules: the turns of workers and servers, by which plans price and draw the node.
 
         Raises:
             ArgumentError: there is no party.
-            GraphError: a channel does not lead from one party to one other party.
+            GraphError: a channel does not lead from one party to one other party, or the rules do
+                not fit the parties.
         """
         if not self._parties:
             raise ArgumentError("add a party before the node is built")
         traced = [each for each, _ in self._parties]
         captures = control_flow.merge_captures(*traced)
-        attrs = party_attrs([each.body(captures) for each in traced])
+        attrs = party_attrs([each.body(captures) for each in traced], rules)
         with _pin_nodes(self._parties[0][1]):
             outputs = list(make_node(concurrent, captures, attrs, name).outputs)
         results = []
