@@ -153,7 +153,7 @@ def test_a_lasso_reaches_the_objective_that_it_reaches_without_the_filter() -> N
 def test_each_number_is_among_as_many_choices_as_every_other(size: int, keep: float) -> None:
     """Over all starts, each position comes as often; and no message holds one twice."""
     rule, what = RandomSkip(keep), spec("float32", (size,))
-    (count,) = rule.selected(what).shape
+    (count,) = rule.numbers_spec(what).shape
     start = gf.placeholder("int64", ())
     places = rule._places(what, start)
     with gf.Session() as s:

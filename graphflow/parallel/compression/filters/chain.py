@@ -93,7 +93,7 @@ class Chain(Filter):
         for rule in self.filters:
             found.append((rule, spec))
             if isinstance(rule, Selection):
-                spec = rule.selected(spec)
+                spec = rule.numbers_spec(spec)
         return found
 
     def encode(self, tensor: Tensor, state: State) -> tuple[Parts, State]:

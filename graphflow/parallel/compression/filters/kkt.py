@@ -75,7 +75,7 @@ class Kkt(Selection):
         """Return the values at their positions, and zeros elsewhere."""
         return place_marked(parts, spec)
 
-    def selected(self, spec: TensorSpec) -> TensorSpec:
+    def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of all numbers: any of them may travel."""
         return spec.with_shape((size_of(spec),))
 

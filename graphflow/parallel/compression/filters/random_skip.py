@@ -66,7 +66,7 @@ class RandomSkip(Selection):
             )
         set_frozen_fields(self, keep=keep, rescale=rescale, excludes_feedback=bool(rescale))
 
-    def selected(self, spec: TensorSpec) -> TensorSpec:
+    def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of the numbers that travel."""
         size = size_of(spec)
         return spec.with_shape((min(size, max(1, round(self.keep * size))),))
@@ -92,7 +92,7 @@ class RandomSkip(Selection):
     def _places(self, spec: TensorSpec, start: Tensor) -> Tensor:
         """Return the positions of k of n numbers, ⌊(i·n + start) / k⌋: for a start from 0 to n − 1
         with equal probabilities, each position is among them with probability k / n, once."""
-        size, (count,) = size_of(spec), map(int, self.selected(spec).shape)
+        size, (count,) = size_of(spec), map(int, self.numbers_spec(spec).shape)
         places: Tensor = (FUNCTIONS["arange"](count) * size + start) // max(count, 1)
         return places
 

@@ -26,7 +26,7 @@ class Selection(Filter):
 
     others: int = 1
 
-    def selected(self, spec: TensorSpec) -> TensorSpec:
+    def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of the first part, for tensors of a spec."""
         raise NotImplementedError
 

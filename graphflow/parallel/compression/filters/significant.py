@@ -91,7 +91,7 @@ class Significant(Selection):
             raise ArgumentError(f"{self!r}: delta must return a scalar, not {found!r}")
         return in_dtype_of(found, like)
 
-    def selected(self, spec: TensorSpec) -> TensorSpec:
+    def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of all numbers: any of them may travel."""
         return spec.with_shape((size_of(spec),))
 

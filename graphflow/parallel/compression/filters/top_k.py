@@ -49,7 +49,7 @@ class TopK(Selection):
         size = size_of(spec)
         return min(size, ceil(self.share * size))
 
-    def selected(self, spec: TensorSpec) -> TensorSpec:
+    def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of the numbers that travel."""
         return spec.with_shape((self._count(spec),))
 
