@@ -35,6 +35,7 @@ MAX_SEGMENT_BYTES = 256 << 20
 """Bytes of all rings into a device. Edges that do not fit use messages."""
 
 _STAMP_WORD = 3  # word of a counter's line that holds the time of its tensor's arrival, in ns
+_ROWS_BYTES = COUNTER_BYTES  # behind a tensor in its slot; they hold its number of rows
 
 
 class RingOwner(Protocol):
@@ -105,7 +106,8 @@ def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], i
 
 
 def slot_bytes(spec: TensorSpec) -> int:
-    return max(COUNTER_BYTES, align_up(nbytes(spec)))
+    """Return the bytes of a slot: those of a tensor, and its number of rows."""
+    return align_up(nbytes(spec)) + _ROWS_BYTES
 
 
 class _Ring:
@@ -134,6 +136,8 @@ class _Ring:
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(place.start, place.start + place.slots * step, step)
         ]
+        ends = range(place.start + step - _ROWS_BYTES, place.start + place.slots * step, step)
+        self.rows = [memory[at : at + 8].view(np.int64) for at in ends]
 
 
 class RingSender(_Ring):
@@ -153,7 +157,11 @@ class RingSender(_Ring):
             self.rings.owner.mail.wait_until(
                 step, self.awaited, lambda _: self.taken.wait_all(need, CANCEL_CHECK_SECONDS) < 0
             )
-        self.arrays[number % self.slots][...] = array
+        slot = self.arrays[number % self.slots]
+        if slot.ndim:
+            rows = self.rows[number % self.slots][0] = array.shape[0]
+            slot = slot if rows == slot.shape[0] else slot[:rows]
+        slot[...] = array
         self.stamp[0] = monotonic_ns()
         self.sent.publish_at(self.post, base + number + 1)
         return True
@@ -178,7 +186,10 @@ class RingReceiver(_Ring):
         wait.values[0] = self.rings.base + number + 1
         if wait.poll() < 0:
             self.rings.owner.mail.wait_until(step, self.awaited, lambda _: wait.poll() >= 0)
-        return self.arrays[number % self.slots]
+        slot = self.arrays[number % self.slots]
+        if slot.ndim and (rows := self.rows[number % self.slots].item(0)) < slot.shape[0]:
+            return slot[:rows]
+        return slot
 
     def release(self, count: int) -> None:
         """Give back the slots of the first `count` tensors of this step."""
