@@ -146,12 +146,13 @@ class StepExecutor:
             fetched = result.fetches
             if traced:
                 edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
+                windows = window_edges(compiled.graph, compiled.partitions)
                 with defer_signals():  # the lists must stay of equal length
                     compiled.traced.append(bindings)
                     for trace in filter(None, (self.trace, compiled.trace)):
                         trace.add_step(
                             step, start, monotonic_ns(), result.spans, edges, result.peak,
-                            result.errors, exchanges, window_edges(compiled.graph, compiled.partitions),
+                            result.errors, exchanges, windows,
                         )  # fmt: skip
             else:
                 compiled.note_duration(bindings, (monotonic_ns() - start) * 1e-9)

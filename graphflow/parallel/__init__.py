@@ -52,7 +52,6 @@ __all__ = [
     "FixedPoint",
     "Gossip",
     "Jitter",
-||||||| 6d9e4011
     "Kkt",
     "LocalSGD",
     "Pipeline",
