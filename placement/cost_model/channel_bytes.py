@@ -14,7 +14,7 @@ from graphflow.ops.control_flow.control import cond, iteration_count
 
 
 class Messages(NamedTuple):
-    """What one party sends another.
+    """The messages from one party to another.
 
     Attributes:
         once: bytes and number of messages outside of the sender's loop.
@@ -41,7 +41,7 @@ def has_channels(node: Node) -> bool:
 
 
 def channel_bytes(parties: Sequence[Body]) -> Mapping[tuple[int, int], Messages]:
-    """Return what travels between the parties of a node by sender and receiver.
+    """Return the messages between the parties of a node, by sender and receiver.
 
     Args:
         parties: the node's bodies, with sizes bound.

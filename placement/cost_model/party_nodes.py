@@ -41,7 +41,7 @@ def party_nodes(graph: Graph, cluster: Cluster) -> tuple[PartyNode, ...]:
 
 def home_of(node: Node, cluster: Cluster) -> str:
     """Return the first device that a `concurrent` node's pin allows."""
-    return next(_matching(node.device, cluster), cluster.devices[0])
+    return next(_devices_for(node.device, cluster), cluster.devices[0])
 
 
 def party_devices(node: Node, cluster: Cluster, home: str) -> list[str]:
@@ -54,11 +54,11 @@ def _party_device(body: Body, cluster: Cluster, home: str) -> str:
         if node.device and node.op.name not in UNPLACED_OPS:
             if cluster.pinned(node.device).matches(DeviceName.parse(home)):
                 return home
-            return next(_matching(node.device, cluster), home)
+            return next(_devices_for(node.device, cluster), home)
     return home
 
 
-def _matching(pin: DeviceName, cluster: Cluster) -> Iterator[str]:
+def _devices_for(pin: DeviceName, cluster: Cluster) -> Iterator[str]:
     here = cluster.pinned(pin)
     return (d for d in cluster.devices if here.matches(DeviceName.parse(d)))
 

@@ -19,7 +19,7 @@ from graphflow.placement.plans.graph_fingerprint import fingerprint
 
 
 class PartyWork(NamedTuple):
-    """What a party does in a window, by calibration alone.
+    """The seconds of a party in a window, by calibration alone.
 
     Attributes:
         turn: seconds of a turn, or of a server for one push.
@@ -76,7 +76,7 @@ def _party_work(body: Body, rate: Rates, turns: float | None, share: float) -> P
             attrs = bind_attrs(node.attrs, body.bindings)
             is_endless = node.op is while_loop and attrs.get("limit") is None
             times = turns if is_endless and turns else float(iteration_count(node.op, attrs))
-            inside += times * fsum(_body_seconds(rate, b, share) for b in _held(attrs))
+            inside += times * fsum(_body_seconds(rate, b, share) for b in _bodies_of(attrs))
             count = max(count, times)
         else:
             once += _node_seconds(rate, node, body.bindings, share)
@@ -86,7 +86,7 @@ def _party_work(body: Body, rate: Rates, turns: float | None, share: float) -> P
     return PartyWork(inside / number, once, number)
 
 
-def _held(attrs: Mapping[str, Any]) -> list[Body]:
+def _bodies_of(attrs: Mapping[str, Any]) -> list[Body]:
     return [value for value in attrs.values() if isinstance(value, Body)]
 
 
@@ -100,7 +100,7 @@ def _node_seconds(rate: Rates, node: Node, sizes: Mapping[str, int], share: floa
         return 0.0
     attrs = bind_attrs(node.attrs, sizes)
     if is_control(node.op):
-        each = [_body_seconds(rate, body, share) for body in _held(attrs)]
+        each = [_body_seconds(rate, body, share) for body in _bodies_of(attrs)]
         if node.op is cond:
             return max(each) * share + min(each) * (1.0 - share)
         return iteration_count(node.op, attrs) * fsum(each)

@@ -28,7 +28,7 @@ from graphflow.placement.simulation.turns import TurnBar, TurnSeconds, simulate_
 
 
 class WindowLink(NamedTuple):
-    """What travels from one device to another in a window."""
+    """The messages from one device to another in a window."""
 
     source: str
     target: str
@@ -122,8 +122,8 @@ class WindowPricer:
         seconds = TurnSeconds(
             np.array([works[k].turn for k in workers]),
             np.array([works[s].turn for s in servers]),
-            np.array([[moved.sending(k, s) for s in servers] for k in workers]),
-            np.array([[moved.sending(s, k) for k in workers] for s in servers]),
+            np.array([[moved.send_seconds(k, s) for s in servers] for k in workers]),
+            np.array([[moved.send_seconds(s, k) for k in workers] for s in servers]),
             np.array([[moved.delay(k, s) for s in servers] for k in workers]),
         )
         scales = [None] if self.jitter is None else self.jitter.scales(rules)
@@ -166,7 +166,7 @@ class _Traffic:
             return 0.0, np.inf
         return float(self.pricer.latency[at, to]), float(self.pricer.bandwidth[at, to])
 
-    def sending(self, source: int, target: int) -> float:
+    def send_seconds(self, source: int, target: int) -> float:
         """Return for how long the messages of a turn keep their sender busy."""
         sent = self.messages.get((source, target), Messages())
         return sent.turn[0] / self._link(source, target)[1]
@@ -207,7 +207,7 @@ def _price_without_rules(
     waits = [0.0] * len(works)
     for (source, target), sent in moved.messages.items():
         count = turns[source, target]
-        busy[source] += count * moved.sending(source, target)
+        busy[source] += count * moved.send_seconds(source, target)
         waits[target] += sent.total(count)[1] * moved.delay(source, target)
     return replace(
         made,

@@ -74,7 +74,7 @@ class PlanData:
 
     @property
     def moved(self) -> tuple[LinkTotal, ...]:
-        """What moves between devices: each transfer, and the messages of windows by link."""
+        """Totals of moves between devices: each transfer, and the messages of windows by link."""
         rows = [
             LinkTotal(t.source, t.target, 1, t.bytes, t.finish - t.start) for t in self.transfers
         ]

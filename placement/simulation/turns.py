@@ -200,15 +200,15 @@ class _Window:
         server.applied += 1
         if s == 0:
             self._order.append(k)
-        for other in self._released(server, k):
+        for other in self._release(server, k):
             now = self._answer(s, other, now, server.applied)
         self._add(now, "free", s)
 
-    def _released(self, server: _Server, k: int) -> list[int]:
-        """Return the workers that a server answers after a push of worker k."""
+    def _release(self, server: _Server, k: int) -> list[int]:
+        """Return the workers that a server answers after a push of worker k, which wait no longer."""
         rules = self._rules
         if rules.consistency == "bsp":
-            return self._released_by_round(server, k)
+            return self._release_round(server, k)
         server.clocks[k] += 1
         bound = rules.staleness if rules.consistency == "ssp" else None
         if bound is None:
@@ -220,7 +220,7 @@ class _Window:
         server.waiting -= set(found)
         return found
 
-    def _released_by_round(self, server: _Server, k: int) -> list[int]:
+    def _release_round(self, server: _Server, k: int) -> list[int]:
         """Return the workers that a server answers once a round has its pushes.
 
         A push that comes after its round has ended is dropped, and its worker joins the next round.
