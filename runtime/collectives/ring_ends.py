@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import address, align_up
+from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import (
@@ -24,13 +24,10 @@ from graphflow.runtime.collectives.shared_counters import (
     SharedCounters,
     any_counter_function,
 )
+from graphflow.runtime.memory.ring_sizes import slot_bytes, slot_count
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 
-MAX_SLOTS, MIN_SLOTS = 16, 2
-"""Slots of a ring. The receiver reads one while the sender fills another."""
-RING_BYTES = 4 << 20
-"""Bytes of a ring that has more than `MIN_SLOTS` slots."""
 MAX_SEGMENT_BYTES = 256 << 20
 """Bytes of all rings into a device. Edges that do not fit use messages."""
 
@@ -84,11 +81,6 @@ class RingPlace:
     slots: int
 
 
-def slot_count(spec: TensorSpec) -> int:
-    """Return the number of slots of an edge's ring."""
-    return max(MIN_SLOTS, min(MAX_SLOTS, RING_BYTES // max(1, nbytes(spec))))
-
-
 def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], int]:
     """Return the place of each ring that fits, and the bytes of the segment."""
     sizes = {edge: slot_count(spec) * slot_bytes(spec) for edge, spec in sorted(specs.items())}
@@ -102,10 +94,6 @@ def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], i
         places[edge] = RingPlace(COUNTER_BYTES * (1 + 2 * i), start, slot_count(specs[edge]))
         start += sizes[edge]
     return places, start
-
-
-def slot_bytes(spec: TensorSpec) -> int:
-    return max(COUNTER_BYTES, align_up(nbytes(spec)))
 
 
 class _Ring:
