@@ -24,7 +24,7 @@ from graphflow.runtime.collectives.shared_counters import (
     SharedCounters,
     any_counter_function,
 )
-from graphflow.runtime.memory.ring_sizes import slot_bytes, slot_count
+from graphflow.runtime.memory.ring_sizes import ROWS_BYTES, slot_bytes, slot_count
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 
@@ -122,6 +122,8 @@ class _Ring:
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(place.start, place.start + place.slots * step, step)
         ]
+        ends = range(place.start + step - ROWS_BYTES, place.start + place.slots * step, step)
+        self.rows = [memory[at : at + 8].view(np.int64) for at in ends]
 
 
 class RingSender(_Ring):
@@ -141,7 +143,11 @@ class RingSender(_Ring):
             self.rings.owner.mail.wait_until(
                 step, self.awaited, lambda _: self.taken.wait_all(need, CANCEL_CHECK_SECONDS) < 0
             )
-        self.arrays[number % self.slots][...] = array
+        slot = self.arrays[number % self.slots]
+        if slot.ndim:
+            rows = self.rows[number % self.slots][0] = array.shape[0]
+            slot = slot if rows == slot.shape[0] else slot[:rows]
+        slot[...] = array
         self.stamp[0] = monotonic_ns()
         self.sent.publish_at(self.post, base + number + 1)
         return True
@@ -166,7 +172,10 @@ class RingReceiver(_Ring):
         wait.values[0] = self.rings.base + number + 1
         if wait.poll() < 0:
             self.rings.owner.mail.wait_until(step, self.awaited, lambda _: wait.poll() >= 0)
-        return self.arrays[number % self.slots]
+        slot = self.arrays[number % self.slots]
+        if slot.ndim and (rows := self.rows[number % self.slots].item(0)) < slot.shape[0]:
+            return slot[:rows]
+        return slot
 
     def release(self, count: int) -> None:
         """Give back the slots of the first `count` tensors of this step."""

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import align_up
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, align_up
 
 MAX_SLOTS, MIN_SLOTS = 16, 2
 """Slots of a ring. The receiver reads one while the sender fills another."""
 RING_BYTES = 4 << 20
 """Bytes of a ring that has more than `MIN_SLOTS` slots."""
+ROWS_BYTES = ALIGNMENT
+"""Bytes behind a tensor in its slot, which hold its number of rows."""
 
 
 def slot_count(spec: TensorSpec) -> int:
@@ -20,5 +22,5 @@ def slot_count(spec: TensorSpec) -> int:
 
 
 def slot_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of a slot for tensors of a spec. Each slot begins a cache line."""
-    return max(align_up(1), align_up(nbytes(spec)))
+    """Return the bytes of a slot: those of a tensor, and its number of rows."""
+    return align_up(nbytes(spec)) + ROWS_BYTES

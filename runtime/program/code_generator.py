@@ -233,7 +233,9 @@ class CpuCode:
     def _emit_send_where(self, node: Node, number: int) -> None:
         self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))
         self.scope[f"t{number}"] = tuple(map(str, node.attrs["targets"]))
-        value, mask = (self._operands.name(t) for t in node.inputs)
+        value, mask, *rows = (self._operands.name(t) for t in node.inputs)
+        if rows:  # ragged edges
+            value = f"{value}[: int({rows[0]})]"
         self._emit_line(node, f"send_where(step, e{number}, t{number}, {value}, {mask})")
 
     # Checks -------------------------------------------------------------------------------------
