@@ -205,7 +205,7 @@ class _Window:
         self._add(now, "free", s)
 
     def _release(self, server: _Server, k: int) -> list[int]:
-        """Return the workers that a server answers after a push of worker k, which wait no longer."""
+        """Return the workers that a server answers after a push of worker k."""
         rules = self._rules
         if rules.consistency == "bsp":
             return self._release_round(server, k)
