@@ -12,29 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, broadcast_shapes
 from graphflow.ops.kernels.fusion.fusion import FusedRegion
+from graphflow.runtime.partitioning.partition import Partition
 
 Specs = Mapping[Tensor, TensorSpec]
 RowsInUse = Mapping[Tensor, Tensor]
 """The number of rows in use, a scalar, of each tensor whose other rows nothing reads."""
 
 
-def find_rows_in_use(graph: Graph, specs: Specs, fetches: Iterable[Tensor]) -> RowsInUse:
+def find_rows_in_use(partition: Partition, specs: Specs) -> RowsInUse:
     """Return the tensors of which only the first rows are read, with the number of these rows.
 
-    The number is known before the tensor is computed.
+    The number is known before the tensor is computed. Checks for NaN read all rows.
 
     Args:
         specs: concrete spec of each tensor.
-        fetches: tensors that leave the graph whole.
     """
-    if not any(node.op.counted for node in graph.nodes):
+    graph = partition.graph
+    if partition.checks or not any(node.op.counted for node in graph.nodes):
         return {}
     position = {node: i for i, node in enumerate(graph.nodes)}
-    found: dict[Tensor, Tensor | None] = dict.fromkeys((*fetches, *graph.outputs))
+    found: dict[Tensor, Tensor | None] = dict.fromkeys(graph.outputs)
     for node in reversed(graph.nodes):
         for tensor in node.outputs:
             number = found.get(tensor)

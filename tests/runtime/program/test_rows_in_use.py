@@ -75,14 +75,17 @@ def test_memory_that_nothing_wrote_changes_no_bit(
 
 def test_what_only_an_update_reads_is_limited_and_what_is_fetched_is_not() -> None:
     loss, train = training("adagrad", 300)
-    graph = Graph((loss, train))
+    part = alone(loss, train)
+    graph = part.graph
     specs = {t: t.spec for node in graph.nodes for t in node.outputs}
-    used = find_rows_in_use(graph, specs, (loss,))
+    used = find_rows_in_use(part, specs)
     (write, _) = graph.of_op("update_rows")
     root = next(n for n in graph.of_op("sqrt"))
     assert used[write.inputs[1]] is used[root.outputs[0]] is write.inputs[3]
     assert all(t not in used for node in graph.of_op("tanh") for t in node.outputs)
-    assert root.outputs[0] not in find_rows_in_use(graph, specs, (loss, root.outputs[0]))
+    assert not find_rows_in_use(replace(part, checks=RESULTS), specs)
+    fetched = replace(part, graph=Graph((*graph.outputs, root.outputs[0])))
+    assert root.outputs[0] not in find_rows_in_use(fetched, specs)
 
 
 def test_rows_beyond_those_in_use_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
