@@ -56,11 +56,12 @@ send = register(
     )
 )
 
-# Sends its first input as those of `edges` to `targets` for which its second, the mask, is true.
+# Sends its first input as those of `edges` to `targets` for which its second, the mask, is true; of
+# ragged edges, as many rows of it as the third input says.
 send_where = register(
     Op(
         "send_where",
-        infer=lambda x, mask, edges, targets: TensorSpec((0,), np.dtype("bool")),
+        infer=lambda x, mask, *number, edges, targets: TensorSpec((0,), np.dtype("bool")),
         cost=_no_cost,
         pure=False,
     )
@@ -68,8 +69,9 @@ send_where = register(
 
 
 def _infer_recv_any(
-    *order: TensorSpec, edges: Sequence[int], sources: Sequence[str], shape: Shape, dtype: str
-) -> TensorSpec:
+    *order: TensorSpec, edges: Sequence[int], sources: Sequence[str], shape: Shape, dtype: str,
+    ragged: bool = False,
+) -> TensorSpec:  # fmt: skip
     """Infer the tensor that comes first over any of some edges.
 
     Raises:
