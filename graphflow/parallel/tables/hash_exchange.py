@@ -13,7 +13,7 @@ parts: it gives rows to new ids, takes them from others, and draws initial value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,13 @@ class OwnedIds:
     Attributes:
         keys: the keys of each place, one after the other.
         inverse: the position of each key among the ids; -1 for padding.
+        places: for the keys of each place, these positions from 1 on; 0 for padding.
         now: what stands at the owner for each tensor of the lookup.
     """
 
     keys: tuple[Tensor, ...]
     inverse: Tensor
+    places: tuple[Tensor, ...]
     now: dict[Tensor, Tensor]
 
 
@@ -113,24 +115,15 @@ class HashExchange(RowExchange):
             return super()._most_keys(table, ids)
         return (ids.size,) * self._parts(table).count
 
-    def _read(
-        self, node: Node, table: Node, owner: Place, keys: Tensor, ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _read(self, node: Node, table: Node, owner: Place, keys: Tensor, ids: Tensor) -> Tensor:
         lookup = self._lookups.get(node)
         if lookup is None:
             return super()._read(node, table, owner, keys, ids)
         own = self._owned_ids(lookup, owner)
-        before = takewhile(lambda each: each is not keys, own.keys)
-        start: Size = sum((each.shape[0] for each in before), 0)
-        number = self._mesh.coordinate(owner, self._tables.axes[table])
-
-        def build() -> tuple[Tensor, Tensor]:
-            places = own.inverse[start : start + keys.shape[0]] + 1
-            inputs = (own.now[lookup.values], places)
-            rows, used = make_node(REGISTRY["read_rows"], inputs, {}).outputs
-            return rows, self._mark_used(table, ids, [rows], [used], number)[0]
-
-        return self._build_once(node, owner, ("read", lookup, own.inverse, keys), build)
+        asked = next(
+            place for place, each in zip(own.places, own.keys, strict=True) if each is keys
+        )
+        return self._read_at(node, table, owner, own.now[lookup.values], asked, ids)
 
     def _sources(self, found: LookupRoutes, owner: Place) -> Sequence[Place]:
         """Return the places whose ids an owner looks up: with other ids each."""
@@ -156,7 +149,10 @@ class HashExchange(RowExchange):
                 if lookup.fresh.node is node:  # nothing is drawn for padding
                     occurs = FUNCTIONS["greater"](counts, 0)
                     now[lookup.fresh] = FUNCTIONS["logical_and"](now[lookup.fresh], occurs)
-            return OwnedIds(keys, inverse, now)
+            starts = accumulate((each.shape[0] for each in keys), initial=0)
+            bounds = pairwise(starts)
+            places = tuple(inverse[start:stop] + 1 for start, stop in bounds)
+            return OwnedIds(keys, inverse, places, now)
 
         shard = self._value_at(lookup.state.outputs[0], owner)
         return self._build_once(lookup.nodes[0], owner, ("ids", lookup, shard, *keys), build)
@@ -177,8 +173,10 @@ class HashExchange(RowExchange):
         own, rest = self._owned_ids(lookup, owner), shard.shape[1:]
         rows, has_row = own.now[lookup.rows], own.now[lookup.has_row]
         count = rows.shape[0]
-        place = {"start": 0, "size": count}
-        (total,) = make_node(REGISTRY["merge_row_sums"], (own.inverse, *sums[0]), place).outputs
+        starts = tuple(accumulate((each.shape[0] for each in own.keys[:-1]), initial=0))
+        counts = [self._count(update.results[-1], each, owner) for each in own.places]
+        inputs, place = (own.inverse, *counts, *sums[0]), {"starts": starts, "size": count}
+        (total,) = make_node(REGISTRY["merge_row_sums"], inputs, place).outputs
         total = FUNCTIONS["where"](FUNCTIONS["expand_dims"](has_row, -1), total, 0)
         size = minimum(count, shard.shape[0])
         distinct = FUNCTIONS["unique_all"](rows, size)
