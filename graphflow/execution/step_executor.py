@@ -162,6 +162,7 @@ class StepExecutor:
         compiled.runs += 1
         compiled.is_warm = True
         compiled.note_ids(arrays)
+        compiled.note_facts(step, fetched)
         return compiled.values(fetched, arrays)
 
     @property
@@ -217,6 +218,7 @@ class StepExecutor:
         compiled.runs += 1
         compiled.is_warm = True
         compiled.note_ids(arrays)
+        compiled.note_facts(step, result.fetches)
         return compiled.values(result.fetches, arrays)
 
     def _note_failure(

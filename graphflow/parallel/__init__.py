@@ -15,6 +15,7 @@ from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
 from graphflow.parallel.local_training.gossip import Gossip
 from graphflow.parallel.local_training.local_sgd import LocalSGD
+from graphflow.parallel.parameter_server import ParameterServer
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
 from graphflow.parallel.pipelining.staleness import staleness
@@ -54,6 +55,7 @@ __all__ = [
     "Jitter",
     "Kkt",
     "LocalSGD",
+    "ParameterServer",
     "Pipeline",
     "PowerSGD",
     "RandomSkip",
