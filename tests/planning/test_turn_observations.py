@@ -60,7 +60,8 @@ def test_a_long_window_has_a_bounded_trace(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(program, "MAX_LOOP_SPANS", 50)
     pins = ["/worker:0/cpu:0", "/worker:0/cpu:1"]
     weights, order, _ = server_and_workers(np.ones(5) * 1e-3, [60], pins=pins)
-    with gf.Session(gf.Cluster.here(["cpu:0", "cpu:1"]), trial=False) as session, session.trace() as trace:
+    cluster = gf.Cluster.here(["cpu:0", "cpu:1"])
+    with gf.Session(cluster, trial=False) as session, session.trace() as trace:
         session.run([weights, order])
     waits = [e.track for e in trace.steps[0].events if e.kind in ("send", "wait")]
     assert [waits.count(device) for device in pins] == [50, 50]
