@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.base.argument_checks import checks_arguments
+from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
@@ -62,8 +63,8 @@ class BlockProximal(BlockStrategy):
         penalty: the penalty of the weights, such as `gf.linear.L1(0.1)`, or any value with a
             method `prox(weights, step)`; None: no penalty.
         kkt: leave out columns whose weight is 0 and whose gradient is this far from moving it; 0
-            leaves out most. A quiet pass makes all columns active once more. None: no filter. The
-            penalty needs `can_skip`.
+            leaves out most. After quiet passes all columns are active once more. None: no filter.
+            The penalty needs `can_skip`.
         order: "random": a new order in each pass, drawn by the seed and the step's number; or
             "cyclic".
         window: the number of turns in a run, a multiple or a divisor of `blocks`; default: a pass.
@@ -161,7 +162,7 @@ class BlockProximal(BlockStrategy):
 
     def describe(self) -> str:
         """Return a sentence for plans and reports."""
-        late = f", each applied {self.delay} turns later" if self.delay else ""
+        late = f", each applied {show_count(self.delay, 'turn')} later" if self.delay else ""
         return f"BlockProximal: {self.turns} turns a run, one of {self.blocks} blocks each{late}"
 
     def progress(self, session: Any, weights: Tensor) -> BlockProgress:

@@ -19,7 +19,7 @@ from graphflow.ir.op import FUNCTIONS, Location, Node, Tensor, origin_scope, use
 from graphflow.ir.spec import show_shape
 from graphflow.parallel.blocks.active_rows import BlockEmitter
 from graphflow.parallel.blocks.block_window import LETTERS, PHASES
-from graphflow.parallel.blocks.curvature import measure_norms
+from graphflow.parallel.blocks.curvature import measure_total
 from graphflow.parallel.blocks.linear_model import LinearModel, find_linear_model
 from graphflow.parallel.data import Data
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
@@ -72,6 +72,8 @@ class BlockStrategy:
     beside: Any
     line: Location
     _states: dict[Node, BlockState]
+    _stream: tuple[int, int]
+    """The stream of the method's random numbers."""
 
     # What subclasses define -----------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class BlockStrategy:
             )
         self._check_beside(other, f"{type(self).__name__} at {user_location()}")
         product: Self = replace(cast(Any, self), beside=other)
-        set_frozen_fields(product, line=user_location())
+        set_frozen_fields(product, line=user_location(), _stream=self._stream)
         return product
 
     __rmul__ = __mul__
@@ -320,7 +322,7 @@ class BlockStrategy:
     def _check_features(self, model: LinearModel, total: Tensor) -> Tensor:
         """Return the sum of the features' squares; a run with other features fails."""
         with origin_scope(model.features.node, "check/"):
-            now = FUNCTIONS["sum"](measure_norms(model))
+            now = measure_total(model)
             close = FUNCTIONS["abs"](now - total) <= total * DRIFT
             checked: Tensor = FUNCTIONS["check"](
                 total,

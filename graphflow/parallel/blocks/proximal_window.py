@@ -1,8 +1,8 @@
 """A window of block proximal gradient: turns that each move one block of columns, with a delay.
 
 The order of blocks is drawn anew for each pass. With a filter, a column whose weight is 0, and
-whose gradient says that it stays so, is neither exchanged nor moved, until all columns are active
-once more after a quiet pass.
+whose gradient says that it stays so, is neither exchanged nor moved. After quiet passes all columns
+are active once more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from graphflow.parallel.blocks.block_window import (
     Slopes,
     set_rows,
 )
-from graphflow.parallel.blocks.curvature import measure_blocks, measure_norms
+from graphflow.parallel.blocks.curvature import measure_blocks, measure_norms, measure_total
 from graphflow.parallel.blocks.linear_model import LinearModel
 from graphflow.parallel.compression.exchange import draw_from
 
 G = FUNCTIONS
+LEVEL_STEP = 1e-3
+"""All columns are active once more when no weight moves by more than this of the largest one, then
+by more than this squared, and so on, down to the level that counts as rest."""
 
 
 class ProximalSettings(NamedTuple):
@@ -78,6 +81,7 @@ def make_proximal_state(weights: Tensor, settings: ProximalSettings) -> dict[str
             "active": init.ones((columns,), "bool"),
             "had_all": init.ones((), "bool"),
             "sent": init.zeros((), "int64"),
+            "level": init.full((), LEVEL_STEP, kind),
         }
     return {
         name: state_variable(f"{weights.node.name}/{name}", each) for name, each in initial.items()
@@ -135,7 +139,7 @@ class ProximalWindow(BlockWindow):
         if not self._is_first:
             return self.state["bounds"], self.state["total"]
         norms = measure_norms(self.model)
-        return measure_blocks(self.model, norms, self._columns), G["sum"](norms)
+        return measure_blocks(self.model, norms, self._columns), measure_total(self.model)
 
     def _order(self, after: dict[Tensor, Tensor]) -> Tensor:
         """Return the block of each turn, int64 (turns,)."""
@@ -198,8 +202,11 @@ class ProximalWindow(BlockWindow):
             return after
         had_all = state["had_all"]
         known = G["logical_or"](had_all, state["converged"])
-        again = G["logical_and"](quiet, G["logical_not"](known))  # all columns, once more
+        calm = G["logical_and"](ends, self._largest_move <= most * state["level"])
+        again = G["logical_and"](calm, G["logical_not"](known))  # all columns, once more
         settled = G["logical_and"](quiet, known)
+        lower = G["maximum"](state["level"] * LEVEL_STEP, settings.tol)
+        after[state["level"]] = G["where"](again, lower, state["level"])
         after[state["converged"]] = G["where"](ends, settled, state["converged"])
         after[had_all] = G["where"](ends, again, had_all)
         after[state["active"]] = G["logical_or"](self._active, again)

@@ -22,7 +22,7 @@ from graphflow.parallel.blocks.block_window import (
     Slopes,
     set_rows,
 )
-from graphflow.parallel.blocks.curvature import inverse_or_zero, measure_norms
+from graphflow.parallel.blocks.curvature import inverse_or_zero, measure_norms, measure_total
 from graphflow.parallel.blocks.linear_model import LinearModel
 from graphflow.parallel.compression.exchange import draw_from
 
@@ -92,7 +92,7 @@ class ScheduledWindow(BlockWindow):
         if self._is_first:
             with self.enter(0, COMPUTES):
                 bounds = measure_norms(self.model)
-                total = G["sum"](bounds)
+                total = measure_total(self.model)
         with draw_from(RandomStreams(settings.seed)):
             for turn in range(settings.turns):
                 with self.enter(turn, COMPUTES):

@@ -110,7 +110,9 @@ def test_a_lasso_reaches_the_optimum(
     assert excess < (1e-14 if delay == 0 else 5e-12)
 
 
-@pytest.mark.parametrize("delay", [0, 4, 16])
+@pytest.mark.parametrize(
+    "delay", [0, pytest.param(4, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow)]
+)
 def test_the_filter_sends_a_few_percent_and_reaches_the_same_optimum(
     delay: int, lasso: tuple[LassoProblem, float]
 ) -> None:
@@ -126,14 +128,13 @@ def test_the_filter_sends_a_few_percent_and_reaches_the_same_optimum(
         weights = s.get(model.weights)
     assert progress.converged and progress.turns == 20 * progress.passes
     assert problem.excess(weights, least) < 5e-12
-    assert progress.sent < 0.08
-    used = int(np.count_nonzero(weights))
-    assert used < 100 and progress.active <= 2000
+    assert progress.sent < 0.1 and progress.sent * progress.passes < 6.5  # 28 passes without it
+    assert progress.active < 100 and np.count_nonzero(weights) <= progress.active
 
 
 def test_a_column_that_was_left_out_too_early_comes_back() -> None:
     """The first passes leave out columns that the optimum uses."""
-    problem = LassoProblem(60, 120, alike=4, share=0.8, strength=0.05, seed=3)
+    problem = LassoProblem(50, 40, alike=4, share=0.5, strength=0.02, seed=3)
     least = problem.least()
     strategy = BlockProximal(6, 2, L1(problem.strength), kkt=0.0, tol=1e-8)
     model = Model(problem, strategy)
@@ -141,8 +142,7 @@ def test_a_column_that_was_left_out_too_early_comes_back() -> None:
     with gf.Session() as s:
         for _ in range(2000):
             s.run(model.train, model.feeds)
-            if not early:
-                early = {*np.flatnonzero(~s.get(model.state("active"))).tolist()}
+            early |= {*np.flatnonzero(~s.get(model.state("active"))).tolist()}
             if strategy.progress(s, model.weights).converged:
                 break
         weights = s.get(model.weights)
@@ -201,7 +201,7 @@ def test_rows_of_a_weight_matrix_share_their_zeros() -> None:
 
 
 @pytest.mark.parametrize("kkt", [None, 0.0])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_with_parts_of_the_examples_compute_what_one_device_does(
     workers: int, kkt: float | None
 ) -> None:
@@ -262,6 +262,7 @@ def test_features_that_lie_on_workers_are_cut_by_a_shard() -> None:
     assert after == pytest.approx(0.5 * np.sum((problem.features @ weights - problem.targets) ** 2))
 
 
+@pytest.mark.slow  # starts two processes, seven seconds
 def test_two_workers_have_the_bits_of_two_devices_and_send_active_rows_only() -> None:
     problem = LassoProblem(40, 60)
     found, sent = [], []
@@ -324,6 +325,7 @@ def test_a_checkpoint_between_windows_goes_on_bit_equal(kkt: float | None, tmp_p
     assert found.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.slow  # starts five processes, eight seconds
 def test_a_worker_that_dies_costs_no_bit(tmp_path: Path) -> None:
     problem = LassoProblem(40, 30)
     found = []
@@ -405,7 +407,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "cut columns": (
         lambda: trained(
             squares,
-            strategy=BlockProximal(2) * Shard({"model": 2}, {"x": (None, "model"), "w": ("model",)}),
+            strategy=BlockProximal(2) * Shard({"model": 2}, {"w": ("model",)}),
         ),
         r"is cut along its columns by 'model'",
     ),
