@@ -33,7 +33,7 @@ class Bundle(Generic[Item]):
     def __init__(self, items: Sequence[Item], specs: Sequence[TensorSpec]) -> None:
         self.items = tuple(items)
         self._specs = specs
-        (self.spec,) = specs if len(specs) == 1 else (_joined(specs),)
+        (self.spec,) = specs if len(specs) == 1 else (_joined_spec(specs),)
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the message."""
@@ -74,7 +74,7 @@ def make_bundles(items: Iterable[tuple[Item, TensorSpec, bool]]) -> list[Bundle[
     return found
 
 
-def _joined(specs: Sequence[TensorSpec]) -> TensorSpec:
+def _joined_spec(specs: Sequence[TensorSpec]) -> TensorSpec:
     return specs[0].with_shape((sum(int(spec.size) for spec in specs),))
 
 

@@ -101,14 +101,14 @@ class WorkerLoop:
         for port in self._ports:
             party.send(port.tickets[self._worker], number)
             for pushes, route in port.pushes.items():
-                message = pushes.join([_pushed(push, mapped) for push in pushes.items])
+                message = pushes.join([_pushed_value(push, mapped) for push in pushes.items])
                 after.append(route.send(party, self._worker, message, next(left)))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
         return after
 
 
-def _pushed(push: PushedTensor, mapped: Mapping[Tensor, Tensor]) -> Tensor:
+def _pushed_value(push: PushedTensor, mapped: Mapping[Tensor, Tensor]) -> Tensor:
     """Return what a worker pushes."""
     value = mapped[push.value]
     if push.is_difference and push.variable is not None:
