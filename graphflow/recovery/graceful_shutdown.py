@@ -149,7 +149,9 @@ class SigtermHandler:
         for each in self._all_handlers():
             each._leave_session()
         with _handler_lock:
-            if _handler_of(signal.getsignal(signal.SIGTERM)) is not None:
+            found = signal.getsignal(signal.SIGTERM)
+            # The main thread may hold handlers back while it waits; ours is called after that.
+            if isinstance(found, DeferredSignals) or _handler_of(found) is not None:
                 main = threading.main_thread().ident
                 assert main is not None
                 signal.pthread_kill(main, signal.SIGTERM)

@@ -4,23 +4,27 @@ Each body is a party, such as a server or one of its workers. All parties have a
 operand. The node's outputs are the results of the first party, then those of the second, and so on.
 A step is one run of all parties, so it commits as a whole or not at all.
 
+The optional attribute `rules` (`turn_rules.py`) tells plans the turns of workers and servers. It
+changes nothing of what the node computes.
+
 The interpreter and programs of one device run one party at a time (`channel_scheduler.py`). Parties
 on several devices run in parallel: the partitioner cuts the node into one for each device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from graphflow.errors import GraphError, ShapeError
 from graphflow.ir.graph import Body
-from graphflow.ir.op import Cost, Op, register
+from graphflow.ir.op import Cost, Node, Op, register
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.communication.channel_scheduler import ChannelScheduler
 from graphflow.ops.communication.channels import CHANNEL_OPS, channels_of
 from graphflow.ops.control_flow.control import body_cost, check_operands, run_body
+from graphflow.ops.control_flow.turn_rules import TurnRules
 
 
 def parties_of(attrs: Mapping[str, Any]) -> list[Body]:
@@ -28,9 +32,21 @@ def parties_of(attrs: Mapping[str, Any]) -> list[Body]:
     return [value for value in attrs.values() if isinstance(value, Body)]
 
 
-def party_attrs(parties: Sequence[Body]) -> dict[str, Body]:
-    """Return the attributes of a node with these parties."""
-    return {f"party{i}": body for i, body in enumerate(parties)}
+def party_attrs(parties: Sequence[Body], rules: TurnRules | None = None) -> dict[str, Any]:
+    """Return the attributes of a node with these parties, and with rules if there are some."""
+    bodies = {f"party{i}": body for i, body in enumerate(parties)}
+    return bodies if rules is None else {**bodies, "rules": rules}
+
+
+def walk_parties(node: Node) -> Iterator[tuple[int, Node]]:
+    """Yield the nodes in a `concurrent` node with the number of their party.
+
+    A part of a node that was cut has its parties' numbers in the whole node.
+    """
+    for name, body in node.attrs.items():
+        if isinstance(body, Body):
+            for inner in body.graph.walk():
+                yield int(name.removeprefix("party")), inner
 
 
 def channel_ends(parties: Sequence[Body]) -> dict[int, tuple[int, int]]:
@@ -66,6 +82,10 @@ def _infer(*operands: TensorSpec, **attrs: Any) -> tuple[TensorSpec, ...]:
     for body in parties:
         check_operands(body, operands)
     channel_ends(parties)
+    if (rules := attrs.get("rules")) is not None:
+        if not isinstance(rules, TurnRules):
+            raise GraphError(f"the rules of a concurrent node are TurnRules, not {rules!r}")
+        rules.check(len(parties))
     return tuple(t.spec for body in parties for t in body.outputs)
 
 

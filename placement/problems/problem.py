@@ -18,8 +18,8 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProblemError
-from graphflow.placement.compiled_loops import graph_loops
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
+from graphflow.placement.problems import graph_loops
 from graphflow.placement.problems.arrays import Floats, Ints, array_of, freeze, is_empty, put
 from graphflow.placement.problems.assignment import Assignment
 from graphflow.placement.problems.from_networkx import NetworkxReader

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Floats, Ints, Problem
 from graphflow.placement.simulation import event_loop, shared_event_loop
 from graphflow.placement.simulation.execution_result import ExecutionResult

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Ints, Problem
 from graphflow.placement.stages import loops as stage_loops
 from graphflow.placement.stages.units import StageUnits

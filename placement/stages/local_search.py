@@ -12,7 +12,7 @@ from itertools import repeat
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Floats, Ints
 from graphflow.placement.solvers.highs import MixedIntegerProgram
 from graphflow.placement.stages import loops as stage_loops

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import PlacementError, ProblemError
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.arrays import array_of
 from graphflow.placement.stages import loops as stage_loops
 

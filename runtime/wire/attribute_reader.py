@@ -14,8 +14,9 @@ import numpy as np
 
 from graphflow.base.user_modules import allowed_function
 from graphflow.errors import GraphLimitError, ProtocolError
-from graphflow.init import Initializer
+from graphflow.init import KINDS, Initializer
 from graphflow.ir.spec import Dim, Span, as_dtype, show_shape
+from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, TurnRules
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.runtime.wire.graph_limits import MAX_DRAWN
 
@@ -61,6 +62,8 @@ def unpack_attribute(value: Any, buffers: Sequence[np.ndarray[Any, Any]]) -> Any
             return HostFunction(allowed_function(check_text(content)), content)
         case "complex":
             return complex(*map(float, content))
+        case "turns":
+            return _read_turn_rules(*content)
     raise ProtocolError(f"an attribute from the wire is of an unknown kind {kind!r}")
 
 
@@ -96,7 +99,7 @@ def _read_initializer(
     spans: Sequence[Any] = (),
 ) -> Initializer:
     seed, number = map(check_index, stream)
-    if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
+    if kind not in KINDS or not math.isfinite(b - a):
         raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
     sizes = tuple(map(check_index, shape))
     every = tuple(map(check_index, whole))
@@ -110,6 +113,26 @@ def _read_initializer(
         )
     name = as_dtype(dtype).name
     return Initializer(kind, sizes, name, float(a), float(b), (seed, number), every, parts)
+
+
+def _read_turn_rules(
+    servers: Sequence[int],
+    workers: Sequence[int],
+    turns: Sequence[int],
+    consistency: str,
+    staleness: int | None,
+    aggregate: int,
+) -> TurnRules:
+    """Return rules of plain numbers; the node that has them checks what they say."""
+    named = [each for each in CONSISTENCIES if each == check_text(consistency)]
+    return TurnRules(
+        tuple(map(check_index, servers)),
+        tuple(map(check_index, workers)),
+        tuple(map(check_index, turns)),
+        named[0],
+        None if staleness is None else check_index(staleness),
+        check_index(aggregate),
+    )
 
 
 def _total(ranges: Sequence[tuple[int, int]]) -> int:

@@ -28,6 +28,7 @@ from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor
 from graphflow.ir.spec import Dim, TensorSpec
 from graphflow.ops.communication.send_recv import edges_of
+from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.ops.host_calls.host_call import HostFunction
 from graphflow.placement.clusters.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
@@ -155,6 +156,8 @@ def pack_attribute(value: Any, buffers: list[np.ndarray[Any, Any]]) -> Any:
         return value.item()
     if isinstance(value, Body):
         return {"body": _encode_body(value, buffers)}
+    if isinstance(value, TurnRules):
+        return {"turns": [pack_attribute(part, buffers) for part in vars(value).values()]}
     if isinstance(value, HostFunction) and value.import_path is not None:
         return {"host": value.import_path}
     raise GraphError(f"an attribute of type {type(value).__name__} cannot be sent to a worker")

@@ -21,7 +21,7 @@ EXEMPT = {
     "ops/pointwise/elementwise.py:elementwise.into": "it stands in for the parameter of that name",
     "placement/clusters/cluster.py:Cluster.pinned": "public",
     "placement/simulation/simulator.py:Timeline.on": "public",
-    "placement/compiled_loops/python_to_llvm.py:_Body._for": "named after a statement",
+    "ops/kernels/compiled_loops/python_to_llvm.py:_Body._for": "named after a statement",
     "runtime/tracing/trace.py:Trace.measured": "public",
     "ops/ordering/search.py:searchsorted": "the name that numpy and the array API standard have",
 }

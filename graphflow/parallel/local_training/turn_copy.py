@@ -8,7 +8,6 @@ from typing import Any
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import Node, Tensor, origin_scope
 from graphflow.ir.spec import Size, substitute, symbols
-from graphflow.ops.control_flow.control import fold_in
 from graphflow.parallel.mesh.axis_split import ShardExtent
 from graphflow.parallel.sharding.symbol_substitution import SymbolSubstitution
 
@@ -37,10 +36,9 @@ class TurnCopy(SymbolSubstitution):
         extents: Mapping[str, ShardExtent],
         rank: int = -1,
     ) -> None:
-        super().__init__(sizes)
+        super().__init__(sizes, turn)
         self.prefix = prefix
         self._devices = devices
-        self._turn = turn
         self._starts = {symbol: extent.start for symbol, extent in extents.items()}
         self._totals = {symbol: extent.total for symbol, extent in extents.items()}
         self._replaced = sizes
@@ -64,9 +62,6 @@ class TurnCopy(SymbolSubstitution):
         attrs = super().attrs_of(node)
         if "stream" not in attrs:
             return attrs
-        seed, number = attrs["stream"]
-        if self._turn:
-            attrs["stream"] = fold_in(seed, self._turn), number
         shape = node.attrs["shape"]
         total, start = node.attrs.get("part") or (shape, (0,) * len(shape))
         if any(self._is_batch(size) for size in total):

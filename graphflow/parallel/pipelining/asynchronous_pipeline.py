@@ -176,7 +176,8 @@ class _PipelineUnroller:
     def _emit_passes(self, i: int) -> None:
         """Write the forward and backward passes of a micro-batch."""
         mapped: dict[Tensor, Tensor] = {}
-        renaming = SymbolSubstitution({name: self._piece(name, i).size for name in self.symbols})
+        sizes = {name: self._piece(name, i).size for name in self.symbols}
+        renaming = SymbolSubstitution(sizes, turn=i)
         for node in self.graph.nodes:
             if node.op.name == "placeholder":
                 mapped[node.outputs[0]] = self._placeholder(node, i)

@@ -13,13 +13,20 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import Node, Tensor, make_node, origin_scope
 from graphflow.ir.spec import Dim, Size, substitute
+from graphflow.ops.control_flow.control import fold_in
 
 
 class SymbolSubstitution:
-    """Rebuilds nodes, and the bodies that they hold, with other sizes in place of symbols."""
+    """Rebuilds nodes, and the bodies that they hold, with other sizes in place of symbols.
 
-    def __init__(self, sizes: Mapping[str, Size]) -> None:
+    Args:
+        sizes: the sizes that stand for symbols.
+        turn: the number of the copy. Each turn draws other random numbers.
+    """
+
+    def __init__(self, sizes: Mapping[str, Size], turn: int = 0) -> None:
         self._sizes = sizes
+        self._turn = turn
 
     def node(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
         """Rebuild a node with other sizes."""
@@ -27,7 +34,11 @@ class SymbolSubstitution:
 
     def attrs_of(self, node: Node) -> dict[str, Any]:
         """Return the attributes of a node with other sizes."""
-        return {name: self._value(value) for name, value in node.attrs.items()}
+        attrs = {name: self._value(value) for name, value in node.attrs.items()}
+        if self._turn and "stream" in attrs:
+            seed, number = attrs["stream"]
+            attrs["stream"] = fold_in(seed, self._turn), number
+        return attrs
 
     def device_of(self, node: Node) -> DeviceName:
         """Return the device of the copy of a node in a body."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_stage
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Problem
 from graphflow.placement.simulation import event_loop
 from graphflow.placement.simulation.execution_result import ExecutionResult

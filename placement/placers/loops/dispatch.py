@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 COMPILE_ABOVE = 500_000
 """Steps of a loop above which it is worth loading the compiled one; 0.1 s of plain Python."""

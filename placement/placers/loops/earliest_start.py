@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.placement.compiled_loops.heaps import heap_pop, heap_push
+from graphflow.ops.kernels.compiled_loops.heaps import heap_pop, heap_push
 from graphflow.placement.placers.loops.input_arrivals import input_arrivals
 
 LOOPS = ("is_usable", "earliest_start")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphflow.placement.compiled_loops.heaps import heap_pop, heap_push
+from graphflow.ops.kernels.compiled_loops.heaps import heap_pop, heap_push
 
 LOOPS = ("ready_order",)
 

@@ -10,6 +10,7 @@ import numpy as np
 import graphflow as gf
 from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party
 from graphflow.ir.op import Tensor
+from graphflow.ops.control_flow.turn_rules import TurnRules
 
 Disturb = Callable[[int, Any, Tensor], Tensor]
 """(party, turn, tensor) -> the tensor; party 0 is the server."""
@@ -25,6 +26,7 @@ def server_and_workers(
     order: Any = None,
     pins: Sequence[str] | None = None,
     disturb: Disturb = undisturbed,
+    rules: TurnRules | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A server with one worker for each number of turns; none waits for another worker.
 
@@ -68,8 +70,13 @@ def server_and_workers(
     loops.add(serve, where[0])
     for k in range(len(turns)):
         loops.add(work(k), where[k + 1])
-    (weights, came), *seen = loops.build()
+    (weights, came), *seen = loops.build(rules=rules or window_rules(turns))
     return weights, came, seen
+
+
+def window_rules(turns: Sequence[int], **others: Any) -> TurnRules:
+    """Rules of a window of party 0, the server, and a worker for each number of turns."""
+    return TurnRules((0,), tuple(range(1, len(turns) + 1)), tuple(turns), **others)
 
 
 def by_hand(start: Any, order: Sequence[int], count: int) -> Any:

@@ -3,6 +3,7 @@ step has besides a network and its gradient."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_one_stage_is_one_micro_batch_after_the_other(make: Callable[[Any], Step
         assert s.run(fetches, {x: X})[0] == pytest.approx(np.mean(losses), rel=1e-14)
         for have, want in zip([s.get(v) for v in variables], wanted, strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-13)
+
+
+def test_each_micro_batch_draws_random_numbers_of_its_own() -> None:
+    x = gf.placeholder("float64", ("B", WIDTH), name="x")
+    w = gf.variable(np.ones((WIDTH, WIDTH)), name="w")
+    kept = gf.nn.dropout(x, 0.5)
+    loss = gf.mean(kept @ w)
+    train = gf.optim.SGD(0.1).minimize(loss, strategy=Pipeline(1, "pipedream", COUNT))
+    with gf.Session() as s:
+        masks = np.split(s.run([kept, train], {x: np.ones((COUNT * 16, WIDTH))})[0], COUNT)
+    assert all((a != b).any() for a, b in itertools.combinations(masks, 2))
 
 
 def test_a_mean_over_steps_goes_on_from_the_newest_in_any_stage() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import MemoryLimitError, PlacementError, ProblemError
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.placement.problems.problem import Problem
 from graphflow.placement.stages import loops as stage_loops
 from graphflow.placement.stages.bounds import closure_bound, cover_bound, fluid_bound

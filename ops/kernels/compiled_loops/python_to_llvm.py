@@ -18,9 +18,10 @@ from types import FunctionType, ModuleType
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
-from graphflow.placement.compiled_loops.llvm_lines import (
+from graphflow.ops.kernels.compiled_loops.llvm_lines import (
     ITEM,
     LLVM,
+    STORED,
     Lines,
     LlvmValue,
     constant,
@@ -231,9 +232,7 @@ class _Body:
             return
         if not isinstance(target, ast.Subscript):
             raise self._error(target)
-        place, kind = self._place(target)
-        value = self.out.convert(value, kind)
-        self.out.emit(f"store {LLVM[kind]} {value.text}, ptr {place}")
+        self.out.store(value, self._place(target))
 
     # Values -----------------------------------------------------------------------------------
 
@@ -262,29 +261,27 @@ class _Body:
 
     def _subscript_value(self, node: ast.Subscript) -> LlvmValue:
         if not isinstance(node.slice, ast.Slice):
-            place, kind = self._place(node)
-            return self.out.emit(f"load {LLVM[kind]}, ptr {place}", kind)
+            return self.out.load(self._place(node))
         array = self._value(node.value)
         if node.slice.lower is None or node.slice.upper is None:
             raise self._error(node)
         first, stop = self._value(node.slice.lower), self._value(node.slice.upper)
-        item = LLVM[ITEM[array.kind]]
+        item = STORED[array.kind]
         start = self.out.emit(
             f"getelementptr {item}, ptr {array.text}, i64 {first.text}", array.kind
         )
         count = self.out.emit(f"sub i64 {stop.text}, {first.text}", "i")
         return LlvmValue(array.kind, start.text, count.text)
 
-    def _place(self, node: ast.Subscript) -> tuple[str, str]:
+    def _place(self, node: ast.Subscript) -> LlvmValue:
+        """The address of an item, with the letter of its array."""
         array = self._value(node.value)
         if array.kind not in ITEM:
             raise self._error(node)
         index = self.out.convert(self._value(node.slice), "i")
-        item = ITEM[array.kind]
-        place = self.out.emit(
-            f"getelementptr {LLVM[item]}, ptr {array.text}, i64 {index.text}", "I"
+        return self.out.emit(
+            f"getelementptr {STORED[array.kind]}, ptr {array.text}, i64 {index.text}", array.kind
         )
-        return place.text, item
 
     def _binop_value(self, node: ast.BinOp) -> LlvmValue:
         return self._binary(node.op, self._value(node.left), self._value(node.right), node)

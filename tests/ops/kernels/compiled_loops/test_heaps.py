@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphflow.placement.compiled_loops import heaps
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops import heaps
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 ENTRY = st.tuples(st.sampled_from([0.0, 1.0, 2.5, float("inf")]), st.integers(0, 5))
 

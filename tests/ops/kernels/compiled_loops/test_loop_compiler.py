@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.errors import CompileError
-from graphflow.placement.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 SOURCE = """
 from math import exp, log, sqrt
@@ -90,6 +90,16 @@ def strange(a):
     return [a]
 
 
+def scale(x, index, factor):
+    total = 0.0
+    for i in range(len(index)):
+        at = int(index[i])
+        total += float(x[at]) * factor
+        x[at] = float(x[at]) * factor
+        index[i] = at * 2 - 1
+    return total
+
+
 def flagged(x, wanted: bool):
     n = 0
     for i in range(len(x)):
@@ -141,6 +151,22 @@ def test_floats_and_arrays_give_the_same_bits(source: ModuleType, values: list[f
     assert np.array_equal(one, other)
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=12),
+    st.lists(st.integers(0, 2), max_size=5),
+    st.floats(-1e3, 1e3),
+)
+def test_arrays_of_32_bits_give_the_same_bits(
+    source: ModuleType, values: list[float], places: list[int], factor: float
+) -> None:
+    found = []
+    for function in (native(source, "scale"), source.scale):
+        x, index = np.array(values, np.float32), np.array(places, np.int32)
+        found.append((function(x, index, factor), x.tobytes(), index.tobytes()))
+    assert found[0] == found[1]
+
+
 def test_what_a_condition_need_not_look_at_is_not_read(source: ModuleType) -> None:
     x = np.array([1.0, 2.0])
     for at in (-9, -1, 0, 1):
@@ -158,5 +184,5 @@ def test_what_has_no_native_form_is_named_with_its_line(source: ModuleType) -> N
         native(source, "strange")(1)
     with pytest.raises(CompileError, match="takes 1 arguments, not 2"):
         native(source, "down")(1, 2)
-    with pytest.raises(CompileError, match="flat int64 and float64"):
+    with pytest.raises(CompileError, match="flat arrays of int64"):
         native(source, "smallest")(np.zeros((2, 2)), 0, 1)

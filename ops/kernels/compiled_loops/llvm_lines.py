@@ -12,9 +12,17 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
 
-LLVM = {"i": "i64", "f": "double", "b": "i1", "I": "ptr", "F": "ptr", "v": "void"}
-"""Types by letter: int, float, bool, arrays of the first two, and nothing."""
-ITEM = {"I": "i", "F": "f"}
+LLVM = {
+    "i": "i64", "f": "double", "b": "i1", "v": "void",
+    "I": "ptr", "F": "ptr", "J": "ptr", "G": "ptr",
+}  # fmt: skip
+"""Types by letter: int, float, bool, nothing; arrays of int64, float64, int32 and float32."""
+ITEM = {"I": "i", "F": "f", "J": "i", "G": "f"}
+"""What an item of an array is once it is loaded."""
+STORED = {"I": "i64", "F": "double", "J": "i32", "G": "float"}
+"""What an item of an array is in memory."""
+_WIDEN = {"J": "sext i32 {} to i64", "G": "fpext float {} to double"}
+_NARROW = {"J": "trunc i64 {} to i32", "G": "fptrunc double {} to float"}
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,19 @@ class Lines:
             f"  %t{self._count} = {how.format(value.text)}"
         )
         return LlvmValue(kind, f"%t{self._count}")
+
+    def load(self, place: LlvmValue) -> LlvmValue:
+        """The item of an array that lies at a place; items of 32 bits become wider."""
+        kind = place.kind
+        item = self.emit(f"load {STORED[kind]}, ptr {place.text}", ITEM[kind])
+        return self.emit(_WIDEN[kind].format(item.text), ITEM[kind]) if kind in _WIDEN else item
+
+    def store(self, value: LlvmValue, place: LlvmValue) -> None:
+        """Write an item of an array; items of 32 bits are rounded, or cut."""
+        item = self.convert(value, ITEM[place.kind])
+        if place.kind in _NARROW:
+            item = self.emit(_NARROW[place.kind].format(item.text), item.kind)
+        self.emit(f"store {STORED[place.kind]} {item.text}, ptr {place.text}")
 
     def truth(self, value: LlvmValue) -> str:
         """Return True if a value is not zero."""

@@ -1,12 +1,15 @@
 """Plain Python loops over flat sequences as machine code, within a tenth of a second.
 
     evaluate = native(search_loops, "evaluate")
-    seconds = evaluate(n, d, sequence, ...)      # int64 and float64 arrays, ints, floats, bools
+    seconds = evaluate(n, d, sequence, ...)      # flat arrays, ints, floats, bools
 
-The placers' loops use little of Python: `for` over ranges, `while`, `if`, numbers, flat arrays, and
-calls of each other. That is translated to LLVM text and compiled once per machine, in about 0.2 s.
-A general compiler such as numba takes 2 s to import and 20 s to compile the same. The operations
-keep their order, without fast-math, so the bits are those of Python. A function is compiled for the
+Arrays hold int64, float64, int32 or float32. Items of 32 bits are computed with as 64 bits; a loop
+that is to give the same bits as Python reads them by `int(x[i])` and `float(x[i])`.
+
+Such loops use little of Python: `for` over ranges, `while`, `if`, numbers, flat arrays, and calls
+of each other. That is translated to LLVM text and compiled once per machine, in about 0.2 s. A
+general compiler such as numba takes 2 s to import and 20 s to compile the same. The operations keep
+their order, without fast-math, so the bits are those of Python. A function is compiled for the
 types of its arguments; types of local names follow from what they are given. Indices are not
 checked, and must not be negative; a division by zero is infinite instead of an error.
 """
@@ -23,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CompileError
-from graphflow.placement.compiled_loops.llvm_lines import ITEM
-from graphflow.placement.compiled_loops.python_to_llvm import program
+from graphflow.ops.kernels.compiled_loops.llvm_lines import ITEM
+from graphflow.ops.kernels.compiled_loops.python_to_llvm import program
 
 
 def native(module: ModuleType, name: str) -> Callable[..., Any]:
@@ -89,7 +92,7 @@ class _LLVM:
         self._cpu = binding.get_host_cpu_name()
         self._features = binding.get_host_cpu_features().flatten()
         version = ".".join(map(str, binding.llvm_version_info))
-        self._setting = f"loops {version} {self._target.triple} {self._cpu} {self._features}"
+        self._setting = f"loops 2 {version} {self._target.triple} {self._cpu} {self._features}"
         self._alive: list[Any] = []
 
     def address(self, symbol: str, text: str) -> int:
@@ -111,7 +114,9 @@ class _LLVM:
         module = llvm.parse_assembly(text)
         module.verify()
         module.triple, module.data_layout = self._target.triple, str(machine.target_data)
-        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
+        tuning = llvm.create_pipeline_tuning_options(3)
+        tuning.slp_vectorization = True  # several sums beside each other become one vector
+        builder = llvm.create_pass_builder(machine, tuning)
         builder.getModulePassManager().run(module, builder)
         code: bytes = machine.emit_object(module)
         return code
@@ -129,12 +134,16 @@ def _llvm() -> _LLVM:
     return _LLVM()
 
 
+_ARRAYS = {"int64": "I", "float64": "F", "int32": "J", "float32": "G"}
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        if value.ndim == 1 and value.flags.c_contiguous and value.dtype in (np.int64, np.float64):
-            return "I" if value.dtype == np.int64 else "F"
+        if value.ndim == 1 and value.flags.c_contiguous and value.dtype.name in _ARRAYS:
+            return _ARRAYS[value.dtype.name]
         raise CompileError(
-            f"an array of shape {value.shape} and {value.dtype}: loops take flat int64 and float64"
+            f"an array of shape {value.shape} and {value.dtype}: loops take flat arrays of "
+            f"{', '.join(_ARRAYS)}"
         )
     if isinstance(value, bool):
         return "b"

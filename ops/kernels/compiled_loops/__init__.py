@@ -1,0 +1,1 @@
+"""The compiler that turns inner loops from Python into machine code."""

@@ -1,1 +1,0 @@
-"""The compiler that turns inner loops of placers from Python into machine code."""
