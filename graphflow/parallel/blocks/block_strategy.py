@@ -340,13 +340,25 @@ class BlockStrategy:
 
 
 def _order_phases(division: ShardedGraph) -> ShardedGraph:
-    """Return the graph with its nodes in the order of turns and phases."""
-    turns = {
+    """Return the graph with its nodes in the order of turns and phases.
+
+    A node that waits for another device comes where its result is read first.
+    """
+    own = {
         part.node: tensor.node.turn
         for tensor, value in division.values.items()
         if tensor.node.turn >= 0
         for part in value.shards
+        if part.node.op.joint is None
     }
+    graph, turns = division.graph, dict(own)
+    first_read: dict[Node, int] = {}
+    for node in reversed(graph.nodes):
+        readers = (own.get(reader, first_read.get(reader, -1)) for reader in graph.consumers[node])
+        first_read[node] = min((turn for turn in readers if turn >= 0), default=-1)
+        waits = node.op.joint is not None or any(t.node.device != node.device for t in node.inputs)
+        if node not in own and waits and first_read[node] >= 0:
+            turns[node] = first_read[node]
     return order_by_turns(division, turns)
 
 

@@ -170,6 +170,8 @@ class ProximalWindow(BlockWindow):
 
     def _apply(self, slopes: Slopes, bounds: Tensor) -> None:
         """Apply the step along a block, and note which of its columns can be left out."""
+        if slopes.active is not None:
+            slopes = self.exchange(slopes)
         old, new = self.step(slopes, G["take"](bounds, slopes.columns, axis=0))
         self.move(slopes, old, new)
         moved = G["max"](G["abs"](new - old))

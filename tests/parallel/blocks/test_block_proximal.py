@@ -301,6 +301,24 @@ def test_a_report_counts_all_rows_and_a_plan_shows_turns() -> None:
 
 
 @pytest.mark.parametrize("kkt", [None, 0.0])
+def test_a_plan_predicts_that_a_delay_hides_the_exchange(kkt: float | None) -> None:
+    """Where a turn computes for 5 ms and its exchange takes 5 ms."""
+    cluster = gf.Cluster.hypothetical(
+        2, flops=1e10, bandwidth=1e10, memory=1 << 33, link_latency=5e-3, link_bandwidth=1e8
+    )
+    seconds = []
+    for delay in (0, 1, 4):
+        x = gf.variable(gf.init.zeros((20_000, 2_000)), name="x", trainable=False)
+        w = gf.variable(gf.init.zeros((2_000,)), name="w")
+        loss = 0.5 * gf.sum(gf.square(x @ w - 1.0))
+        strategy = BlockProximal(10, delay, L1(1.0), kkt=kkt) * Shard({"n": 2}, {"x": ("n",)})
+        train = gf.optim.SGD(1.0).minimize(loss, strategy=strategy)
+        seconds.append(gf.plan(train, cluster).makespan)
+    assert seconds[1] < 0.65 * seconds[0]
+    assert seconds[2] < 0.95 * seconds[1]
+
+
+@pytest.mark.parametrize("kkt", [None, 0.0])
 def test_a_checkpoint_between_windows_goes_on_bit_equal(kkt: float | None, tmp_path: Path) -> None:
     problem = LassoProblem(40, 30)
 
