@@ -54,7 +54,9 @@ class ParameterServer:
             "async": for nothing; each worker takes K turns.
         staleness: with "ssp", the number of turns that a worker may be ahead of the slowest one.
         aggregate: the number of pushes whose mean makes an update, M. Default: W with "pool" and
-            "bsp", else 1.
+            "bsp", else 1. With "bsp", fewer than W leave W − M backup workers: a round takes the
+            first M pushes, late ones are dropped and counted, and their workers join the present
+            round.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
@@ -66,12 +68,14 @@ class ParameterServer:
     Raises:
         ShardingError: a count is invalid; `consistency` is unknown; `staleness` is missing with
             "ssp" or given without it; when a graph is partitioned: the turns of a window do not
-            divide by `aggregate`, the batch has a fixed size or does not divide into micro-batches,
-            there are more servers than variables, or an update needs gradients of several servers.
+            divide by `aggregate`, backup workers have several servers, the batch has a fixed size
+            or does not divide into micro-batches, there are more servers than variables, or an
+            update needs gradients of several servers.
 
     Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014;
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool).
+        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool); Chen et al., "Revisiting
+        distributed synchronous SGD", arXiv:1604.00981 (backup workers).
     """
 
     servers: int = 1
@@ -198,17 +202,24 @@ class ParameterServer:
         turns = Turns(workers, self.window)
         together = workers if self.consistency in ("pool", "bsp") else 1
         aggregate = together if self.aggregate is None else self.aggregate
-        if self.consistency == "bsp" and aggregate != workers:
+        rules = Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        if self.consistency == "bsp" and aggregate > workers:
             raise ShardingError(
-                f'aggregate={aggregate}, but with "bsp" a round has one push of each of '
-                f"{show_count(workers, 'worker')}; leave out aggregate="
+                f"aggregate={aggregate}, but a round has one push of each of "
+                f"{show_count(workers, 'worker')}; take {workers} at most"
             )
-        if turns.total % aggregate:
+        if rules.has_backups and self.servers > 1:
+            raise ShardingError(
+                f"aggregate={aggregate} of {workers} workers leaves {workers - aggregate} as "
+                f"backups, and each of {self.servers} servers would drop other pushes; take "
+                "servers=1, or leave out aggregate="
+            )
+        if turns.total % aggregate and not rules.has_backups:
             raise ShardingError(
                 f"{turns} do not divide into updates of aggregate={aggregate} pushes; choose "
                 "a window= of which that many turns are a multiple"
             )
-        return Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        return rules
 
     def _describe(self, rules: Rules) -> str:
         """Return a sentence for plans and reports."""
@@ -217,6 +228,8 @@ class ParameterServer:
             if rules.aggregate == 1
             else f"the mean of {rules.aggregate} pushes is an update"
         )
+        if rules.has_backups:
+            together = f"the mean of the first {rules.aggregate} pushes of a round is an update"
         bound = f", staleness {rules.staleness}" if rules.consistency == "ssp" else ""
         return (
             f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "

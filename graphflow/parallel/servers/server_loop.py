@@ -32,7 +32,7 @@ class ServerPorts(NamedTuple):
         fetched: the routes of what turns compute for fetches.
         pulls: the route of each bundle of variables that workers pull.
         numbers: for each worker, the channel of the next micro-batch, -1 for none; only of the
-            first server of a pool.
+            first server of a pool. With backup workers: of the next round.
     """
 
     tickets: Sequence[PartyChannel]
@@ -129,8 +129,13 @@ class ServerLoop:
         ]  # fmt: skip
         which, staleness, micro, *fetched = flat
         last = dict(zip(self._first, values, strict=True))
-        states = [t for each in (*light["pushes"], *light["pulls"], light["update"]) for t in each]
-        return ServedResults(last, which, staleness, micro, fetched, computed, states)
+        return ServedResults(
+            last, which, staleness, micro, fetched, computed, self._last_states(light)
+        )
+
+    def _last_states(self, light: Any) -> list[Tensor]:
+        """Return the last values of the states of routes and of the update."""
+        return [t for each in (*light["pushes"], *light["pulls"], light["update"]) for t in each]
 
     def _first_light(self) -> dict[str, Any]:
         """Return what the loop carries beside the values of variables, and may be sent between
@@ -148,7 +153,7 @@ class ServerLoop:
             "pulls": find_states(self._ports.pulls),
             "update": [v.outputs[0] for v in self._update.first_state()],
         }
-        if self._ports.numbers:
+        if self._rules.is_pool and self._ports.numbers:
             light["dealt"] = np.int32(workers)
         return light
 

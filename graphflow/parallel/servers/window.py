@@ -16,6 +16,7 @@ from graphflow.ir.spec import Span, TensorSpec, substitute
 from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.servers.backup_loop import BackupServerLoop
 from graphflow.parallel.servers.bundles import make_bundles
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import Dealt
@@ -173,7 +174,7 @@ class ServedWindow:
             if push.is_difference and push.variable is not None
         ]
         fetched = [*self.turn_fetches] if server == 0 else []
-        is_queue = self.rules.is_pool and server == 0
+        is_queue = self.rules.deals_numbers and server == 0
         return ServerPorts(
             make_tickets(loops, workers),
             {
@@ -301,7 +302,8 @@ class ServedWindow:
         }
         outside = {node: self._value_at(node, server) for node in update.outside}
         order = None if self.rules.has_fixed_order else self._wanted_order(server)
-        return ServerLoop(self.rules, update, self.ports[server], values, outside, order)
+        make = BackupServerLoop if self.rules.has_backups else ServerLoop
+        return make(self.rules, update, self.ports[server], values, outside, order)
 
     def _wanted_order(self, server: int) -> Tensor:
         """Return the order that a server has to follow: its row of what is fed."""

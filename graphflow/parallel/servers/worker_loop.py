@@ -71,11 +71,12 @@ class WorkerLoop:
             [v.outputs[0] for v in route.worker_states(self._worker)] for route in self._routes
         ]
         turns = self._rules.turns
-        if self._rules.is_pool:
+        if self._rules.deals_numbers:
+            first = self._worker if self._rules.is_pool else 0
             _, states = party.while_loop(
                 lambda state: state[0] >= 0,
                 lambda state: self._take_next(party, *state),
-                (np.int32(self._worker), states),
+                (np.int32(first), states),
             )
             return [t for state in states for t in state]
         numbers = np.arange(self._worker, turns.total, turns.workers, dtype=np.int32)
@@ -87,8 +88,10 @@ class WorkerLoop:
         return [t for state in states for t in state]
 
     def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
-        """Take the micro-batch of a number through the turn; receive the next number."""
+        """Take the micro-batch of a number, or of a round, through the turn; receive the next."""
         rows = [FUNCTIONS["take"](batch, number, 0) for batch in self._batches.values()]
+        if self._rules.has_backups:
+            number = number * np.int32(self._rules.turns.workers) + np.int32(self._worker)
         states = self._turn(party, states, number, rows)
         return party.receive(self._ports[0].numbers[self._worker]), states
 
