@@ -30,10 +30,12 @@ class FitHistory:
     Attributes:
         solver: the name of the solver.
         certificates: one for each time that a certificate was computed.
+        best: the certified model with the least objective; None before the first one.
     """
 
     solver: str = ""
     certificates: list[Certificate] = field(default_factory=list)
+    best: LinearModel | None = None
 
     @property
     def seconds(self) -> list[float]:
@@ -71,7 +73,6 @@ class FitMonitor:
         history: where certificates are noted.
 
     Attributes:
-        best: the certified model with the least objective; None before the first one.
         passes: passes over the data so far, which solvers count.
     """
 
@@ -81,11 +82,15 @@ class FitMonitor:
         self.problem = problem
         self.tol = tol
         self.history = history
-        self.best: LinearModel | None = None
         self.passes = 0.0
         self._most = max_passes
         self._start = time.perf_counter()
         self._highest_dual: float | None = None
+
+    @property
+    def best(self) -> LinearModel | None:
+        """The certified model with the least objective; None before the first one."""
+        return self.history.best
 
     @property
     def is_exhausted(self) -> bool:
@@ -123,15 +128,17 @@ class FitMonitor:
             gap = max(found.primal - highest, 0.0)
             found = Certificate(found.primal, highest, gap, found.passes, found.seconds)
         self.history.certificates.append(found)
-        if self.best is None or found.primal <= self.best.certificate.primal:
-            self.best = LinearModel(w.copy(), float(b), found)
+        best = self.history.best
+        if best is None or found.primal <= best.certificate.primal:
+            best = LinearModel(w.copy(), float(b), found)
         elif found.dual is not None:
-            best = self.best.certificate
-            gap = max(best.primal - found.dual, 0.0)
-            proof = Certificate(best.primal, found.dual, gap, found.passes, found.seconds)
-            self.best = LinearModel(self.best.w, self.best.b, proof)
-        gap_now = self.best.certificate.relative_gap
-        show_stage("gap of 1e-12" if not gap_now else f"gap {gap_now:.1e}", round(self.passes))
+            primal = best.certificate.primal
+            gap = max(primal - found.dual, 0.0)
+            proof = Certificate(primal, found.dual, gap, found.passes, found.seconds)
+            best = LinearModel(best.w, best.b, proof)
+        self.history.best = best
+        gap_now = best.certificate.relative_gap
+        show_stage(f"gap {gap_now:.1e}, passes" if gap_now else "passes", round(self.passes))
         return gap_now is not None and gap_now <= self.tol
 
 

@@ -67,7 +67,7 @@ class Loss:
 SQUARED, LOGISTIC, HINGE, SQUARED_HINGE, HUBER, INSENSITIVE, SQUARED_INSENSITIVE = range(7)
 
 
-def _sigmoid(z: Floats) -> Floats:
+def sigmoid(z: Floats) -> Floats:
     """Return 1 / (1 + exp(-z)) without overflow."""
     small = np.exp(-np.abs(z))
     return np.where(z >= 0, 1.0, small) / (1.0 + small)
@@ -125,8 +125,8 @@ logistic = Loss(
     "logistic",
     LOGISTIC,
     value=lambda f, y, _: np.logaddexp(0.0, -y * f),
-    slope=lambda f, y, _: -y * _sigmoid(-y * f),
-    curvature=lambda f, y, _: _sigmoid(f) * _sigmoid(-f),
+    slope=lambda f, y, _: -y * sigmoid(-y * f),
+    curvature=lambda f, y, _: sigmoid(f) * sigmoid(-f),
     conjugate=_logistic_conjugate,
     classifies=True,
 )
@@ -194,6 +194,6 @@ def squared_epsilon_insensitive(epsilon: float = 0.0) -> Loss:
 
 
 __all__ = [
-    "Floats", "Loss", "epsilon_insensitive", "hinge", "huber", "logistic",
+    "Floats", "Loss", "epsilon_insensitive", "hinge", "huber", "logistic", "sigmoid",
     "squared", "squared_epsilon_insensitive", "squared_hinge",
 ]  # fmt: skip

@@ -25,6 +25,8 @@ _FIRST = 3
 """Passes before the first certificate."""
 _MOST = 8
 """Passes between two certificates, at most."""
+_TINY, _TINY_PASSES = 10_000, 1000
+"""Numbers of a table that is solved as far as rounding errors allow, and the passes for that."""
 
 
 def ascend_dual(
@@ -82,10 +84,21 @@ class _DualAscent:
             monitor.passes += since
             self._compute_weights()
             w = self.w if self.problem.bias else self.w[:-1]
-            if monitor.certify(w, 0.0, self.beta, v=w * self.problem.l2) or monitor.is_exhausted:
+            is_enough = monitor.certify(w, 0.0, self.beta, v=w * self.problem.l2)
+            if (is_enough and not self._goes_further(monitor)) or monitor.is_exhausted:
                 return
             wanted = monitor.passes_left(_MOST)
             self._go_on()
+
+    def _goes_further(self, monitor: FitMonitor) -> bool:
+        """Return True if the table is so small that the gap may as well fall to rounding errors.
+
+        Then rows with weights give the same model as repeated rows.
+        """
+        gap = monitor.history.certificates[-1].relative_gap
+        return self.problem.rows * self.problem.columns <= _TINY and bool(gap) and (
+            gap > 1e-15 and monitor.passes < _TINY_PASSES
+        )
 
     def _compute_weights(self) -> None:
         """Compute the coefficients again from the dual variables."""

@@ -23,6 +23,8 @@ from graphflow.linear.problem import LinearProblem, multiply
 
 MANY = 2000
 """Columns, or rows, up to which a step factorises a matrix of their products."""
+FEW = 4_000_000
+"""Numbers of a sparse table up to which it is made dense for that."""
 
 
 def minimize_smooth(
@@ -98,11 +100,11 @@ def _choose(problem: LinearProblem) -> str:
     """Return the method that is likely to be the fastest."""
     if not problem.l2:
         return "lstsq"
-    if not problem.is_sparse and problem.columns <= min(MANY, problem.rows):
+    if problem.is_sparse and problem.rows * problem.columns > FEW:
+        return "cg"
+    if problem.columns <= min(MANY, problem.rows):
         return "cholesky"
-    if not problem.is_sparse and problem.rows <= min(MANY, problem.columns):
-        return "kernel"
-    return "cg"
+    return "kernel" if problem.rows <= min(MANY, problem.columns) else "cg"
 
 
 _Step = Callable[[Floats, Floats, float], tuple[Floats, float]]
@@ -144,7 +146,7 @@ def _cholesky_step(
     if problem.has_intercept:
         products -= float(h.sum()) * np.outer(means, means)
     products[np.diag_indices_from(products)] += problem.l2
-    return cho_solve(cho_factor(products), slope), problem.columns / 2
+    return cho_solve(cho_factor(products), slope), 1.0
 
 
 def _kernel_step(
@@ -157,7 +159,7 @@ def _kernel_step(
     products = rows @ rows.T
     products[np.diag_indices_from(products)] += problem.l2 / h[used]
     inner = cho_solve(cho_factor(products), rows @ slope)
-    return (slope - rows.T @ inner) / problem.l2, problem.rows / 2
+    return (slope - rows.T @ inner) / problem.l2, 1.0
 
 
 def _least_squares_step(
@@ -169,7 +171,7 @@ def _least_squares_step(
     rows = (_dense(problem) - _means(problem, h)) * root[:, None]
     # The shortest p with rowsᵀ rows p = slope; the slope lies in the span of the rows.
     target = lstsq(rows.T, slope, lapack_driver="gelsy")[0]
-    return np.asarray(lstsq(rows, target, lapack_driver="gelsy")[0]), float(problem.columns)
+    return np.asarray(lstsq(rows, target, lapack_driver="gelsy")[0]), 1.0
 
 
 def _cg_step(
