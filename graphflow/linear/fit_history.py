@@ -97,6 +97,12 @@ class FitMonitor:
         """True if the passes are used up."""
         return self.passes >= self._most
 
+    @property
+    def is_stalled(self) -> bool:
+        """True if the last certificate is no better than the one before it."""
+        last = self.history.certificates[-2:]
+        return len(last) == 2 and last[1].gap is not None and last[1].gap >= (last[0].gap or 0.0)
+
     def passes_left(self, most: int) -> float:
         """Return after how many passes the gap would be small enough, if it went on falling as it
         did between the last two certificates; between 1 and `most`."""

@@ -88,7 +88,7 @@ def best_intercept(problem: LinearProblem, f: Floats) -> float:
         step = -slope / curvature if curvature > 0 else -np.sign(slope)
         step = float(np.clip(step, -10.0, 10.0))
         new = at + step
-        if not low < new < high:
+        if not low < new < high and np.isfinite(low + high):
             new = 0.5 * (low + high)
         if new == at:
             break

@@ -28,6 +28,8 @@ _FIRST_SET = 100
 """Columns of the first set, at least."""
 _PRODUCTS = 3000
 """Columns of a set up to which their products are computed."""
+_PATIENCE = 5
+"""Rounds in a row that may bring nothing."""
 _KEPT = 5
 """Iterates that an extrapolation combines."""
 
@@ -48,7 +50,7 @@ def descend_columns(
     f = problem.predict(w, b)
     loss, c, y = problem.loss, problem.c, problem.y
     is_squared = loss.name == "squared"
-    columns, parabola = np.flatnonzero(w), None
+    columns, parabola, stalled = np.flatnonzero(w), None, 0
     while True:
         if problem.has_intercept:
             moved = best_intercept(problem, f)
@@ -64,14 +66,17 @@ def descend_columns(
             parabola = _Parabola(problem, h, is_positive)
         parabola.add(columns[parabola.size :])
         objective = monitor.history.certificates[-1].primal
-        change = parabola.solve(w[columns], v[columns], beta, 0.01 * monitor.tol * abs(objective))
+        # The gap of an l1 penalty falls with the root of what a pass gains.
+        goal = max(0.01 * monitor.tol**2, 1e-20) * abs(objective)
+        change = parabola.solve(w[columns], v[columns], beta, goal)
         monitor.passes += 1 + parabola.passes
         along = multiply(parabola.x, change)
         beside = -float(parabola.means @ change)
         length = 1.0
         if not is_squared:
             length = _line_search(problem, w, f, columns, change, along + beside)
-        if length == 0.0 or not change.any():
+        stalled = stalled + 1 if monitor.is_stalled else 0
+        if length == 0.0 or not change.any() or stalled > _PATIENCE:
             return
         w = w.copy()
         w[columns] += length * change
@@ -231,12 +236,13 @@ def _extrapolate(kept: list[Floats]) -> Floats:
 def _line_search(
     problem: LinearProblem, w: Floats, f: Floats, chosen: Any, change: Floats, along: Floats
 ) -> float:
-    """Return the first of 1, 1/2, 1/4, … by which the objective falls; 0 if none does."""
+    """Return the first of 1, 1/2, 1/4, … by which the objective does not rise; 0 if none does."""
     before, length = problem.primal(w, f), 1.0
+    slack = 1e-15 * abs(before)  # rounding near the optimum, where the dual still improves
     for _ in range(30):
         new = w.copy()
         new[chosen] += length * change
-        if problem.primal(new, f + length * along) < before:
+        if problem.primal(new, f + length * along) <= before + slack:
             return length
         length *= 0.5
     return 0.0

@@ -1,0 +1,111 @@
+"""The picture of fits: relative gaps over seconds, both by their logarithms, as one SVG document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from graphflow.placement.view import colours
+
+if TYPE_CHECKING:
+    from graphflow.linear.fit_history import FitHistory
+
+WIDTH, HEIGHT = 760.0, 420.0
+LEFT, RIGHT, TOP, BOTTOM = 76.0, 150.0, 56.0, 56.0
+_LEAST = 1e-16
+"""The least gap that is drawn; gaps of 0 lie there."""
+
+_STYLE = f"""
+.gf-gap {{ --ink: {colours.INK}; --faint: {colours.FAINT}; --paper: {colours.PAPER};
+  --grid: #e3e8ee; }}
+@media (prefers-color-scheme: dark) {{ .gf-gap {{ --ink: #e4e9f0; --faint: #97a3b3;
+  --paper: #181e26; --grid: #2a323d; }} }}
+.gf-gap text {{ font-family: Inter, Helvetica, Arial, "DejaVu Sans", sans-serif; font-size: 12px;
+  fill: var(--ink); }}
+.gf-gap .h1 {{ font-size: 16px; font-weight: 650; }}
+.gf-gap .small {{ fill: var(--faint); }}
+.gf-gap line {{ stroke: var(--grid); }}
+.gf-gap polyline {{ fill: none; stroke-width: 2.2; stroke-linejoin: round; }}
+"""
+
+
+def draw_gaps(histories: Sequence[FitHistory]) -> str:
+    """Return an SVG document with a curve for each history that has gaps.
+
+    Args:
+        histories: those of fits; curves are named by their solvers.
+    """
+    curves = [
+        [(max(c.seconds, 1e-6), max(gap, _LEAST)) for c in history.certificates
+         if (gap := c.relative_gap) is not None and math.isfinite(gap)]
+        for history in histories
+    ]  # fmt: skip
+    points = [point for curve in curves for point in curve] or [(1e-3, 1.0), (1.0, 1e-6)]
+    frame = _Frame([x for x, _ in points], [y for _, y in points])
+    parts = [f'<text class="h1" x="{LEFT}" y="28">Relative duality gap over seconds</text>']
+    parts += _axes(frame)
+    for i, (history, curve) in enumerate(zip(histories, curves, strict=True)):
+        parts += _curve(frame, history.solver or "fit", curve, colours.shade(i).strong)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="gf-gap" width="{WIDTH:.0f}" '
+        f'height="{HEIGHT:.0f}" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img">\n'
+        f"<title>Relative duality gap over seconds</title>\n<style>{_STYLE}</style>\n"
+        '<rect width="100%" height="100%" rx="10" fill="var(--paper)"/>\n'
+        + "\n".join([*parts, "</svg>", ""])
+    )
+
+
+class _Frame:
+    """Logarithmic axes over whole powers of ten."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        self.x_powers = _powers(xs)
+        self.y_powers = _powers(ys)
+
+    def x(self, seconds: float) -> float:
+        """From the left."""
+        first, last = self.x_powers[0], self.x_powers[-1]
+        return LEFT + (math.log10(seconds) - first) / (last - first) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, gap: float) -> float:
+        """From the top."""
+        first, last = self.y_powers[0], self.y_powers[-1]
+        return TOP + (last - math.log10(gap)) / (last - first) * (HEIGHT - TOP - BOTTOM)
+
+
+def _powers(values: Sequence[float]) -> range:
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return range(low, max(high, low + 1) + 1)
+
+
+def _axes(frame: _Frame) -> Iterator[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    step = 1 + len(frame.y_powers) // 9
+    for power in frame.y_powers[::step]:
+        y = frame.y(10.0**power)
+        yield f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>'
+    for power in frame.x_powers:
+        x = frame.x(10.0**power)
+        yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>'
+        label = f"{10.0**power:g}"
+        yield f'<text class="small" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{label}</text>'
+    middle = (LEFT + right) / 2
+    yield f'<text class="small" x="{middle:.1f}" y="{HEIGHT - 14}" text-anchor="middle">seconds</text>'
+
+
+def _curve(
+    frame: _Frame, name: str, curve: Sequence[tuple[float, float]], colour: str
+) -> Iterator[str]:
+    if not curve:
+        return
+    at = [(frame.x(seconds), frame.y(gap)) for seconds, gap in curve]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    yield f'<polyline stroke="{colour}" points="{line}"/>'
+    for (x, y), (seconds, gap) in zip(at, curve, strict=True):
+        told = escape(f"{name}: {gap:.1e} after {seconds:.3g} s")
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{told}</title></circle>'
+    x, y = at[-1]
+    yield f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(name)}</text>'
