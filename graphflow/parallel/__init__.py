@@ -1,6 +1,8 @@
 """Parallelism: what several devices do with one model."""
 
 from graphflow.parallel.async_model import AsyncModel
+from graphflow.parallel.block_proximal import BlockProgress, BlockProximal
+from graphflow.parallel.block_scheduled import BlockScheduled
 from graphflow.parallel.compression.check import FilterCheck, check_filter
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.compression.fixed_point import FixedPoint
@@ -40,6 +42,9 @@ from graphflow.parallel.shard_strategy import Shard
 __all__ = [
     "GPT",
     "AsyncModel",
+    "BlockProgress",
+    "BlockProximal",
+    "BlockScheduled",
     "Data",
     "Filter",
     "FilterCheck",
