@@ -1,4 +1,4 @@
-"""The picture of fits: relative gaps over seconds, both by their logarithms, as one SVG document."""
+"""The picture of fits: relative gaps over seconds, on logarithmic axes, as one SVG document."""
 
 from __future__ import annotations
 
@@ -86,14 +86,16 @@ def _axes(frame: _Frame) -> Iterator[str]:
     for power in frame.y_powers[::step]:
         y = frame.y(10.0**power)
         yield f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>'
+        yield _note(LEFT - 8, y + 4, f"1e{power}", "end")
     for power in frame.x_powers:
         x = frame.x(10.0**power)
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>'
-        label = f"{10.0**power:g}"
-        yield f'<text class="small" x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{label}</text>'
-    middle = (LEFT + right) / 2
-    yield f'<text class="small" x="{middle:.1f}" y="{HEIGHT - 14}" text-anchor="middle">seconds</text>'
+        yield _note(x, bottom + 18, f"{10.0**power:g}", "middle")
+    yield _note((LEFT + right) / 2, HEIGHT - 14, "seconds", "middle")
+
+
+def _note(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text class="small" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
 
 
 def _curve(
@@ -106,6 +108,7 @@ def _curve(
     yield f'<polyline stroke="{colour}" points="{line}"/>'
     for (x, y), (seconds, gap) in zip(at, curve, strict=True):
         told = escape(f"{name}: {gap:.1e} after {seconds:.3g} s")
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{told}</title></circle>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">'
+        yield f"<title>{told}</title></circle>"
     x, y = at[-1]
     yield f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(name)}</text>'

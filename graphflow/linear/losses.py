@@ -173,9 +173,7 @@ def epsilon_insensitive(epsilon: float = 0.0) -> Loss:
         value=lambda f, y, e: np.abs(_excess(f, y, e)),
         slope=None,
         curvature=None,
-        conjugate=lambda beta, y, c, e: _feasible(
-            e * np.abs(beta) - beta * y, np.abs(beta) <= c
-        ),
+        conjugate=lambda beta, y, c, e: _feasible(e * np.abs(beta) - beta * y, np.abs(beta) <= c),
         parameter=float(epsilon),
     )
 

@@ -37,6 +37,7 @@ class LinearProblem:
         loss: the loss.
         l1, l2: factors of the penalties; not negative.
         has_intercept: True if b is free; else it is 0.
+        is_positive: True if no coefficient may be negative.
         bias: the value of a further column, whose coefficient comes last and is penalised as all
             others; 0 for none.
     """
@@ -49,6 +50,7 @@ class LinearProblem:
     l2: float = 0.0
     has_intercept: bool = False
     bias: float = 0.0
+    is_positive: bool = False
 
     @property
     def rows(self) -> int:
@@ -81,6 +83,10 @@ class LinearProblem:
         v = multiply(self.x.T, beta)
         return np.append(v, self.bias * beta.sum()) if self.bias else v
 
+    def bounded(self, v: Floats) -> Floats:
+        """Return the sizes that l1 bounds, of v = Xᵀβ."""
+        return v if self.is_positive else np.abs(v)
+
     def penalty(self, w: Floats) -> float:
         """Return the penalties of some coefficients."""
         return float(self.l1 * np.abs(w).sum() + 0.5 * self.l2 * (w @ w))
@@ -94,7 +100,7 @@ class LinearProblem:
         conjugates = float(self.loss.conjugates(beta, self.y, self.c).sum())
         if self.l2 == 0.0:
             return -conjugates
-        soft = np.maximum(np.abs(v) - self.l1, 0.0)
+        soft = np.maximum(self.bounded(v) - self.l1, 0.0)
         return -conjugates - float(soft @ soft) / (2.0 * self.l2)
 
 
@@ -132,7 +138,7 @@ def multiply(x: Matrix, w: Floats) -> Floats:
 
 
 def _multiply_blocks(x: Any, w: Floats) -> Floats:
-    """Return X @ w, with a block of X at a time in float64: float32 sums lose half of the digits."""
+    """Return X @ w, with a block of X at a time in float64: float32 would lose half the digits."""
     if x.flags.c_contiguous:
         step = max(1, (1 << 20) // max(1, x.shape[1]))
         parts = [x[i : i + step].astype(np.float64) @ w for i in range(0, x.shape[0], step)]
@@ -146,7 +152,8 @@ def _multiply_blocks(x: Any, w: Floats) -> Floats:
 
 def certify(
     problem: LinearProblem, w: Floats, b: float, beta: Floats | None = None, *,
-    predictions: Floats | None = None, v: Floats | None = None, passes: float = 0.0, seconds: float = 0.0,
+    predictions: Floats | None = None, v: Floats | None = None, passes: float = 0.0,
+    seconds: float = 0.0,
 ) -> Certificate:  # fmt: skip
     """Return the certificate of a model.
 
@@ -191,7 +198,7 @@ def _meet_intercept(problem: LinearProblem, beta: Floats) -> Floats:
 
 def _best_dual(problem: LinearProblem, beta: Floats, v: Floats) -> float:
     """Return the dual of β, or of β scaled until the constraints on v = Xᵀβ hold."""
-    most = float(np.abs(v).max(initial=0.0))
+    most = float(problem.bounded(v).max(initial=0.0))
     within = problem.l1 / most if most > problem.l1 else 1.0
     if problem.l2 > 0.0:
         found = problem.dual(beta, v)
@@ -202,7 +209,7 @@ def _best_dual(problem: LinearProblem, beta: Floats, v: Floats) -> float:
         curved = float(beta @ (beta / problem.c))
         limit = problem.l1 / most if most else math.inf
         best = float(beta @ problem.y) / curved if curved else 1.0
-        within = min(max(best, -limit), limit)
+        within = min(max(best, 0.0 if problem.is_positive else -limit), limit)
     return problem.dual(within * beta, within * v)
 
 

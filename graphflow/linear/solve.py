@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.progress import show_progress
-from graphflow.errors import ArgumentError
+from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import FitHistory, FitMonitor, LinearModel
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
@@ -24,7 +24,7 @@ _FLOPS_NS, _STEPS = 20.0, 7.0
 """Operations of a matrix product in a nanosecond, and the steps that Newton's method takes."""
 
 
-def choose_solver(problem: LinearProblem, *, is_positive: bool = False) -> str:
+def choose_solver(problem: LinearProblem) -> str:
     """Return the name of the solver that is likely to be the fastest.
 
     | problem | solver |
@@ -35,7 +35,7 @@ def choose_solver(problem: LinearProblem, *, is_positive: bool = False) -> str:
     | other squared losses | "cg" |
     | other smooth losses | "newton", or "sdca" where its passes cost less |
     """
-    if problem.l1 or is_positive:
+    if problem.l1 or problem.is_positive:
         return "cd"
     if problem.loss.slope is None:
         return "sdca"
@@ -56,7 +56,7 @@ def choose_solver(problem: LinearProblem, *, is_positive: bool = False) -> str:
 
 def solve(
     problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
-    seed: int = 0, w: Floats | None = None, b: float = 0.0, is_positive: bool = False,
+    seed: int = 0, w: Floats | None = None, b: float = 0.0,
 ) -> LinearModel:  # fmt: skip
     """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
 
@@ -67,13 +67,12 @@ def solve(
         history: where certificates are noted.
         seed: of the order of rows.
         w, b: the model to begin with, for solvers that do not work on the dual.
-        is_positive: True if no coefficient may be negative.
 
     Raises:
-        ArgumentError: the solver does not fit the problem; names one that does.
+        LinearModelError: the solver does not fit the problem; names one that does.
     """
-    chosen = choose_solver(problem, is_positive=is_positive) if solver == "auto" else solver
-    _check_solver(problem, chosen, is_positive)
+    chosen = choose_solver(problem) if solver == "auto" else solver
+    _check_solver(problem, chosen)
     history.solver = chosen
     given = problem
     if chosen != "sdca" and problem.bias:
@@ -84,7 +83,7 @@ def solve(
         if chosen == "sdca":
             ascend_dual(given, monitor, seed=seed)
         elif chosen == "cd":
-            descend_columns(given, monitor, w=w, b=b, is_positive=is_positive)
+            descend_columns(given, monitor, w=w, b=b)
         else:
             method = {"newton": "auto"}.get(chosen, chosen)
             minimize_smooth(given, monitor, method=method, w=w, b=b)
@@ -92,13 +91,13 @@ def solve(
     return monitor.best
 
 
-def _check_solver(problem: LinearProblem, solver: str, is_positive: bool) -> None:
+def _check_solver(problem: LinearProblem, solver: str) -> None:
     if solver not in SOLVERS:
-        raise ArgumentError(f"solver is one of {', '.join(SOLVERS)}, not {solver!r}")
+        raise LinearModelError(f"solver is one of {', '.join(SOLVERS)}, not {solver!r}")
     reason = ""
     if solver == "cd":
         reason = "its slope has jumps" if problem.loss.slope is None else ""
-    elif problem.l1 or is_positive:
+    elif problem.l1 or problem.is_positive:
         reason = "of an l1 penalty or of coefficients that may not be negative"
     elif solver == "sdca":
         if problem.has_intercept:
@@ -110,8 +109,8 @@ def _check_solver(problem: LinearProblem, solver: str, is_positive: bool) -> Non
     elif solver == "cholesky" and min(problem.rows, problem.columns) > 20 * MANY:
         reason = f"of {problem.rows:,} rows and {problem.columns:,} columns"
     if reason:
-        better = choose_solver(problem, is_positive=is_positive)
-        raise ArgumentError(
+        better = choose_solver(problem)
+        raise LinearModelError(
             f"solver={solver!r} does not solve this problem, because {reason}; "
             f"use solver={better!r} or 'auto'"
         )

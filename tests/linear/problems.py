@@ -41,6 +41,4 @@ def random_problem(
     y = np.where(f > np.median(f), 1.0, -1.0) if loss.classifies else f
     if is_sparse:
         x = sp.csr_matrix(x)
-    return LinearProblem(
-        x, y, random.uniform(0.2, 2.0, size=n), loss, l1, l2, has_intercept, bias
-    )
+    return LinearProblem(x, y, random.uniform(0.2, 2.0, size=n), loss, l1, l2, has_intercept, bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graphflow.errors import ArgumentError
+from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.fit_history import FitHistory
 from graphflow.linear.losses import Loss
@@ -15,7 +15,7 @@ from tests.linear.problems import LOSSES, SMOOTH, random_problem
 
 
 def objective(problem: LinearProblem, solver: str) -> float:
-    """Return the objective that a solver reaches; losses with kinks take long to the last digits."""
+    """Return the objective of a solver; losses with kinks take long to the last digits."""
     tol = 1e-9 if problem.loss.slope is not None else 1e-6
     model = solve(problem, solver, tol, 20_000, FitHistory())
     gap = model.certificate.relative_gap
@@ -96,7 +96,7 @@ def test_a_solver_that_does_not_suit_names_one_that_does(
 ) -> None:
     problem = random_problem(0, loss, **more)  # type: ignore[arg-type]
     assert choose_solver(problem) == better
-    with pytest.raises(ArgumentError, match=f"use solver='{better}'"):
+    with pytest.raises(LinearModelError, match=f"use solver='{better}'"):
         solve(problem, solver, 1e-6, 100, FitHistory())
 
 

@@ -13,6 +13,7 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import FitHistory, LinearModel
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
@@ -48,15 +49,17 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         """Check parameters that all estimators have, and numbers with the least that they may be.
 
         Raises:
-            ValueError: one is no such number.
+            LinearModelError: one is no such number.
         """
         numbers = {"tol": (self.tol, 0.0), "max_iter": (self.max_iter, 1), **least}
         for name, (value, low) in numbers.items():
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             if not is_number or not value >= low:
-                raise ValueError(f"{name} must be a number of at least {low}, not {value!r}")
+                raise LinearModelError(f"{name} must be a number of at least {low}, not {value!r}")
         if self.solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}")
+            raise LinearModelError(
+                f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
+            )
 
     def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
         """Return a checked table, targets and weights; rows of weight 0 are left out."""
@@ -66,27 +69,24 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(x, np.ndarray) and not x.has_canonical_format:
             x = x.copy()
             x.sum_duplicates()
-        weights = _check_sample_weight(
-            sample_weight, x, dtype=np.float64, ensure_non_negative=True
-        )
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         used = weights > 0
         if not used.all():
             if not used.any():
-                raise ValueError("all sample weights are 0, so no row counts")
+                raise LinearModelError("all sample weights are 0, so no row counts")
             x = (x if isinstance(x, np.ndarray) else x.tocsr())[used]
             y, weights = y[used], weights[used]
         return x, y, weights
 
     def _solve(
-        self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0,
-        is_positive: bool = False,
-    ) -> LinearModel:  # fmt: skip
+        self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
+    ) -> LinearModel:
         """Solve a problem, and note its certificate if it is the worst so far."""
         history = FitHistory()
         try:
             found = solve(
                 problem, self.solver, self.tol, self.max_iter, history,
-                seed=seed, w=w, b=b, is_positive=is_positive,
+                seed=seed, w=w, b=b,
             )  # fmt: skip
         except KeyboardInterrupt:
             if history.best is not None:
@@ -163,13 +163,13 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         """Return a checked table, the index of each row's label, and weights with those of classes.
 
         Raises:
-            ValueError: targets are no labels, or there is one class only.
+            LinearModelError: targets are no labels, or there is one class only.
         """
         x, y, weights = self._check_table(x, y, sample_weight)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
+            raise LinearModelError(
                 f"{type(self).__name__} needs at least two classes, and the data has one class: "
                 f"{self.classes_[0]!r}"
             )

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
 from graphflow.linear.fit_history import LinearModel
@@ -63,14 +64,18 @@ class Glm(LinearRegressor):
         self._check_parameters()
         loss = _LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
         if not isinstance(loss, Loss):
-            raise ValueError(f"loss must be a Loss or one of {', '.join(_LOSSES)}, not {self.loss!r}")
+            raise LinearModelError(
+                f"loss must be a Loss or one of {', '.join(_LOSSES)}, not {self.loss!r}"
+            )
         if self.fit_intercept and loss.slope is None:
-            raise ValueError(f"loss={loss.name!r} goes with fit_intercept=False; add a column of ones")
+            raise LinearModelError(
+                f"loss={loss.name!r} goes with fit_intercept=False; add a column of ones"
+            )
         self._forget()
         x, y, weights = self._check_table(X, y, sample_weight, y_numeric=True)
         targets = np.asarray(y, np.float64)
         if loss.classifies and not np.isin(targets, (-1.0, 1.0)).all():
-            raise ValueError(
+            raise LinearModelError(
                 f"targets of loss={loss.name!r} are -1 and 1; y has {np.unique(targets)[:5]}"
             )
         l1, l2 = _strengths(self.penalty)
@@ -86,7 +91,7 @@ def _strengths(penalty: Any) -> tuple[float, float]:
     """Return the factors of |w|₁ and of |w|²/2.
 
     Raises:
-        ValueError: the penalty is another one.
+        LinearModelError: the penalty is another one.
     """
     if penalty is None:
         return 0.0, 1.0
@@ -96,7 +101,7 @@ def _strengths(penalty: Any) -> tuple[float, float]:
         return 0.0, penalty.strength
     if isinstance(penalty, L1L2):
         return penalty.l1, penalty.l2
-    raise ValueError(f"penalty must be gf.linear.L1, L2 or L1L2, not {penalty!r}")
+    raise LinearModelError(f"penalty must be gf.linear.L1, L2 or L1L2, not {penalty!r}")
 
 
 __all__ = ["Glm"]

@@ -14,6 +14,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import _ovr_decision_function, check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import FitHistory
 from graphflow.linear.solvers.kernel_machine import KernelModel, solve_kernel_machine
 
@@ -80,16 +81,14 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_parameters()
         x, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
         if self.kernel == "precomputed" and x.shape[0] != x.shape[1]:
-            raise ValueError(
+            raise LinearModelError(
                 f"a precomputed kernel is a square matrix: X has shape {x.shape}"
             )
         check_classification_targets(y)
-        weights = _check_sample_weight(
-            sample_weight, x, dtype=np.float64, ensure_non_negative=True
-        )
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(np.unique(labels[weights > 0])) < 2 or len(self.classes_) < 2:
-            raise ValueError(
+            raise LinearModelError(
                 f"SVC needs at least two classes with rows of positive weight, and the data has "
                 f"one class: {self.classes_!r}"
             )
@@ -100,15 +99,15 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         if not callable(self.kernel) and self.kernel not in _KERNELS:
-            raise ValueError(
+            raise LinearModelError(
                 f"kernel is a function or one of {', '.join(_KERNELS)}, not {self.kernel!r}"
             )
         for name, low in (("C", 0.0), ("tol", 0.0), ("cache_size", 0.0)):
             value = getattr(self, name)
             if not isinstance(value, int | float | np.number) or not value > low:
-                raise ValueError(f"{name} must be a positive number, not {value!r}")
+                raise LinearModelError(f"{name} must be a positive number, not {value!r}")
         if self.decision_function_shape not in ("ovr", "ovo"):
-            raise ValueError(
+            raise LinearModelError(
                 f"decision_function_shape is 'ovr' or 'ovo', not {self.decision_function_shape!r}"
             )
 
@@ -123,7 +122,7 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.gamma == "auto":
             return 1.0 / float(x.shape[1])
         if isinstance(self.gamma, str) or not self.gamma >= 0:
-            raise ValueError(
+            raise LinearModelError(
                 f"gamma is 'scale', 'auto' or a number of at least 0, not {self.gamma!r}"
             )
         return float(self.gamma)
@@ -249,7 +248,7 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> Any:
         """Return the label of each row: of more than two classes, the one with most votes."""
         if self.break_ties and self.decision_function_shape == "ovo":
-            raise ValueError("break_ties=True goes with decision_function_shape='ovr'")
+            raise LinearModelError("break_ties=True goes with decision_function_shape='ovr'")
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return self.classes_[(scores > 0).astype(np.intp)]

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import MultiOutputMixin
 
+from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
 from graphflow.linear.fit_history import LinearModel
@@ -44,9 +45,7 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
             sample_weight: (rows,) not negative; or None.
         """
         self._forget()
-        x, y, weights = self._check_table(
-            X, y, sample_weight, multi_output=True, y_numeric=True
-        )
+        x, y, weights = self._check_table(X, y, sample_weight, multi_output=True, y_numeric=True)
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
         alphas = np.broadcast_to(np.asarray(self.alpha, np.float64), (targets.shape[1],))
         for alpha in alphas:
@@ -104,7 +103,7 @@ class ElasticNet(LinearRegressor):
         """
         self._check_parameters(alpha=(self.alpha, 0.0), l1_ratio=(self.l1_ratio, 0.0))
         if self.l1_ratio > 1:
-            raise ValueError(f"l1_ratio must be between 0 and 1, not {self.l1_ratio!r}")
+            raise LinearModelError(f"l1_ratio must be between 0 and 1, not {self.l1_ratio!r}")
         before = getattr(self, "coef_", None) if self.warm_start else None
         start = float(getattr(self, "intercept_", 0.0)) if before is not None else 0.0
         self._forget()
@@ -112,13 +111,11 @@ class ElasticNet(LinearRegressor):
         l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1.0 - self.l1_ratio)
         problem = LinearProblem(
             x, np.asarray(y, np.float64), weights / weights.sum(), losses.squared,
-            float(l1), float(l2), bool(self.fit_intercept),
+            float(l1), float(l2), bool(self.fit_intercept), is_positive=bool(self.positive),
         )  # fmt: skip
         if before is not None and before.shape != (problem.columns,):
             before = None
-        self._interrupted(
-            self._solve(problem, w=before, b=start, is_positive=bool(self.positive))
-        )
+        self._interrupted(self._solve(problem, w=before, b=start))
         return self
 
     def _interrupted(self, model: LinearModel) -> None:

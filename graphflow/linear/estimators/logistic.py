@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier
 from graphflow.linear.fit_history import FitHistory, LinearModel
@@ -57,7 +58,7 @@ class LogisticRegression(LinearClassifier):
         """
         self._check_parameters(C=(self.C, 1e-300), l1_ratio=(self.l1_ratio, 0.0))
         if self.l1_ratio > 1:
-            raise ValueError(f"l1_ratio must be between 0 and 1, not {self.l1_ratio!r}")
+            raise LinearModelError(f"l1_ratio must be between 0 and 1, not {self.l1_ratio!r}")
         before = getattr(self, "coef_", None) if self.warm_start else None
         intercepts = getattr(self, "intercept_", None) if before is not None else None
         self._forget()
@@ -92,7 +93,7 @@ class LogisticRegression(LinearClassifier):
         self, x: Any, labels: Any, c: Any, l2: float, before: Any, intercepts: Any
     ) -> Self:
         if self.l1_ratio:
-            raise ValueError(
+            raise LinearModelError(
                 f"l1_ratio={self.l1_ratio!r} with {len(self.classes_)} classes: an l1 penalty goes "
                 "with two classes; fit a model for each class against the others "
                 "(sklearn.multiclass.OneVsRestClassifier)"

@@ -8,6 +8,8 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from graphflow.errors import LinearModelError
+
 _SOLVERS = ("auto", "full", "covariance", "randomized")
 _OVERSAMPLES, _ROUNDS = 10, 7
 _MANY = 1000
@@ -55,10 +57,10 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # 
         least = min(n, d)
         wanted = least if self.n_components is None else self.n_components
         if isinstance(wanted, bool) or not isinstance(wanted, int | float | np.number):
-            raise ValueError(f"n_components is a number or None, not {wanted!r}")
+            raise LinearModelError(f"n_components is a number or None, not {wanted!r}")
         is_share = isinstance(wanted, float) and 0 < wanted < 1
         if not is_share and (wanted != int(wanted) or not 0 <= wanted <= least):
-            raise ValueError(
+            raise LinearModelError(
                 f"n_components={wanted!r} must be between 0 and min(rows, columns)={least}, or a "
                 "share of the variance between 0 and 1"
             )
@@ -77,7 +79,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # 
 
     def _choose_solver(self, n: int, d: int, count: int) -> str:
         if self.svd_solver not in _SOLVERS:
-            raise ValueError(
+            raise LinearModelError(
                 f"svd_solver must be one of {', '.join(_SOLVERS)}, not {self.svd_solver!r}"
             )
         if self.svd_solver != "auto":

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier, LinearRegressor
 from graphflow.linear.fit_history import LinearModel
@@ -18,7 +19,7 @@ def _bias_of(estimator: Any) -> float:
     if not estimator.fit_intercept:
         return 0.0
     if not scaling > 0:
-        raise ValueError(f"intercept_scaling must be positive, not {scaling!r}")
+        raise LinearModelError(f"intercept_scaling must be positive, not {scaling!r}")
     return float(scaling)
 
 
@@ -75,12 +76,12 @@ class LinearSVC(LinearClassifier):
         self._check_parameters(C=(self.C, 1e-300))
         known = {"hinge": losses.hinge, "squared_hinge": losses.squared_hinge}
         if self.loss not in known or self.penalty not in ("l1", "l2"):
-            raise ValueError(
+            raise LinearModelError(
                 f"loss is 'hinge' or 'squared_hinge', and penalty 'l1' or 'l2', not {self.loss!r} "
                 f"and {self.penalty!r}"
             )
         if self.penalty == "l1" and self.loss == "hinge":
-            raise ValueError("penalty='l1' goes with loss='squared_hinge'")
+            raise LinearModelError("penalty='l1' goes with loss='squared_hinge'")
         bias = _bias_of(self)
         self._forget()
         x, labels, weights = self._check_labels(X, y, sample_weight)
@@ -140,7 +141,7 @@ class LinearSVR(LinearRegressor):
             "squared_epsilon_insensitive": losses.squared_epsilon_insensitive,
         }
         if self.loss not in known:
-            raise ValueError(f"loss must be one of {', '.join(known)}, not {self.loss!r}")
+            raise LinearModelError(f"loss must be one of {', '.join(known)}, not {self.loss!r}")
         bias = _bias_of(self)
         self._forget()
         x, y, weights = self._check_table(X, y, sample_weight, y_numeric=True)

@@ -68,7 +68,7 @@ def best_logistic(old: float, margin: float, q: float, c: float) -> float:
     high = -margin + q * old
     t = min(max(t, low), high)
     a = c / (1.0 + exp(-t))
-    for turn in range(30):
+    for _turn in range(30):
         slope = q * (a - old) + margin + t
         if slope > 0.0:
             high = t

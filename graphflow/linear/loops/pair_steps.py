@@ -62,7 +62,7 @@ def optimize_pairs(
         step = (highest + y[j] * gradient[j]) / max(curved, 1e-12)
         room_i = c[i] - alpha[i] if y[i] > 0.0 else alpha[i]
         room_j = alpha[j] if y[j] > 0.0 else c[j] - alpha[j]
-        step = min(step, min(room_i, room_j))
+        step = min(step, room_i, room_j)
         ends_i, ends_j = step >= room_i, step >= room_j
         alpha[i] += y[i] * step
         alpha[j] -= y[j] * step

@@ -25,7 +25,7 @@ _FIRST = 3
 """Passes before the first certificate."""
 _MOST = 8
 """Passes between two certificates, at most."""
-_TINY, _TINY_PASSES = 10_000, 1000
+_TINY, _TINY_PASSES = 1000, 1000
 """Numbers of a table that is solved as far as rounding errors allow, and the passes for that."""
 
 
@@ -58,9 +58,7 @@ class _DualAscent:
         w: the coefficients; always with one for a bias at the end.
     """
 
-    def __init__(
-        self, problem: LinearProblem, beta: Floats, random: np.random.Generator
-    ) -> None:
+    def __init__(self, problem: LinearProblem, beta: Floats, random: np.random.Generator) -> None:
         self.problem, self.beta, self.random = problem, beta, random
         x = problem.x
         if problem.is_sparse:
@@ -96,8 +94,10 @@ class _DualAscent:
         Then rows with weights give the same model as repeated rows.
         """
         gap = monitor.history.certificates[-1].relative_gap
-        return self.problem.rows * self.problem.columns <= _TINY and bool(gap) and (
-            gap > 1e-15 and monitor.passes < _TINY_PASSES
+        return (
+            self.problem.rows * self.problem.columns <= _TINY
+            and bool(gap)
+            and (gap > 1e-15 and monitor.passes < _TINY_PASSES)
         )
 
     def _compute_weights(self) -> None:
@@ -135,9 +135,7 @@ class _ShrinkingAscent(_DualAscent):
     When the slopes of the rows that are left lie within a width, all rows come back.
     """
 
-    def __init__(
-        self, problem: LinearProblem, beta: Floats, random: np.random.Generator
-    ) -> None:
+    def __init__(self, problem: LinearProblem, beta: Floats, random: np.random.Generator) -> None:
         super().__init__(problem, beta, random)
         self._order = np.arange(problem.rows)
         self._bounds = np.array([-np.inf, np.inf, -np.inf, np.inf])

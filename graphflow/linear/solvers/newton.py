@@ -186,7 +186,9 @@ def _cg_step(
 
     x = problem.x
     squares = (
-        x.multiply(x).T @ h if problem.is_sparse else np.einsum("ij,ij,i->j", x, x, h, optimize=True)
+        x.multiply(x).T @ h
+        if problem.is_sparse
+        else np.einsum("ij,ij,i->j", x, x, h, optimize=True)
     )
     diagonal = np.maximum(squares - float(h.sum()) * means**2, 0.0) + problem.l2
     p, rest = np.zeros_like(slope), slope.copy()

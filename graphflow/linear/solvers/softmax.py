@@ -4,7 +4,9 @@
 
 The dual variables of a row are β_i = c_i (e_y - softmax(f_i)), and with v = Xᵀβ
 
-    D = -Σ_i c_i Σ_k q_ik log q_ik - |v|² / (2 l2),   q = e_y - β/c,   Σ_i β_i = 0 with an intercept.
+    D = -Σ_i c_i Σ_k q_ik log q_ik - |v|² / (2 l2),   q = e_y - β/c,
+
+where Σ_i β_i = 0 if there is an intercept.
 """
 
 from __future__ import annotations

@@ -35,16 +35,14 @@ _KEPT = 5
 
 
 def descend_columns(
-    problem: LinearProblem, monitor: FitMonitor, *, w: Floats | None = None, b: float = 0.0,
-    is_positive: bool = False,
-) -> None:  # fmt: skip
+    problem: LinearProblem, monitor: FitMonitor, *, w: Floats | None = None, b: float = 0.0
+) -> None:
     """Solve a problem with a smooth loss; it may have an l1 penalty, and should.
 
     Args:
         problem: its dense matrix is Fortran-contiguous, its sparse one CSC.
         monitor: is given certified models.
         w, b: the model to begin with.
-        is_positive: True if no coefficient may be negative.
     """
     w = np.zeros(problem.columns) if w is None else w.copy()
     f = problem.predict(w, b)
@@ -60,10 +58,10 @@ def descend_columns(
         known = {} if problem.has_intercept else {"v": v}
         if monitor.certify(w, b, beta, predictions=f, **known) or monitor.is_exhausted:
             return
-        columns = np.append(columns, _columns_to_add(problem, w, v, columns, is_positive))
+        columns = np.append(columns, _columns_to_add(problem, w, v, columns))
         if parabola is None or not is_squared:
             h = c * loss.curvatures(f, y)
-            parabola = _Parabola(problem, h, is_positive)
+            parabola = _Parabola(problem, h)
         parabola.add(columns[parabola.size :])
         objective = monitor.history.certificates[-1].primal
         # The gap of an l1 penalty falls with the root of what a pass gains.
@@ -83,11 +81,9 @@ def descend_columns(
         b, f = b + length * beside, f + length * (along + beside)
 
 
-def _columns_to_add(
-    problem: LinearProblem, w: Floats, v: Floats, known: Any, is_positive: bool
-) -> Any:
+def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) -> Any:
     """Return the columns outside a set that could gain most: at most as many as are in use."""
-    slope = v if is_positive else np.abs(v)
+    slope = problem.bounded(v).copy()
     slope[known] = -np.inf
     size = min(max(_FIRST_SET, int(np.count_nonzero(w))), problem.columns)
     best = np.argpartition(-slope, size - 1)[:size]
@@ -105,9 +101,8 @@ class _Parabola:
         passes: over the data, as far as the last work needed them.
     """
 
-    def __init__(self, problem: LinearProblem, h: Floats, is_positive: bool) -> None:
+    def __init__(self, problem: LinearProblem, h: Floats) -> None:
         self._problem, self._h = problem, h
-        self._is_positive = is_positive
         self._gram: Any = np.zeros((0, 0))
         self.x: Any = problem.x[:, :0]
         self.means = np.zeros(0)
@@ -170,12 +165,12 @@ class _Parabola:
         w, slopes = old.copy(), v.copy()
         kept = [w.copy()]
         for _ in range(10_000):
-            if loop(m, flat, slopes, w, l1, l2, self._is_positive) <= goal:
+            if loop(m, flat, slopes, w, l1, l2, self._problem.is_positive) <= goal:
                 break
             kept.append(w.copy())
             if len(kept) > _KEPT:
                 better = _extrapolate(kept)
-                if self._is_positive:
+                if self._problem.is_positive:
                     better = np.maximum(better, 0.0)
                 if objective(better) < objective(w):
                     w, slopes = better, start - gram @ better
@@ -193,7 +188,7 @@ class _Parabola:
             squares = np.einsum("ij,ij,i->j", x, x, h, optimize=True)
         curvatures = np.maximum(squares - float(h.sum()) * self.means**2, 0.0)
         rest = (curvatures, self.means, h, residual)
-        ends = (w, l1, l2, self._is_positive)
+        ends = (w, l1, l2, self._problem.is_positive)
         if problem.is_sparse:
             loop, shift = native(column_passes, "sparse_columns"), np.zeros(1)
             arguments = (order, x.data, x.indices, x.indptr, *rest, shift, *ends)

@@ -1,4 +1,4 @@
-"""The estimators of `gf.linear`: scikit-learn's own checks, its results, and its mistakes avoided."""
+"""The estimators of `gf.linear`: scikit-learn's own checks, its results, its mistakes avoided."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def test_kernel_machines_of_several_classes_are_scikit_learns(kernel: str) -> No
     x, y = datasets.load_iris(return_X_y=True)
     ours = gf.linear.SVC(kernel=kernel, tol=1e-7, decision_function_shape="ovo").fit(x, y)
     theirs = svm.SVC(kernel=kernel, tol=1e-7, decision_function_shape="ovo").fit(x, y)
-    np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(x), atol=1e-4)
+    np.testing.assert_allclose(
+        ours.decision_function(x), theirs.decision_function(x), rtol=1e-4, atol=1e-4
+    )
     np.testing.assert_array_equal(ours.support_, theirs.support_)
     np.testing.assert_allclose(ours.dual_coef_, theirs.dual_coef_, atol=1e-3)
     if kernel == "linear":
@@ -164,7 +166,7 @@ def test_principal_components_are_scikit_learns(solver: str) -> None:
 
 
 def test_tables_as_they_come_from_disk(tmp_path: Path) -> None:
-    """Read-only float32 memmaps; matrices whose entries are unsorted, doubled, of 64-bit indices."""
+    """Read-only float32 memmaps; matrices with unsorted, doubled entries and 64-bit indices."""
     x, y = regression(1)
     np.save(tmp_path / "x.npy", x.astype(np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
@@ -223,7 +225,7 @@ def test_one_class_names_itself() -> None:
 def test_numbers_that_are_none_are_refused(name: str, bad: float) -> None:
     x, y = regression(0)
     x[3, 2] = bad
-    with pytest.raises(ValueError, match="(?i)nan|infinity"):
+    with pytest.raises(ValueError, match=r"(?i)nan|infinity"):
         getattr(gf.linear, name)().fit(x, (y > 5).astype(float))
 
 
