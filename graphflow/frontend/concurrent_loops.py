@@ -34,10 +34,17 @@ from graphflow.ops.control_flow.turn_rules import TurnRules
 
 
 class PartyChannel(NamedTuple):
-    """A channel: its number in its node, and the spec of its tensors."""
+    """A channel.
+
+    Attributes:
+        number: its number in its node.
+        spec: the spec of its tensors.
+        ragged: of what is sent, a result of `used_rows`, only the rows in use travel.
+    """
 
     number: int
     spec: TensorSpec
+    ragged: bool = False
 
 
 class Party:
@@ -69,7 +76,7 @@ class Party:
 
     def receive(self, channel: PartyChannel) -> Tensor:
         """Return the next tensor of a channel."""
-        attrs = {"channel": channel.number, **_spec_attrs(channel.spec)}
+        attrs = {"channel": channel.number, **_spec_attrs(channel)}
         value, self.token = make_node(ops.channel_receive, (self.token,), attrs).outputs
         return value
 
@@ -85,9 +92,8 @@ class Party:
         Returns:
             (which, value): the index of the channel, int32, and its tensor.
         """
-        attrs = {
-            "channels": tuple(c.number for c in channels), **_spec_attrs(_common_spec(channels))
-        }  # fmt: skip
+        _common_spec(channels)
+        attrs = {"channels": tuple(c.number for c in channels), **_spec_attrs(channels[0])}
         inputs = (self.token, *([] if order is None else [as_tensor(order)]))
         which, value, self.token = make_node(ops.merge, inputs, attrs).outputs
         return which, value
@@ -165,10 +171,15 @@ class ConcurrentLoops:
         self._channels = 0
         self._parties: list[tuple[TracedFunction, str]] = []
 
-    def channel(self, shape: Shape, dtype: str) -> PartyChannel:
-        """Add a channel for tensors of this shape and dtype."""
+    def channel(self, shape: Shape, dtype: str, *, ragged: bool = False) -> PartyChannel:
+        """Add a channel for tensors of this shape and dtype.
+
+        Args:
+            ragged: what is sent is the result of `used_rows`. Behind the rows in use, a receiver
+                finds anything.
+        """
         self._channels += 1
-        return PartyChannel(self._channels - 1, TensorSpec(tuple(shape), as_dtype(dtype)))
+        return PartyChannel(self._channels - 1, TensorSpec(tuple(shape), as_dtype(dtype)), ragged)
 
     def add(self, function: Callable[[Party], Any], pin: str = "") -> None:
         """Add a party.
@@ -214,12 +225,13 @@ def _pin_nodes(pin: str) -> AbstractContextManager[None]:
     return device(pin) if pin else nullcontext()
 
 
-def _spec_attrs(spec: TensorSpec) -> dict[str, Any]:
-    return {"shape": spec.shape, "dtype": spec.dtype.name}
+def _spec_attrs(channel: PartyChannel) -> dict[str, Any]:
+    attrs: dict[str, Any] = {"shape": channel.spec.shape, "dtype": channel.spec.dtype.name}
+    return {**attrs, "ragged": True} if channel.ragged else attrs
 
 
 def _common_spec(channels: Sequence[PartyChannel]) -> TensorSpec:
-    if not channels or any(c.spec != channels[0].spec for c in channels):
+    if not channels or any(c[1:] != channels[0][1:] for c in channels):
         raise GraphError(
             f"channels of one spec are needed, not {', '.join(str(c.spec) for c in channels)}"
         )

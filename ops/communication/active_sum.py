@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.errors import ShapeError
-from graphflow.ir.op import Op, Sharding, register, sample
+from graphflow.ir.op import Cost, Op, Sharding, register, sample
 from graphflow.ir.spec import TensorSpec, equate, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.sharding.rules import equation, letters
@@ -46,6 +46,7 @@ active_sum = register(
         infer=_infer,
         kernel=_kernel,
         sharding=_rule,
+        cost=lambda gradient, active: Cost(flops=gradient.size),
         samples=[
             sample(spec("float32", (5,)), spec("bool", (5,))),
             sample(spec("float64", (3, 2)), spec("bool", (3,))),

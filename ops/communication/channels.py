@@ -47,7 +47,7 @@ def _send_kernel(xp: Any, token: Any, x: Any, mask: Any = None, *, channels: Seq
 
 
 def _infer_receive(
-    token: TensorSpec, channel: int, shape: Shape, dtype: str
+    token: TensorSpec, channel: int, shape: Shape, dtype: str, ragged: bool = False
 ) -> tuple[TensorSpec, ...]:
     _require_token(token)
     return TensorSpec(tuple(shape), as_dtype(dtype)), TOKEN
@@ -69,7 +69,7 @@ def check_order(order: TensorSpec | None) -> None:
 
 def _infer_merge(
     token: TensorSpec, order: TensorSpec | None = None, *, channels: Sequence[int], shape: Shape,
-    dtype: str,
+    dtype: str, ragged: bool = False,
 ) -> tuple[TensorSpec, ...]:  # fmt: skip
     _require_token(token)
     check_order(order)
@@ -118,7 +118,9 @@ def _no_cost(*specs: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=0, bytes=0)
 
 
-# (token, x[, mask]) -> token: sends x into channels, or into those where the mask is true.
+# (token, x[, mask]) -> token: sends x into channels, or into those where the mask is true. If x is
+# the result of `used_rows`, only the rows in use travel between devices. The ops at the other ends
+# then have the attribute `ragged`, and receive what they like behind these rows.
 channel_send = register(
     Op(
         "channel_send",

@@ -26,8 +26,8 @@ def _kernel(xp: Any, *xs: Any, **attrs: Any) -> tuple[Any, ...]:
 _PAIR = (spec("float32", (3, 2)), spec("float32", (2, 3, 2)))
 
 # Inputs: `count` gradients, then the state of each: `states[i]` tensors, which have a row for each
-# replica; and the scale of the loss if `scaled`. `rule`: the filter. `stream`: for its random
-# numbers.
+# replica; then, if `reads`, the variable of each gradient; and the scale of the loss if `scaled`.
+# `rule`: the filter. `stream`: for its random numbers.
 compressed_sum = register(
     Op(
         "compressed_sum",
@@ -35,8 +35,12 @@ compressed_sum = register(
         kernel=_kernel,
         cost=lambda *xs, **attrs: Cost(flops=0),
         samples=[
-            sample(*_PAIR, rule=None, count=1, states=(1,), stream=(7, 1), scaled=False),
-            sample(_PAIR[0], rule=None, count=1, states=(0,), stream=(7, 2), scaled=False),
+            sample(
+                *_PAIR, rule=None, count=1, states=(1,), stream=(7, 1), scaled=False, reads=False
+            ),
+            sample(
+                _PAIR[0], rule=None, count=1, states=(0,), stream=(7, 2), scaled=False, reads=False
+            ),
         ],
         pure=False,
     )

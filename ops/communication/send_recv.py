@@ -32,9 +32,10 @@ recv = register(
     )
 )
 
-# x, of which only the first `number` rows are in use; the others are zeros. An edge between devices
-# that carries it is ragged: only the rows in use travel. They are the distinct rows of a piece of
-# `piece` rows among `lookups` in a table of `rows`; `expected_rows` says how many that may be.
+# x, of which only the first `number` rows are in use: no reader depends on the others. An edge
+# between devices that carries it is ragged: only the rows in use travel. They are the distinct rows
+# of a piece of `piece` rows among `lookups` in a table of `rows`; `expected_rows` says how many
+# that may be.
 used_rows = register(
     Op(
         "used_rows",
@@ -42,6 +43,7 @@ used_rows = register(
         kernel=lambda xp, x, number, **attrs: x,
         cost=_no_cost,
         alias=True,
+        counted=lambda inputs: {0: 1},
     )
 )
 
@@ -53,14 +55,16 @@ send = register(
         infer=lambda x, *number, edge, target: TensorSpec((0,), np.dtype("bool")),
         cost=_no_cost,
         pure=False,
+        counted=lambda inputs: {0: 1} if inputs > 1 else {},
     )
 )
 
-# Sends its first input as those of `edges` to `targets` for which its second, the mask, is true.
+# Sends its first input as those of `edges` to `targets` for which its second, the mask, is true; of
+# ragged edges, as many rows of it as the third input says.
 send_where = register(
     Op(
         "send_where",
-        infer=lambda x, mask, edges, targets: TensorSpec((0,), np.dtype("bool")),
+        infer=lambda x, mask, *number, edges, targets: TensorSpec((0,), np.dtype("bool")),
         cost=_no_cost,
         pure=False,
     )
@@ -68,8 +72,9 @@ send_where = register(
 
 
 def _infer_recv_any(
-    *order: TensorSpec, edges: Sequence[int], sources: Sequence[str], shape: Shape, dtype: str
-) -> TensorSpec:
+    *order: TensorSpec, edges: Sequence[int], sources: Sequence[str], shape: Shape, dtype: str,
+    ragged: bool = False,
+) -> TensorSpec:  # fmt: skip
     """Infer the tensor that comes first over any of some edges.
 
     Raises:

@@ -19,6 +19,8 @@ CONSISTENCIES: tuple[Consistency, ...] = ("pool", "bsp", "ssp", "async")
 class TurnRules:
     """Turns of workers beside servers, in a `concurrent` node.
 
+    A worker pulls from each server before a turn, and pushes to each server after it.
+
     Attributes:
         servers: indices of the parties that keep weights.
         workers: indices of the parties that take turns.
@@ -37,6 +39,13 @@ class TurnRules:
     consistency: Consistency = "async"
     staleness: int | None = None
     aggregate: int = 1
+
+    @property
+    def turn_shape(self) -> tuple[int, ...]:
+        """The shape of a number for each turn: (turns,) of a pool, else (workers, turns)."""
+        if self.consistency == "pool":
+            return (sum(self.turns),)
+        return len(self.workers), max(self.turns)
 
     def check(self, parties: int) -> None:
         """Check the rules against the number of parties of their node.

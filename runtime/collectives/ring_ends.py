@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import address, align_up
+from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import (
@@ -24,13 +24,10 @@ from graphflow.runtime.collectives.shared_counters import (
     SharedCounters,
     any_counter_function,
 )
+from graphflow.runtime.memory.ring_sizes import ROWS_BYTES, slot_bytes, slot_count
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 
-MAX_SLOTS, MIN_SLOTS = 16, 2
-"""Slots of a ring. The receiver reads one while the sender fills another."""
-RING_BYTES = 4 << 20
-"""Bytes of a ring that has more than `MIN_SLOTS` slots."""
 MAX_SEGMENT_BYTES = 256 << 20
 """Bytes of all rings into a device. Edges that do not fit use messages."""
 
@@ -84,11 +81,6 @@ class RingPlace:
     slots: int
 
 
-def slot_count(spec: TensorSpec) -> int:
-    """Return the number of slots of an edge's ring."""
-    return max(MIN_SLOTS, min(MAX_SLOTS, RING_BYTES // max(1, nbytes(spec))))
-
-
 def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], int]:
     """Return the place of each ring that fits, and the bytes of the segment."""
     sizes = {edge: slot_count(spec) * slot_bytes(spec) for edge, spec in sorted(specs.items())}
@@ -102,10 +94,6 @@ def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], i
         places[edge] = RingPlace(COUNTER_BYTES * (1 + 2 * i), start, slot_count(specs[edge]))
         start += sizes[edge]
     return places, start
-
-
-def slot_bytes(spec: TensorSpec) -> int:
-    return max(COUNTER_BYTES, align_up(nbytes(spec)))
 
 
 class _Ring:
@@ -134,6 +122,8 @@ class _Ring:
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(place.start, place.start + place.slots * step, step)
         ]
+        ends = range(place.start + step - ROWS_BYTES, place.start + place.slots * step, step)
+        self.rows = [memory[at : at + 8].view(np.int64) for at in ends]
 
 
 class RingSender(_Ring):
@@ -153,7 +143,11 @@ class RingSender(_Ring):
             self.rings.owner.mail.wait_until(
                 step, self.awaited, lambda _: self.taken.wait_all(need, CANCEL_CHECK_SECONDS) < 0
             )
-        self.arrays[number % self.slots][...] = array
+        slot = self.arrays[number % self.slots]
+        if slot.ndim:
+            rows = self.rows[number % self.slots][0] = array.shape[0]
+            slot = slot if rows == slot.shape[0] else slot[:rows]
+        slot[...] = array
         self.stamp[0] = monotonic_ns()
         self.sent.publish_at(self.post, base + number + 1)
         return True
@@ -178,7 +172,10 @@ class RingReceiver(_Ring):
         wait.values[0] = self.rings.base + number + 1
         if wait.poll() < 0:
             self.rings.owner.mail.wait_until(step, self.awaited, lambda _: wait.poll() >= 0)
-        return self.arrays[number % self.slots]
+        slot = self.arrays[number % self.slots]
+        if slot.ndim and (rows := self.rows[number % self.slots].item(0)) < slot.shape[0]:
+            return slot[:rows]
+        return slot
 
     def release(self, count: int) -> None:
         """Give back the slots of the first `count` tensors of this step."""

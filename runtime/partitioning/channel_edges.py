@@ -55,14 +55,18 @@ def _replace_op(node: Node, inputs: tuple[Tensor, ...], ends: Sequence[CutChanne
     numbers = tuple(end.edge for end in ends)
     if node.op.name == "channel_send":
         targets = tuple(end.target for end in ends)
+        value, *number = inputs[:1]
+        if value.node.op.name == "used_rows":
+            value, *number = value.node.inputs
         if len(inputs) == len(ends) == 1:
             attrs = {"edge": numbers[0], "target": targets[0]}
-            return [_make_node("send", inputs, attrs, node)]
-        if len(inputs) == 1:
-            every = {"value": np.ones(len(ends), np.bool_)}
-            inputs = (*inputs, _make_node("constant", (), every, node))
-        return [_make_node("send_where", inputs, {"edges": numbers, "targets": targets}, node)]
-    attrs = {"shape": node.attrs["shape"], "dtype": node.attrs["dtype"]}
+            return [_make_node("send", (value, *number), attrs, node)]
+        every = {"value": np.ones(len(ends), np.bool_)}
+        mask = inputs[1] if len(inputs) > 1 else _make_node("constant", (), every, node)
+        attrs = {"edges": numbers, "targets": targets}
+        return [_make_node("send_where", (value, mask, *number), attrs, node)]
+    kept = ("shape", "dtype", "ragged")
+    attrs = {name: node.attrs[name] for name in kept if name in node.attrs}
     sources = tuple(end.source for end in ends)
     if node.op.name == "channel_receive":
         attrs |= {"edge": numbers[0], "source": sources[0]}

@@ -22,9 +22,7 @@ from graphflow.ir.graph import Body, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.region_kernels import (
-    is_jit_enabled,
-)
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
@@ -44,14 +42,15 @@ from graphflow.runtime.program.bodies.native_loops import NativeBody
 from graphflow.runtime.program.generated_call_support import (
     EdgeChannel,
     annotate_error,
+    body_results,
     compile_kernels,
-    loop_buffers,
     received_tensor_check,
 )
 from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection
+from graphflow.runtime.program.rows_in_use import find_rows_in_use, has_counting_readers
 from graphflow.runtime.program.source_text import ProgramSource
 
 _EDGES = ("send", "recv")
@@ -64,6 +63,7 @@ class CpuCode:
         memory: the arena's bytes.
         loops: the edge channel of the enclosing program's bodies, if this is a body.
         keys: for a body, the key in `feeds` of each parameter.
+        outside: for a body, the buffers of its results (`MemoryLayout.outside`).
 
     Attributes:
         compute, commit: the two sections of the program.
@@ -82,6 +82,7 @@ class CpuCode:
         memory: Any,
         loops: LoopEdgeChannel | None = None,
         keys: Mapping[Node, int] | None = None,
+        outside: Sequence[Any] = (),
     ) -> None:
         self.partition = partition
         self.device = DeviceName.parse(partition.device)
@@ -114,11 +115,13 @@ class CpuCode:
             compile_kernels(layout)
         self.memory = memory
         self._operands = OperandTable(
-            layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line
-        )
+            layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line,
+            outside,
+        )  # fmt: skip
         self._kernels = KernelEmitter(
-            layout, bindings, backend, self._operands, self.scope, self.compute, self.commit
-        )
+            layout, bindings, backend, self._operands, self.scope, self.compute, self.commit,
+            find_rows_in_use(partition, layout.specs),
+        )  # fmt: skip
         every = partition.checks == EVERY
         watch = (
             NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
@@ -185,6 +188,8 @@ class CpuCode:
 
     def _emit_feed(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
+        if tensor in self.layout.outside:  # a loop's state
+            return
         fed = self._operands.feeds[tensor] = FeedBinding(
             self.layout.specs[tensor], self.backend.to_device
         )
@@ -202,7 +207,10 @@ class CpuCode:
         spec = self.layout.specs[tensor]
         fed = self._operands.feeds[tensor] = FeedBinding(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
-        self.scope[f"a{number}"] = received_tensor_check(node, spec)
+        short = not self.partition.checks and has_counting_readers(
+            tensor, self.graph.consumers[node]
+        )
+        self.scope[f"a{number}"] = received_tensor_check(node, spec, short)
         name = self._operands.names[tensor] = f"b{number}_0"
         if node.op.name == "recv_any":
             self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))
@@ -228,7 +236,9 @@ class CpuCode:
     def _emit_send_where(self, node: Node, number: int) -> None:
         self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))
         self.scope[f"t{number}"] = tuple(map(str, node.attrs["targets"]))
-        value, mask = (self._operands.name(t) for t in node.inputs)
+        value, mask, *rows = (self._operands.name(t) for t in node.inputs)
+        if rows:  # ragged edges
+            value = f"{value}[: int({rows[0]})]"
         self._emit_line(node, f"send_where(step, e{number}, t{number}, {value}, {mask})")
 
     # Checks -------------------------------------------------------------------------------------
@@ -273,14 +283,16 @@ class CpuCode:
         inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
+        outs = [self.scope[self._operands.name(t)] for t in node.outputs]
+        results = body_results(node, self.layout, own, outs, self.backend.xp.copyto)
         codes = [
             CpuCode(
                 part, self.bindings, layout, {}, self.backend, self.channel,
                 own[place : place + layout.arena.nbytes], self.loops,
-                {parameter: i for i, parameter in enumerate(body.inputs)},
+                {parameter: i for i, parameter in enumerate(body.inputs)}, each.buffers,
             )
-            for body, (part, layout), place in zip(
-                bodies(node), inner.parts, inner.offsets, strict=True
+            for body, (part, layout), place, each in zip(
+                bodies(node), inner.parts, inner.offsets, results, strict=True
             )
         ]  # fmt: skip
         self.body_codes += codes  # keeps constants alive, whose addresses native calls use
@@ -288,7 +300,9 @@ class CpuCode:
             code.as_native_body(body) for body, code in zip(bodies(node), codes, strict=True)
         ]
         if node.op is call and natives[0] is not None:
-            self.compute.add_calls(inline_body(node, natives[0], self._operands.pointer_source))
+            self.compute.add_calls(
+                inline_body(node, natives[0], results[0], self._operands.pointer_source)
+            )
             return
         self.scope[f"k{number}"] = make_node_runner(
             node,
@@ -297,13 +311,12 @@ class CpuCode:
             lambda: [
                 CompiledBody(code.compile_compute("routine"), code.annotate_error) for code in codes
             ],
-            loop_buffers(inner, own),
-            self.backend.xp.copyto,
+            results,
             self.channel,
         )
-        outs = "".join(f"{self._operands.name(t)}, " for t in node.outputs)
+        given_outs = "".join(f"{self._operands.name(t)}, " for t in node.outputs)
         given = "".join(f"{self._operands.name(t)}, " for t in node.inputs)
-        self._emit_line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
+        self._emit_line(node, f"k{number}(({given_outs}), {given}step=step, draws=draws)")
 
     def as_native_body(self, body: Body) -> NativeBody | None:
         """Return this body's code as native calls; None if it has lines of Python."""

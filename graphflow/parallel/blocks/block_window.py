@@ -1,4 +1,4 @@
-"""What the windows of block methods share: blocks of columns, exchanged sums, and turns.
+"""The base of windows of block methods: gradients along some columns, steps, and turns.
 
 turn 0: T0                  T: gradients along some columns, of the predictions as they are
 turn 1: T1  A0              A: the step along these columns, applied `delay` turns later

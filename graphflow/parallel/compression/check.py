@@ -15,7 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.frontend.builders import assign, make_variable, placeholder
 from graphflow.init import Initializer
-from graphflow.ir.op import REGISTRY, Tensor, user_location
+from graphflow.ir.op import REGISTRY, Tensor, as_tensor, user_location
 from graphflow.ir.spec import TensorSpec, as_dtype
 from graphflow.parallel.compression.exchange import Sites, exchange_sums
 from graphflow.parallel.compression.filter import Array, Filter
@@ -140,8 +140,11 @@ class _Trial:
         self.rule, self.spec, self.replicas = rule, spec, replicas
         self._fed: list[Tensor] = [placeholder(spec.dtype, spec.shape) for _ in range(replicas)]
         states = [self._variables() for _ in range(replicas)]
-        sites = Sites(lambda rank: nullcontext(), nullcontext, lambda kind, made: None)
-        (made,) = exchange_sums(rule, [self._fed], [states], sites, (0, 0))
+        sites = Sites(
+            lambda rank: nullcontext(), nullcontext, lambda kind, made: None, lambda every: None
+        )
+        values = [[self._value()] * replicas] if rule.reads_value else None
+        (made,) = exchange_sums(rule, [self._fed], [states], sites, (0, 0), values=values)
         updates = [
             assign(old, new)
             for state, one in zip(states, made, strict=True)
@@ -149,6 +152,11 @@ class _Trial:
         ]
         kept = [one.state[0] for one in made] if rule.feedback else []
         self._fetches = [*(one.total for one in made), *kept, REGISTRY["group"](*updates)]
+
+    def _value(self) -> Tensor:
+        """Return the value of the variable whose changes are exchanged: random, and nowhere 0."""
+        drawn = np.random.default_rng(1).standard_normal(tuple(map(int, self.spec.shape)))
+        return as_tensor(drawn.astype(self.spec.dtype))
 
     def _variables(self) -> tuple[Tensor, ...]:
         """Return new variables for the state of one replica."""

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from graphflow.base.formatting import show_count
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.ir.spec import TensorSpec, product
 from graphflow.parallel.compression.exchange import Sites, exchange_sums
+from graphflow.parallel.compression.filter import expected_bytes
 from graphflow.parallel.mesh.device_mesh import Place
-from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
+from graphflow.parallel.mesh.layouts import Layout, SentTensor, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.resharding.resharder import Resharder
 
 COMPRESSED = "compressed_sum"
 """The name of the op behind gradients that a filter compresses."""
-_Row = tuple[Tensor, tuple[Tensor, ...]]
-"""A gradient, and the state of its exchange."""
+
+
+class _Row(NamedTuple):
+    """A gradient, the state of its exchange, and its variable if the filter reads it."""
+
+    gradient: Tensor
+    state: tuple[Tensor, ...]
+    variable: Tensor | None
 
 
 def emit_compressed(
@@ -40,13 +48,14 @@ def emit_compressed(
     count = node.attrs["count"]
     found = {new: values[old] for old, new in zip(node.inputs, node.outputs, strict=True)}
     rows: dict[str, list[_Row]] = {}
-    begin = count
-    for gradient, size in zip(node.inputs[:count], node.attrs["states"], strict=True):
-        state = node.inputs[begin : begin + size]
+    begin, after = count, count + sum(node.attrs["states"])
+    for number, size in enumerate(node.attrs["states"]):
+        gradient, state = node.inputs[number], node.inputs[begin : begin + size]
         begin += size
+        variable = node.inputs[after + number] if node.attrs["reads"] else None
         axis = _summed_axis(resharder, values[gradient])
         if axis is not None:
-            rows.setdefault(axis, []).append((gradient, state))
+            rows.setdefault(axis, []).append(_Row(gradient, state, variable))
     outputs = dict(zip(node.inputs, node.outputs, strict=True))
     for axis, every in rows.items():
         for number, own in enumerate(_in_buckets(every, bucket)):
@@ -68,12 +77,12 @@ def _in_buckets(rows: Sequence[_Row], limit: int) -> list[list[_Row]]:
     """Divide gradients into buckets, in the order in which they were made."""
     found: list[list[_Row]] = []
     size = limit
-    for row in sorted(rows, key=lambda row: row[0].node.serial):
+    for row in sorted(rows, key=lambda row: row.gradient.node.serial):
         if size >= limit:
             found.append([])
             size = 0
         found[-1].append(row)
-        size += _nbytes(row[0].spec)
+        size += _nbytes(row.gradient.spec)
     return found
 
 
@@ -137,14 +146,20 @@ class _PartialRows:
             scale = resharder.convert(scale, whole(0), node, name)
         self._scale = scale
         within = ((axis, "sum"),)
-        self._values = {tensor: values[tensor] for _, state in rows for tensor in state}
-        for gradient, _ in rows:  # micro-batches of a device are summed there
+        self._values = {tensor: values[tensor] for row in rows for tensor in row.state}
+        for row in rows:
+            if row.variable is not None:
+                variable = row.variable
+                self._values[variable] = resharder.convert(
+                    values[variable], whole(variable.ndim), node, user_name(variable.node)
+                )
+        for gradient, _, _ in rows:  # micro-batches of a device are summed there
             value = values[gradient]
             layout = Layout(value.layout.dims, within)
             name = user_name(gradient.node)
             self._values[gradient] = resharder.convert(value, layout, node, name)
-        self.sums = {gradient for gradient, _ in rows}
-        self.tensors = [tensor for gradient, state in rows for tensor in (gradient, *state)]
+        self.sums = {row.gradient for row in rows}
+        self.tensors = [tensor for row in rows for tensor in (row.gradient, *row.state)]
 
     def shards(self, group: Sequence[Place]) -> tuple[Tensor, ...]:
         """Return all shards at the places of a group."""
@@ -157,21 +172,23 @@ class _PartialRows:
     def exchange(self, group: Sequence[Place]) -> list[list[Tensor]]:
         """Exchange the gradients of a group; return the results of each of `tensors` at its
         places."""
-        states = [[self._state(state, place) for place in group] for _, state in self._rows]
+        states = [[self._state(row.state, place) for place in group] for row in self._rows]
+        read = [row.variable for row in self._rows if row.variable is not None]
         first = len(self._resharder.records)
         made = exchange_sums(
             self._node.attrs["rule"],
-            [[self._shard(gradient, place) for place in group] for gradient, _ in self._rows],
+            [[self._shard(row.gradient, place) for place in group] for row in self._rows],
             states,
             self._sites(group),
             self._stream,
             self._scales(group),
+            [[self._shard(variable, place) for place in group] for variable in read] or None,
         )
         self._note_plain_bytes(first, len(group))
         found: list[list[Tensor]] = []
-        for (_, state), each in zip(self._rows, made, strict=True):
+        for row, each in zip(self._rows, made, strict=True):
             found.append([one.total for one in each])
-            for number, _ in enumerate(state):
+            for number, _ in enumerate(row.state):
                 own = []
                 for one, place in zip(each, group, strict=True):
                     with self._resharder.on_device(place, self._node):
@@ -199,22 +216,30 @@ class _PartialRows:
         """Return the scopes of the nodes of a group's exchange."""
         names = f"{show_count(len(self._rows), 'gradient')} by {self._node.attrs['rule']!r}"
 
+        logged = CommunicationLog(self._resharder, self._node, names)
+
         def log(kind: str, made: Sequence[Tensor]) -> None:
             result = ShardedTensor(made[0].spec, whole(made[0].ndim), tuple(made))
-            CommunicationLog(self._resharder, self._node, names).exchange(
-                kind, (self._axis,), result
-            )
+            logged.exchange(kind, (self._axis,), result)
+
+        def log_rows(every: Sequence[Tensor]) -> None:
+            sent: dict[SentTensor, float] = {}
+            for place in group:
+                own = self._resharder.sent_bytes(zip(group, every, strict=True), place, self._node)
+                sent |= {moved: expected_bytes(moved[0]) for moved in own}
+            logged("rows", (self._axis,), sent)
 
         return Sites(
             lambda rank: self._resharder.on_device(group[rank], self._node),
             lambda: self._resharder.cross_device(self._node),
             log,
+            log_rows,
         )
 
     def _note_plain_bytes(self, first: int, replicas: int) -> None:
         """Note in the first record of an exchange what it would have sent without the filter."""
         records = self._resharder.records
-        sent = 2 * (replicas - 1) * sum(_nbytes(gradient.spec) for gradient, _ in self._rows)
+        sent = 2 * (replicas - 1) * sum(_nbytes(row.gradient.spec) for row in self._rows)
         records[first:] = [
             replace(record, plain=0 if number else sent)
             for number, record in enumerate(records[first:])

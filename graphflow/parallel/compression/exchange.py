@@ -31,6 +31,7 @@ from graphflow.parallel.compression.filter import (
     Request,
     State,
     Sum,
+    used_rows_of,
 )
 from graphflow.parallel.resharding.collectives import all_gather, all_reduce, all_to_all
 from graphflow.parallel.resharding.local_ops import slice_axis
@@ -54,11 +55,14 @@ class Sites:
         at: a scope whose nodes are at a replica.
         across: a scope whose nodes each lie where their own input is.
         log: called with the name of each collective, and its result at each replica.
+        log_rows: called with a part of each replica's message of which only rows in use travel. All
+            other replicas receive it.
     """
 
     at: Callable[[int], AbstractContextManager[Any]]
     across: Callable[[], AbstractContextManager[Any]]
     log: Callable[[str, Sequence[Tensor]], None]
+    log_rows: Callable[[Sequence[Tensor]], None]
 
 
 def exchange_sums(
@@ -68,6 +72,7 @@ def exchange_sums(
     sites: Sites,
     stream: tuple[int, ...],
     scales: Sequence[Tensor] | None = None,
+    values: Sequence[Sequence[Tensor]] | None = None,
 ) -> list[list[FilteredSum]]:
     """Return the sums of several tensors over replicas, for each tensor and replica.
 
@@ -79,6 +84,7 @@ def exchange_sums(
         stream: numbers that no other exchange of a step has, for random numbers.
         scales: for each replica, the number by which its tensors are multiplied (see
             `gf.optim.LossScaling`). Residuals are those of the tensors without it.
+        values: for each tensor, what each replica has of its variable, if the filter reads it.
 
     Raises:
         ShardingError: the filter changes a shape or a dtype.
@@ -89,7 +95,8 @@ def exchange_sums(
     for i, (each, own) in enumerate(zip(tensors, states, strict=True)):
         for rank, (tensor, state) in enumerate(zip(each, own, strict=True)):
             scale = None if scales is None else scales[rank]
-            runs[i, rank] = with_feedback(rule, tensor, state, (rank, len(each)), scale)
+            value = None if values is None else values[i][rank]
+            runs[i, rank] = with_feedback(rule, tensor, state, (rank, len(each)), scale, value)
             streams[i, rank] = RandomStreams(seed_of(stream, i, rank))
     answers: dict[_Key, Any] = dict.fromkeys(runs)
     while answers:
@@ -113,6 +120,7 @@ def with_feedback(
     state: State,
     replica: tuple[int, int],
     scale: Tensor | None = None,
+    value: Tensor | None = None,
 ) -> Reduction:
     """Run a filter on a tensor, in at least float32, and keep what was not sent for the next.
 
@@ -120,6 +128,7 @@ def with_feedback(
         rule, tensor, state: the filter, a replica's tensor, and its state.
         replica: the number of the replica, and the number of replicas.
         scale: see `exchange_sums`.
+        value: the variable's value, if the filter reads it.
     """
     wide: Tensor = tensor
     if wide_dtype(tensor.dtype) != tensor.dtype:
@@ -130,7 +139,8 @@ def with_feedback(
     if rule.feedback:
         residual, *others = state
         wide, given = wide + residual, tuple(others)
-    reduced = yield from rule.reduce(wide, given, *replica)
+    read = given_state(rule, wide, given, value)
+    reduced = yield from rule.reduce(wide, read, *replica)
     check_specs(rule, "the sum", [reduced.total], [wide.spec])
     check_specs(rule, "the next state", reduced.state, [each.spec for each in given])
     after = reduced.state
@@ -140,6 +150,15 @@ def with_feedback(
     if scale is not None:
         total = total * in_dtype_of(scale, total)
     return Reduced(in_dtype_of(total, tensor), reduced.sent, after)
+
+
+def given_state(rule: Filter, tensor: Tensor, state: State, value: Tensor | None) -> State:
+    """Return the state that a filter's functions get, behind the variable's value if they read
+    it."""
+    if not rule.reads_value:
+        return state
+    assert value is not None
+    return (in_dtype_of(value, tensor), *state)
 
 
 def check_specs(
@@ -170,11 +189,18 @@ def _answer(
 ) -> dict[_Key, Sequence[Parts]]:
     """Return the answer to each request, from one collective for each kind and dtype."""
     rows: dict[tuple[type, str], list[tuple[int, int]]] = {}
+    found: dict[tuple[_Key, int, int], Tensor] = {}  # by key, entry of the answer, and part
     for (i, rank), request in requests.items():
         if rank == 0:
             for p, part in enumerate(_entries(request)[0]):
-                rows.setdefault((type(request), part.dtype.name), []).append((i, p))
-    found: dict[tuple[_Key, int, int], Tensor] = {}  # by key, entry of the answer, and part
+                if isinstance(request, Gather) and used_rows_of(part):
+                    every = [_entries(requests[i, k])[0][p] for k in range(count)]
+                    sites.log_rows(every)
+                    found |= {
+                        ((i, k), e, p): sent for k in range(count) for e, sent in enumerate(every)
+                    }
+                else:
+                    rows.setdefault((type(request), part.dtype.name), []).append((i, p))
     for (kind, _), parts in rows.items():
         own = []
         for rank in range(count):
@@ -284,6 +310,7 @@ __all__ = [
     "check_specs",
     "draw_from",
     "exchange_sums",
+    "given_state",
     "seed_of",
     "unpack_row",
     "with_feedback",

@@ -10,13 +10,14 @@ compiled, placed and traced as the model is. `exchange.py` calls them for all re
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphflow import init
-from graphflow.errors import ArgumentError
-from graphflow.ir.op import Tensor
+from graphflow.errors import ArgumentError, ShardingError
+from graphflow.ir.op import REGISTRY, Tensor, make_node
 from graphflow.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -71,9 +72,16 @@ class Filter:
     Attributes:
         feedback: what a replica did not send is kept, and added to its next tensor. Without
             feedback, what is sent must be right on average.
+        reads_value: `encode` also gets the present value of the variable that the tensor is the
+            gradient or the change of. It comes first in the state, and is not returned.
+        only_gradients: the rule is one for gradients, not for changes of parameters.
+        excludes_feedback: in a `Chain`, no other filter may have feedback.
     """
 
     feedback: bool = False
+    reads_value: bool = False
+    only_gradients: bool = False
+    excludes_feedback: bool = False
 
     def applies(self, spec: TensorSpec) -> bool:
         """Return False for tensors that the filter cannot compress. They travel as they are."""
@@ -89,7 +97,11 @@ class Filter:
         Args:
             tensor: the replica's tensor, at least float32. With feedback, the rest of the last
                 exchange is in it already.
-            state: the state, tensors like those of `initial`.
+            state: the state, tensors like those of `initial`; with `reads_value` after the value of
+                the variable, in the shape and dtype of the tensor.
+
+        A part that `mark_used` returned is sent up to the rows in use, and its sender decodes it
+        with what lies behind them.
         """
         raise ArgumentError(
             f"{type(self).__name__} has no encode; a filter needs encode and decode"
@@ -105,6 +117,18 @@ class Filter:
         raise ArgumentError(
             f"{type(self).__name__} has no decode; a filter needs encode and decode"
         )
+
+    def mark(self, parts: Parts, number: Tensor, expected: int) -> Parts:
+        """Return the parts of a message of which only the first numbers of the tensor count.
+
+        Default: all of it travels.
+
+        Args:
+            parts: the parts that `encode` returned for a vector.
+            number: how many numbers at the front of the vector count, int64.
+            expected: how many plans and reports expect.
+        """
+        return parts
 
     def reduce(self, tensor: Tensor, state: State, rank: int, count: int) -> Reduction:
         """Exchange a tensor with all replicas: a generator that yields requests.
@@ -125,10 +149,46 @@ class Filter:
         return Reduced(total, decoded[rank], tuple(after))
 
 
-def _missing_error(rule: Filter, name: str) -> ArgumentError:
-    return ArgumentError(
-        f"{type(rule).__name__} has no {name}; a filter needs encode and decode, or reduce"
-    )
+def mark_used(part: Tensor, number: Tensor, expected: int) -> Tensor:
+    """Return a part of a message of which only the first `number` rows travel.
+
+    Args:
+        part: the part, of shape (most, …).
+        number: how many of its rows are in use, an int64 of shape ().
+        expected: how many rows plans and reports expect.
+    """
+    attrs = {"lookups": 1, "rows": 1, "piece": expected}
+    return make_node(REGISTRY["used_rows"], (part, number), attrs).outputs[0]
+
+
+def used_rows_of(part: Tensor) -> tuple[Tensor, Tensor, int] | None:
+    """Return the tensor, the number of rows and the expected number behind a part that `mark_used`
+    made; None if all of the part travels."""
+    node = part.node
+    if node.op.name != "used_rows":
+        return None
+    return node.inputs[0], node.inputs[1], node.attrs["piece"]
+
+
+def expected_bytes(part: Tensor) -> int:
+    """Return the bytes of a part that travel: of rows in use, as many as are expected."""
+    used, shape = used_rows_of(part), [*map(int, part.shape)]
+    if used is not None:
+        shape[0] = min(shape[0], used[2])
+    return prod(shape) * int(part.dtype.itemsize)
+
+
+def require_rule_for_changes(rule: Filter, where: str) -> None:
+    """Refuse a filter for gradients where changes of parameters travel.
+
+    Raises:
+        ShardingError: it is one.
+    """
+    if rule.only_gradients:
+        raise ShardingError(
+            f"{where}: {rule!r} decides by gradients, and here changes of parameters travel; use "
+            "it with Data, or another filter, such as Significant(0.05)"
+        )
 
 
 __all__ = [
@@ -141,4 +201,8 @@ __all__ = [
     "Request",
     "State",
     "Sum",
+    "expected_bytes",
+    "mark_used",
+    "require_rule_for_changes",
+    "used_rows_of",
 ]

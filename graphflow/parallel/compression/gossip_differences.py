@@ -23,8 +23,14 @@ from graphflow.errors import ShardingError
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, RandomStreams, Tensor
 from graphflow.ir.spec import TensorSpec, kind, product
 from graphflow.optim.update_targets import in_dtype_of, wide_dtype
-from graphflow.parallel.compression.exchange import draw_from, seed_of, unpack_row
-from graphflow.parallel.compression.filter import Array, Filter, Parts
+from graphflow.parallel.compression.exchange import draw_from, given_state, seed_of, unpack_row
+from graphflow.parallel.compression.filter import (
+    Array,
+    Filter,
+    Parts,
+    expected_bytes,
+    used_rows_of,
+)
 from graphflow.parallel.compression.replica_differences import copy_within_replicas
 from graphflow.parallel.compression.traffic import traffic_of
 from graphflow.parallel.local_training.parameter_exchange import Exchanged
@@ -51,7 +57,7 @@ class GossipMessages(NamedTuple):
 
     Attributes:
         parts: the parts that each replica sends for each value.
-        rows: the same, as one row for each dtype.
+        rows: the same, as one row for each dtype, and rows of which a part is in use.
     """
 
     parts: Sequence[Sequence[Parts]]
@@ -172,7 +178,8 @@ class GossipFilter:
                 estimate = unroller.current[own.own][replica]
                 change = in_dtype_of(value.parts[place], estimate) - estimate
                 state = tuple(unroller.current[node][replica] for node in own.state)
-                parts, after = self.rule.encode(change, state)
+                given = given_state(self.rule, change, state, value.parts[place])
+                parts, after = self.rule.encode(change, given)
             for node, new in zip(own.state, after, strict=True):
                 unroller.current[node][replica] = new
             found.append(tuple(parts))
@@ -227,8 +234,7 @@ class GossipFilter:
                 if weight and firsts[j] != firsts[replica]:
                     plain += whole
                     for row in rows[j].values():
-                        size = int(product(row.shape)) * row.spec.dtype.itemsize
-                        sent[row, firsts[replica]] = float(size)
+                        sent[row, firsts[replica]] = float(expected_bytes(row))
         cause = values[-1].variable
         name = f"{show_count(len(values), 'difference')} by {self.rule!r}"
         if sent:
@@ -249,24 +255,35 @@ def _wide_spec(node: Node) -> TensorSpec:
 def _pack(
     unroller: ReplicaUnroller, parts: Sequence[Parts], replica: int, cause: Node
 ) -> dict[str, Tensor]:
-    """Return one row for each dtype, with all parts of a replica's messages."""
-    rows: dict[str, list[Tensor]] = {}
+    """Return one row for each dtype, with all parts of a replica's messages; and, by themselves,
+    the parts of which only the rows in use travel."""
+    flat = [part for each in parts for part in each]
+    rows = {}
     with unroller.on_device(replica * unroller.places, cause):
-        for part in (part for each in parts for part in each):
-            rows.setdefault(part.dtype.name, []).append(FUNCTIONS["reshape"](part, (-1,)))
-        return {
-            name: row[0] if len(row) == 1 else FUNCTIONS["concat"](row)
-            for name, row in rows.items()
-        }
+        for name, own in _rows_of(flat).items():
+            if used_rows_of(flat[own[0]]):
+                rows[name] = flat[own[0]]
+                continue
+            vectors = [FUNCTIONS["reshape"](flat[i], (-1,)) for i in own]
+            rows[name] = vectors[0] if len(own) == 1 else FUNCTIONS["concat"](vectors)
+    return rows
+
+
+def _rows_of(flat: Sequence[Tensor]) -> dict[str, list[int]]:
+    """Return the numbers of the parts that make each row."""
+    rows: dict[str, list[int]] = {}
+    for i, part in enumerate(flat):
+        name = part.dtype.name
+        rows.setdefault(f"{name} of part {i}" if used_rows_of(part) else name, []).append(i)
+    return rows
 
 
 def _unpack(rows: dict[str, Tensor], like: Sequence[Parts]) -> list[Parts]:
     """Return the parts of a replica's messages from its rows."""
     flat = [part for each in like for part in each]
     found: dict[int, Tensor] = {}
-    for name, row in rows.items():
-        own = [i for i, part in enumerate(flat) if part.dtype.name == name]
-        found |= zip(own, unpack_row(row, 0, [flat[i] for i in own]), strict=True)
+    for name, own in _rows_of(flat).items():
+        found |= zip(own, unpack_row(rows[name], 0, [flat[i] for i in own]), strict=True)
     parts = iter(found[i] for i in range(len(flat)))
     return [tuple(next(parts) for _ in each) for each in like]
 

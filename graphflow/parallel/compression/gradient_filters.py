@@ -54,11 +54,12 @@ def filter_gradients(
         own = _state_variables(rule, gradients[i], variables[i], replicas)
         state += own
         counts.append(len(own))
-    inputs = [*(gradients[i] for i in chosen), *state, *([] if scale is None else [scale])]
+    read = [variables[i] for i in chosen] if rule.reads_value else []
+    inputs = [*(gradients[i] for i in chosen), *state, *read, *([] if scale is None else [scale])]
     with name_scope("train"):
         node = REGISTRY[COMPRESSED](
             *inputs, rule=rule, count=len(chosen), states=tuple(counts), stream=next_stream(),
-            scaled=scale is not None,
+            scaled=scale is not None, reads=bool(read),
         )  # fmt: skip
         outputs = [node] if isinstance(node, Tensor) else [*node]
         after = outputs[len(chosen) : len(chosen) + len(state)]

@@ -15,11 +15,11 @@ from graphflow.errors import ShardingError
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import kind, product
 from graphflow.parallel.compression.exchange import Sites, exchange_sums
-from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.filter import Filter, expected_bytes
 from graphflow.parallel.compression.traffic import first_state, traffic_of
 from graphflow.parallel.local_training.parameter_exchange import Exchanged
 from graphflow.parallel.local_training.replica_unroller import REPLICA, ReplicaUnroller
-from graphflow.parallel.mesh.layouts import ShardedTensor, whole
+from graphflow.parallel.mesh.layouts import SentTensor, ShardedTensor, whole
 from graphflow.parallel.resharding.collectives import broadcast
 from graphflow.parallel.resharding.communication_log import CommunicationLog
 
@@ -135,6 +135,11 @@ class DifferenceFilter:
             ],
             self._sites(unroller, cause, len(values)),
             (*self._stream, *at),
+            values=[
+                [unroller.current[value.variable][place] for place in firsts] for value in values
+            ]
+            if self.rule.reads_value
+            else None,
         )
         sent = 2 * (self._replicas - 1) * sum(map(_nbytes, values))
         records[begun:] = [
@@ -156,14 +161,27 @@ class DifferenceFilter:
         """Return the scopes of the nodes of an exchange between the first devices of replicas."""
         name = f"{show_count(count, 'difference')} by {self.rule!r}"
 
+        logged = CommunicationLog(unroller.builder, cause, name)
+
         def log(kind: str, made: Sequence[Tensor]) -> None:
             result = ShardedTensor(made[0].spec, whole(made[0].ndim), tuple(made))
-            CommunicationLog(unroller.builder, cause, name).exchange(kind, (REPLICA,), result)
+            logged.exchange(kind, (REPLICA,), result)
+
+        def log_rows(every: Sequence[Tensor]) -> None:
+            firsts = unroller.owners[:: unroller.places]
+            sent: dict[SentTensor, float] = {
+                (part, to): expected_bytes(part)
+                for source, part in zip(firsts, every, strict=True)
+                for to in firsts
+                if to != source
+            }
+            logged("rows", (REPLICA,), sent)
 
         return Sites(
             lambda rank: unroller.on_device(rank * unroller.places, cause),
             lambda: unroller.cross_device(cause),
             log,
+            log_rows,
         )
 
 

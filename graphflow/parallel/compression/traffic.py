@@ -13,7 +13,7 @@ from graphflow.ir.op import REGISTRY, RandomStreams, Tensor, name_scope
 from graphflow.ir.spec import Size, TensorSpec
 from graphflow.optim.update_targets import wide_dtype
 from graphflow.parallel.compression.exchange import draw_from, with_feedback
-from graphflow.parallel.compression.filter import AllToAll, Array, Filter, Sum
+from graphflow.parallel.compression.filter import AllToAll, Array, Filter, Sum, expected_bytes
 
 FirstState = tuple[Array | init.Initializer, ...]
 
@@ -54,22 +54,27 @@ def traffic_of(rule: Filter, spec: TensorSpec, replicas: int) -> Traffic:
     with name_scope("traffic"), draw_from(RandomStreams()):
         tensor = _placeholder(spec.shape, spec.dtype)
         state = tuple(_placeholder(each.shape, each.dtype) for each in first_state(rule, spec))
-        filtered = _count_received(rule, tensor, state, replicas)
+        value = _placeholder(spec.shape, spec.dtype) if rule.reads_value else None
+        filtered = _count_received(rule, tensor, state, replicas, value)
     return Traffic(filtered, plain)
 
 
 def _count_received(
-    rule: Filter, tensor: Tensor, state: tuple[Tensor, ...], replicas: int
+    rule: Filter,
+    tensor: Tensor,
+    state: tuple[Tensor, ...],
+    replicas: int,
+    value: Tensor | None,
 ) -> float:
     """Return the bytes that a replica receives, by running the filter's functions on a
     placeholder."""
-    steps, filtered = with_feedback(rule, tensor, state, (0, replicas)), 0.0
+    steps, filtered = with_feedback(rule, tensor, state, (0, replicas), None, value), 0.0
     others = replicas - 1
     try:
         request = next(steps)
         while True:
             entry = request.parts[0] if isinstance(request, AllToAll) else request.parts
-            size = sum(_nbytes(rule, part.spec) for part in entry)
+            size = sum(min(_nbytes(rule, part.spec), expected_bytes(part)) for part in entry)
             sums = isinstance(request, Sum)
             filtered += size * (2 * others / replicas if sums else others)
             request = steps.send([entry] * (1 if sums else replicas))

@@ -14,7 +14,7 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
-from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.filter import Filter, require_rule_for_changes
 from graphflow.parallel.compression.gossip_differences import GossipFilter
 from graphflow.parallel.local_training.mixing_matrices import mixing_matrix, peer_matrices
 from graphflow.parallel.local_training.parameter_exchange import (
@@ -110,6 +110,7 @@ class Gossip(ReplicaStrategy):
                 f"{where}: compress must be a filter with encode and decode, such as "
                 f"gf.parallel.FixedPoint(8), not {rule!r}"
             )
+        require_rule_for_changes(rule, where)
         if self.one_peer:
             raise ShardingError(
                 f"{where}: compress={rule!r} needs neighbours that stay the same, since each "

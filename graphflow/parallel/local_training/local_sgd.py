@@ -13,7 +13,7 @@ from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, next_stream, user_location
 from graphflow.optim import SGD, Optimizer
-from graphflow.parallel.compression.filter import Filter
+from graphflow.parallel.compression.filter import Filter, require_rule_for_changes
 from graphflow.parallel.compression.replica_differences import DifferenceFilter
 from graphflow.parallel.local_training.exchange_schedule import (
     TurnExchanges,
@@ -164,6 +164,7 @@ class LocalSGD(ReplicaStrategy):
                     f"{where}: compress must be a filter, such as gf.parallel.FixedPoint(8), not "
                     f"{self.compress!r}"
                 )
+            require_rule_for_changes(self.compress, where)
             made = DifferenceFilter(self.compress, self.replicas, next_stream(), where)
             set_frozen_fields(self, _filter=made)
 

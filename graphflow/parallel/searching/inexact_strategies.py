@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.parallel.compression.fixed_point import FixedPoint
-from graphflow.parallel.compression.power_sgd import PowerSGD
+from graphflow.parallel.compression.filters.fixed_point import FixedPoint
+from graphflow.parallel.compression.filters.power_sgd import PowerSGD
 from graphflow.parallel.data import Data
 from graphflow.parallel.local_training.local_sgd import LocalSGD
 

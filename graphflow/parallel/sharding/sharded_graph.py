@@ -21,9 +21,10 @@ from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, Sharded
 from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
-from graphflow.parallel.tables.range_moves import count_rows
+from graphflow.parallel.tables.hash_lookups import find_hash_lookups, is_hashed
+from graphflow.parallel.tables.range_moves import count_ids, count_rows
 from graphflow.parallel.tables.row_updates import find_row_updates, readers_of
-from graphflow.strategy import COUNTER
+from graphflow.strategy import COUNTER, StepFacts
 
 Array = np.ndarray[Any, Any]
 
@@ -46,8 +47,8 @@ class FeedSlice:
     placeholder: Node
     pieces: tuple[ShardExtent, ...]
 
-    def index(self, sizes: Mapping[str, int]) -> tuple[slice, ...]:
-        """Return the slices of the part, given the sizes of symbols."""
+    def index(self, sizes: Mapping[str, int]) -> tuple[Any, ...]:
+        """Return the index of the part, given the sizes of symbols."""
         return tuple(slice(evaluate(p.start, sizes), evaluate(p.stop, sizes)) for p in self.pieces)
 
 
@@ -130,6 +131,7 @@ class ShardedGraph:
         counted: returns True for values of the counter that the graph was partitioned for.
         labels: the labels of what nodes belong to, by their turns, if the graph is no pipeline.
         notes: sentences about the strategy, for plans and reports.
+        facts: what each step records beside the user's fetches, if there is something.
     """
 
     source: Graph
@@ -147,7 +149,8 @@ class ShardedGraph:
     counted: Callable[[int], bool] = field(repr=False, default=lambda count: True)
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
+    facts: StepFacts | None = None
+    _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[Any, ...]]] = field(
         repr=False, default_factory=dict
     )
     """The slices of all feeds for the sizes that came last. Each slice is a sum over the extents
@@ -165,12 +168,18 @@ class ShardedGraph:
         found: dict[Node, dict[Tensor, RowRanges]] = {}
         if all(pieces.ranges is None for pieces in self.variables.values()):
             return found
-        updates = find_row_updates(self.source, readers_of(self.source))
+        readers = readers_of(self.source)
+        updates = find_row_updates(self.source, readers)
         inside = {node for update in updates for node in update.replaced}
-        for node in self.source.of_op("take"):
-            table, ids = node.inputs[0].node, node.inputs[1]
+        lookups = [
+            (node.inputs[0].node, node.inputs[1])
+            for node in self.source.of_op("take")
+            if node not in inside and node.attrs["axis"] == 0
+        ]
+        lookups += [(each.table, each.ids) for each in find_hash_lookups(self.source, readers)]
+        for table, ids in lookups:
             pieces = self.variables.get(table)
-            if node in inside or pieces is None or pieces.ranges is None or node.attrs["axis"] != 0:
+            if pieces is None or pieces.ranges is None:
                 continue
             behind = [each.op for each in Graph([ids]).nodes]
             if all(
@@ -197,7 +206,8 @@ class ShardedGraph:
             for table, lookups in self._lookups.items():
                 for ids, ranges in lookups.items():
                     (value,) = interpret([ids], feeds)
-                    counts[table] = counts.get(table, 0) + count_rows(value, ranges)
+                    count = count_ids if is_hashed(table) else count_rows
+                    counts[table] = counts.get(table, 0) + count(value, ranges)
         return counts
 
     @property
@@ -235,6 +245,8 @@ class ShardedGraph:
         if key not in self._parts:
             self._parts.clear()
             self._parts[key] = {node: share.index(sizes) for node, share in self.shares.items()}
+        if self.facts is not None:
+            arrays = self.facts.complete_feeds(arrays)
         return {
             node: contiguous(arrays[share.placeholder][self._parts[key][node]])
             for node, share in self.shares.items()

@@ -190,7 +190,14 @@ def test_clipping_sees_what_was_exchanged() -> None:
 # State ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [TopK(0.1), PowerSGD(1), FixedPoint(4)], ids=repr)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(TopK(0.1), PowerSGD(1), FixedPoint(4), gf.parallel.RandomSkip(0.2)),
+        gf.parallel.Chain([gf.parallel.Significant(lambda t: 0.5 / t), FixedPoint(8)]),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
 def test_a_run_that_is_continued_gives_the_same_bits(rule: Any, tmp_path: Path) -> None:
     step = Regression(Data(2, compress=rule), "float32", gf.optim.SGD(0.05))
     with gf.Session() as s:

@@ -19,12 +19,22 @@ from graphflow.parallel.compression.traffic import first_state, traffic_of
 FixedPoint, PowerSGD, TopK = gf.parallel.FixedPoint, gf.parallel.PowerSGD, gf.parallel.TopK
 
 
-def exchange(rule: Filter, arrays: list[np.ndarray[Any, Any]], steps: int = 1) -> list[Any]:
+def exchange(
+    rule: Filter,
+    arrays: list[np.ndarray[Any, Any]],
+    steps: int = 1,
+    value: np.ndarray[Any, Any] | None = None,
+) -> list[Any]:
     """The totals and the states of each replica, for each step, without devices."""
     fed = [gf.placeholder(a.dtype.name, a.shape) for a in arrays]
     kept = [tuple(gf.variable(first) for first in first_state(rule, fed[0].spec)) for _ in arrays]
-    sites = Sites(lambda rank: nullcontext(), nullcontext, lambda kind, made: None)
-    (made,) = exchange_sums(rule, [fed], [kept], sites, (0, 0))
+    sites = Sites(
+        lambda rank: nullcontext(), nullcontext, lambda kind, made: None, lambda every: None
+    )
+    read = None
+    if rule.reads_value:
+        read = [[gf.constant(np.ones_like(arrays[0]) if value is None else value)] * len(arrays)]
+    (made,) = exchange_sums(rule, [fed], [kept], sites, (0, 0), values=read)
     pairs = [zip(old, one.state, strict=True) for old, one in zip(kept, made, strict=True)]
     updates = [gf.assign(old, new) for pair in pairs for old, new in pair]
     fetches = [(one.total, one.state) for one in made]
@@ -89,7 +99,14 @@ def test_zeros_and_constants_are_exact(bits: int, value: float) -> None:
 
 
 @pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("rule", [FixedPoint(8), TopK(0.1), PowerSGD(1)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(FixedPoint(8), TopK(0.1), PowerSGD(1), gf.parallel.RandomSkip(1.0)),
+        *(gf.parallel.Significant(100.0), gf.parallel.Kkt(100.0)),
+    ],
+    ids=repr,
+)
 def test_numbers_that_are_not_finite_stay_visible(rule: Filter, special: float) -> None:
     x = draw(6, 8)
     x[2, 3] = special

@@ -12,7 +12,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import GraphflowError, NonFiniteError, OpError, StepTimeout, WorkerLost
 from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, replay_order
-from graphflow.ir.op import Tensor
+from graphflow.ir.op import REGISTRY, Tensor, make_node
 from tests.faults import hazards
 from tests.ops.communication.servers import by_hand, server_and_workers
 from tests.runtime.program import crashes
@@ -65,6 +65,69 @@ def test_parties_may_share_workers() -> None:
             for _ in range(3):
                 result, came, *_ = session.run([weights, order, *seen])
                 np.testing.assert_array_equal(result, by_hand(START, came, 3))
+
+
+@pytest.mark.parametrize(
+    ("shared", "where"),
+    [
+        ("on", "apart"),
+        pytest.param("off", "apart", marks=pytest.mark.slow),
+        pytest.param("on", "together", marks=pytest.mark.slow),
+    ],
+)
+def test_only_the_rows_in_use_of_a_ragged_channel_travel(
+    shared: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two parties send prefixes of rows, of sizes that change from turn to turn, and get sums."""
+    monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
+    most, turns = 9, 12
+    loops = ConcurrentLoops()
+    push = [loops.channel((most, 2), "float64", ragged=True) for _ in range(2)]
+    counts = [loops.channel((), "int64") for _ in range(2)]
+    pull = [loops.channel((most, 2), "float64", ragged=True) for _ in range(2)]
+
+    def used(x: Tensor, number: Tensor) -> Tensor:
+        attrs = {"lookups": 1, "rows": 1, "piece": 4}
+        return make_node(REGISTRY["used_rows"], (x, number), attrs).outputs[0]
+
+    def serve(party: Party) -> Any:
+        def turn(total: Any, _: Any) -> Any:
+            which, number = party.merge(counts)
+            _, rows = party.merge(push, which)
+            known = gf.arange(most) < number
+            total = total + gf.where(gf.expand_dims(known, 1), rows, 0.0)
+            party.send_where(pull, used(total, number), gf.equal(gf.arange(2), which))
+            return total, number
+
+        return party.scan(turn, np.zeros((most, 2)), length=2 * turns)
+
+    def work(k: int) -> Any:
+        def run(party: Party) -> Any:
+            def turn(seen: Any, i: Any) -> Any:
+                number = (i * 5 + k) % (most + 1)
+                party.send(counts[k], number)
+                party.send(push[k], used(gf.ones((most, 2), "float64") * (k + 1.0), number))
+                return seen + party.receive(pull[k])[0, 0], None
+
+            return party.scan(turn, np.float64(0), np.arange(turns))[0]
+
+        return run
+
+    pins = places(3) if where == "apart" else ["/worker:1"] * 3
+    loops.add(serve, pins[0])
+    for k in range(2):
+        loops.add(work(k), pins[k + 1])
+    (total, numbers), *_ = loops.build()
+    sizes = np.array([[(i * 5 + k) % (most + 1) for i in range(turns)] for k in range(2)])
+    wanted = sum((k + 1.0) * (np.arange(most)[None] < sizes[k][:, None]).sum(0) for k in range(2))
+    with workers(3 if where == "apart" else 2) as session:
+        for _ in range(3):
+            with session.trace() as trace:
+                found, came = session.run([total, numbers])
+            np.testing.assert_array_equal(found, np.stack([wanted, wanted], 1))
+            assert sorted(came) == sorted(sizes.reshape(-1))
+            moved = sum(e.bytes * e.count for e in trace.edges)
+            assert where != "apart" or moved == 2 * sizes.sum() * 2 * 8 + 2 * turns * 8
 
 
 def test_what_is_left_in_a_channel_is_gone_with_its_step() -> None:
@@ -255,14 +318,58 @@ def test_results_of_parties_are_checked() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_many_turns_take_no_more_memory_than_few() -> None:
-    """50,000 turns, after 10,000 that warm up."""
+    """100,000 turns, after 10,000 that warm up."""
     weights, order, _ = server_and_workers(START, [5000, 5000], pins=places(3))
     with workers(3, 120) as session:
         session.run(weights)
         pids = session._life.hosts.pids
         before = [resident(pid) for pid in pids]
-        for _ in range(5):
+        for _ in range(10):
             _, came = session.run([weights, order])
             assert np.bincount(came).tolist() == [5000, 5000]
         growth = [resident(pid) - then for pid, then in zip(pids, before, strict=True)]
     assert max(growth) < 16 * MB
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_a_servers_state_and_channels_stay_within_the_planned_memory() -> None:
+    """A server carries 64 MB, and the two exchange 2 MB a turn, for 60 turns."""
+    elements, size = 8 * MB, MB // 4
+    with gf.device("/worker:0"):
+        weights = gf.variable(np.zeros(elements), name="weights")
+    loops = ConcurrentLoops()
+    push, pull = (loops.channel((size,), "float64") for _ in range(2))
+
+    def serve(party: Party) -> Any:
+        def turn(state: Any, _: Any) -> Any:
+            gradient = party.receive(push)
+            rows = gf.arange(size)
+            state = gf.scatter_nd(state, gf.reshape(rows, (size, 1)), gradient, reduction="add")
+            party.send(pull, state[:size])
+            return state, None
+
+        return party.scan(turn, weights, length=60)[0]
+
+    def work(party: Party) -> Any:
+        def turn(x: Any, _: Any) -> Any:
+            party.send(push, x + 1.0)
+            return party.receive(pull), None
+
+        return party.scan(turn, gf.zeros((size,), dtype="float64"), length=60)[0]
+
+    loops.add(serve, "/worker:0")
+    loops.add(work, "/worker:1")
+    served, worked = loops.build()
+    with gf.device("/worker:0"):
+        step = [gf.sum(served), REGISTRY["group"](gf.assign(weights, served)), worked[0]]
+    with workers(2) as session:
+        session.run(gf.sum(weights))
+        pids = session._life.hosts.pids
+        before = [resident(pid) for pid in pids]
+        for _ in range(3):
+            session.run(step)
+        growth = [resident(pid) - then for pid, then in zip(pids, before, strict=True)]
+        planned = [each.predicted for each in session.memory(step).values()]
+    assert planned[0] < 2.5 * 8 * elements
+    first = 160 * MB  # libraries, and messages before there are rings
+    assert all(have < plan + first for have, plan in zip(growth, planned, strict=True))

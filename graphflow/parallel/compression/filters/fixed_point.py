@@ -21,6 +21,7 @@ from graphflow.parallel.compression.filter import (
     Reduced,
     Reduction,
     State,
+    mark_used,
 )
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 
@@ -78,6 +79,12 @@ class FixedPoint(Filter):
         steps = FUNCTIONS["reshape"](self._unpack(packed, int(product(spec.shape))), spec.shape)
         tensor: Tensor = FUNCTIONS["astype"](steps, spec.dtype) / float(self._largest) * scale
         return tensor
+
+    def mark(self, parts: Parts, number: Tensor, expected: int) -> Parts:
+        """Return the parts of which only the integers of the first numbers travel."""
+        packed, scale = parts
+        each = max(1, 8 // self.bits)
+        return mark_used(packed, -(-number // each), -(-expected // each)), scale
 
     def reduce(self, tensor: Tensor, state: State, rank: int, count: int) -> Reduction:
         """Exchange integers with all replicas.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, prod
+from math import ceil
 
 import numpy as np
 
@@ -11,13 +11,14 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import TensorSpec
-from graphflow.parallel.compression.filter import Filter, Parts, State
+from graphflow.parallel.compression.filter import Parts, State
+from graphflow.parallel.compression.filters.selection import Selection, position_dtype, size_of
 from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
-class TopK(Filter):
+class TopK(Selection):
     """The numbers of largest magnitude of each tensor, and their positions.
 
     Args:
@@ -43,28 +44,31 @@ class TopK(Filter):
         check_flag(f"{where}: feedback", self.feedback)
         set_frozen_fields(self, share=float(given))
 
+    def _count(self, spec: TensorSpec) -> int:
+        """Return how many numbers of a tensor travel."""
+        size = size_of(spec)
+        return min(size, ceil(self.share * size))
+
+    def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
+        """Return the spec of the numbers that travel."""
+        return spec.with_shape((self._count(spec),))
+
     def encode(self, tensor: Tensor, state: State) -> tuple[Parts, State]:
         """Return values and positions, both of shape (k,)."""
-        size = prod(map(int, tensor.shape))
+        size, count = size_of(tensor.spec), self._count(tensor.spec)
         flat = FUNCTIONS["reshape"](tensor, (-1,))
-        count = min(size, ceil(self.share * size))
         _, places = FUNCTIONS["top_k"](abs(flat), count, sorted=False)
         values: Tensor = FUNCTIONS["take"](flat, places, 0)
-        return (values, FUNCTIONS["astype"](places, _position_dtype(size))), state
+        return (values, FUNCTIONS["astype"](places, position_dtype(size))), state
 
     def decode(self, parts: Parts, spec: TensorSpec) -> Tensor:
         """Return the values at their positions, and zeros elsewhere."""
         values, places = parts
-        size = prod(map(int, spec.shape))
+        size = size_of(spec)
         zeros = FUNCTIONS["zeros"]((size,), spec.dtype)
         found = FUNCTIONS["scatter"](zeros, FUNCTIONS["astype"](places, "int64"), values, axis=0)
         tensor: Tensor = FUNCTIONS["reshape"](found, spec.shape)
         return tensor
-
-
-def _position_dtype(size: int) -> str:
-    """Return the smallest dtype that holds every position."""
-    return "int16" if size <= 2**15 else "int32" if size <= 2**31 else "int64"
 
 
 __all__ = ["TopK"]
