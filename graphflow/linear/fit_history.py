@@ -1,4 +1,4 @@
-"""What a fit is told and tells: its limits, its certificates over time, its best model so far."""
+"""The course of a fit: its limits, its certificates over time, its best model so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphflow.linear.problem import Certificate, LinearProblem, certify
 
 
 @dataclass(frozen=True)
-class LinearModel:
+class CertifiedModel:
     """Coefficients and an intercept, with their certificate."""
 
     w: Floats
@@ -35,7 +35,7 @@ class FitHistory:
 
     solver: str = ""
     certificates: list[Certificate] = field(default_factory=list)
-    best: LinearModel | None = None
+    best: CertifiedModel | None = None
 
     @property
     def seconds(self) -> list[float]:
@@ -56,7 +56,7 @@ class FitHistory:
         """
         from graphflow.linear.gap_plot import draw_gaps
 
-        picture = draw_gaps([self, *others])
+        picture = draw_gaps([(each.solver, each.certificates) for each in (self, *others)])
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(picture)
@@ -88,7 +88,7 @@ class FitMonitor:
         self._highest_dual: float | None = None
 
     @property
-    def best(self) -> LinearModel | None:
+    def best(self) -> CertifiedModel | None:
         """The certified model with the least objective; None before the first one."""
         return self.history.best
 
@@ -116,7 +116,7 @@ class FitMonitor:
         rate = math.log(gap_before / gap) / passes
         return min(max(1.05 * math.log(gap / self.tol) / rate if self.tol else most, 1.0), most)
 
-    def certify(self, w: Floats, b: float, beta: Floats | None = None, **known: Any) -> bool:
+    def accept(self, w: Floats, b: float, beta: Floats | None = None, **known: Any) -> bool:
         """Note a model with its certificate; return True if it is good enough.
 
         The highest dual so far bounds every objective, so it is combined with the newest model.
@@ -136,16 +136,16 @@ class FitMonitor:
         self.history.certificates.append(found)
         best = self.history.best
         if best is None or found.primal <= best.certificate.primal:
-            best = LinearModel(w.copy(), float(b), found)
+            best = CertifiedModel(w.copy(), float(b), found)
         elif found.dual is not None:
             primal = best.certificate.primal
             gap = max(primal - found.dual, 0.0)
             proof = Certificate(primal, found.dual, gap, found.passes, found.seconds)
-            best = LinearModel(best.w, best.b, proof)
+            best = CertifiedModel(best.w, best.b, proof)
         self.history.best = best
         gap_now = best.certificate.relative_gap
         show_stage(f"gap {gap_now:.1e}, passes" if gap_now else "passes", round(self.passes))
         return gap_now is not None and gap_now <= self.tol
 
 
-__all__ = ["FitHistory", "FitMonitor", "LinearModel"]
+__all__ = ["FitHistory", "FitMonitor", "CertifiedModel"]

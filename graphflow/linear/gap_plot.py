@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
+from graphflow.linear.problem import Certificate
 from graphflow.placement.view import colours
-
-if TYPE_CHECKING:
-    from graphflow.linear.fit_history import FitHistory
 
 WIDTH, HEIGHT = 760.0, 420.0
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 150.0, 56.0, 56.0
@@ -31,23 +28,23 @@ _STYLE = f"""
 """
 
 
-def draw_gaps(histories: Sequence[FitHistory]) -> str:
-    """Return an SVG document with a curve for each history that has gaps.
+def draw_gaps(fits: Sequence[tuple[str, Sequence[Certificate]]]) -> str:
+    """Return an SVG document with a curve for each fit that has gaps.
 
     Args:
-        histories: those of fits; curves are named by their solvers.
+        fits: for each, the name of its curve and its certificates.
     """
     curves = [
-        [(max(c.seconds, 1e-6), max(gap, _LEAST)) for c in history.certificates
+        [(max(c.seconds, 1e-6), max(gap, _LEAST)) for c in certificates
          if (gap := c.relative_gap) is not None and math.isfinite(gap)]
-        for history in histories
+        for _, certificates in fits
     ]  # fmt: skip
     points = [point for curve in curves for point in curve] or [(1e-3, 1.0), (1.0, 1e-6)]
-    frame = _Frame([x for x, _ in points], [y for _, y in points])
+    frame = _GapAxes([x for x, _ in points], [y for _, y in points])
     parts = [f'<text class="h1" x="{LEFT}" y="28">Relative duality gap over seconds</text>']
     parts += _axes(frame)
-    for i, (history, curve) in enumerate(zip(histories, curves, strict=True)):
-        parts += _curve(frame, history.solver or "fit", curve, colours.shade(i).strong)
+    for i, ((name, _), curve) in enumerate(zip(fits, curves, strict=True)):
+        parts += _curve(frame, name or "fit", curve, colours.shade(i).strong)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gf-gap" width="{WIDTH:.0f}" '
         f'height="{HEIGHT:.0f}" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img">\n'
@@ -57,7 +54,7 @@ def draw_gaps(histories: Sequence[FitHistory]) -> str:
     )
 
 
-class _Frame:
+class _GapAxes:
     """Logarithmic axes over whole powers of ten."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
@@ -80,7 +77,7 @@ def _powers(values: Sequence[float]) -> range:
     return range(low, max(high, low + 1) + 1)
 
 
-def _axes(frame: _Frame) -> Iterator[str]:
+def _axes(frame: _GapAxes) -> Iterator[str]:
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     step = 1 + len(frame.y_powers) // 9
     for power in frame.y_powers[::step]:
@@ -99,7 +96,7 @@ def _note(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _curve(
-    frame: _Frame, name: str, curve: Sequence[tuple[float, float]], colour: str
+    frame: _GapAxes, name: str, curve: Sequence[tuple[float, float]], colour: str
 ) -> Iterator[str]:
     if not curve:
         return

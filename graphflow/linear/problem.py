@@ -75,15 +75,15 @@ class LinearProblem:
     def predict(self, w: Floats, b: float) -> Floats:
         """Return x_i·w + b of each row."""
         if self.bias:
-            return multiply(self.x, w[:-1]) + (self.bias * w[-1] + b)
-        return multiply(self.x, w) + b
+            return np.asarray(multiply(self.x, w[:-1]) + (self.bias * w[-1] + b))
+        return np.asarray(multiply(self.x, w) + b)
 
     def correlate(self, beta: Floats) -> Floats:
         """Return Xᵀβ."""
         v = multiply(self.x.T, beta)
         return np.append(v, self.bias * beta.sum()) if self.bias else v
 
-    def bounded(self, v: Floats) -> Floats:
+    def bound_sizes(self, v: Floats) -> Floats:
         """Return the sizes that l1 bounds, of v = Xᵀβ."""
         return v if self.is_positive else np.abs(v)
 
@@ -100,7 +100,7 @@ class LinearProblem:
         conjugates = float(self.loss.conjugates(beta, self.y, self.c).sum())
         if self.l2 == 0.0:
             return -conjugates
-        soft = np.maximum(self.bounded(v) - self.l1, 0.0)
+        soft = np.maximum(self.bound_sizes(v) - self.l1, 0.0)
         return -conjugates - float(soft @ soft) / (2.0 * self.l2)
 
 
@@ -187,18 +187,17 @@ def _meet_intercept(problem: LinearProblem, beta: Floats) -> Floats:
     if not problem.has_intercept:
         return beta
     if problem.loss.name == "squared":
-        return beta - problem.c * (beta.sum() / problem.c.sum())
-    up, down = beta[beta > 0].sum(), -beta[beta < 0].sum()
+        return beta - problem.c * float(beta.sum() / problem.c.sum())
+    up, down = float(beta[beta > 0].sum()), -float(beta[beta < 0].sum())
     if up == down:
         return beta
-    if up > down:
-        return np.where(beta > 0, beta * (down / up), beta)
-    return np.where(beta < 0, beta * (up / down), beta)
+    scaled = beta * (min(up, down) / max(up, down))
+    return np.where((beta > 0) == (up > down), scaled, beta)
 
 
 def _best_dual(problem: LinearProblem, beta: Floats, v: Floats) -> float:
     """Return the dual of β, or of β scaled until the constraints on v = Xᵀβ hold."""
-    most = float(problem.bounded(v).max(initial=0.0))
+    most = float(problem.bound_sizes(v).max(initial=0.0))
     within = problem.l1 / most if most > problem.l1 else 1.0
     if problem.l2 > 0.0:
         found = problem.dual(beta, v)

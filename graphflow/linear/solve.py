@@ -9,7 +9,7 @@ import numpy as np
 
 from graphflow.base.progress import show_progress
 from graphflow.errors import LinearModelError
-from graphflow.linear.fit_history import FitHistory, FitMonitor, LinearModel
+from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
@@ -57,7 +57,7 @@ def choose_solver(problem: LinearProblem) -> str:
 def solve(
     problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
     seed: int = 0, w: Floats | None = None, b: float = 0.0,
-) -> LinearModel:  # fmt: skip
+) -> CertifiedModel:  # fmt: skip
     """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
 
     Args:
@@ -77,7 +77,7 @@ def solve(
     given = problem
     if chosen != "sdca" and problem.bias:
         given = _with_bias_column(problem)
-    given = replace(given, x=_ordered(given.x, chosen))
+    given = replace(given, x=_order_entries(given.x, chosen))
     monitor = FitMonitor(given, tol, max_passes, history)
     with show_progress("fitting", where=f"{given.rows:,} x {given.columns:,} by {chosen}"):
         if chosen == "sdca":
@@ -128,7 +128,7 @@ def _with_bias_column(problem: LinearProblem) -> LinearProblem:
     return replace(problem, x=x, bias=0.0)
 
 
-def _ordered(x: Any, solver: str) -> Any:
+def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()

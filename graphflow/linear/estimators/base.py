@@ -1,4 +1,4 @@
-"""What all linear estimators share: checks of data, the fit of a problem, predictions."""
+"""The base of linear estimators: checks of data, the fit of a problem, predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from graphflow.errors import LinearModelError
-from graphflow.linear.fit_history import FitHistory, LinearModel
+from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
@@ -80,7 +80,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _solve(
         self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
-    ) -> LinearModel:
+    ) -> CertifiedModel:
         """Solve a problem, and note its certificate if it is the worst so far."""
         history = FitHistory()
         try:
@@ -91,13 +91,13 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         except KeyboardInterrupt:
             if history.best is not None:
                 self._note(history, history.best.certificate)
-                self._interrupted(history.best)
+                self._keep_model(history.best)
             raise
         self._note(history, found.certificate)
         self._warn(found.certificate)
         return found
 
-    def _interrupted(self, model: LinearModel) -> None:
+    def _keep_model(self, model: CertifiedModel) -> None:
         """Keep the last certified model when Ctrl-C ends a fit."""
 
     def _note(self, history: FitHistory, certificate: Certificate) -> None:
@@ -146,6 +146,7 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
     """
 
     class_weight: Any
+    coef_: Any
 
     def decision_function(self, X: Any) -> Any:
         """Return confidences: (rows,) of the second class of two, else (rows, classes)."""

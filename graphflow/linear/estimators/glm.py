@@ -9,7 +9,7 @@ import numpy as np
 from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
-from graphflow.linear.fit_history import LinearModel
+from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.losses import Loss
 from graphflow.linear.penalties import L1, L1L2, L2
 from graphflow.linear.problem import LinearProblem
@@ -80,10 +80,10 @@ class Glm(LinearRegressor):
             )
         l1, l2 = _strengths(self.penalty)
         problem = LinearProblem(x, targets, weights, loss, l1, l2, bool(self.fit_intercept))
-        self._interrupted(self._solve(problem, seed=self.random_state or 0))
+        self._keep_model(self._solve(problem, seed=self.random_state or 0))
         return self
 
-    def _interrupted(self, model: LinearModel) -> None:
+    def _keep_model(self, model: CertifiedModel) -> None:
         self.coef_, self.intercept_ = model.w, model.b
 
 

@@ -144,7 +144,7 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Fit a machine for each pair of classes, and gather the rows that carry them."""
         rows = [np.flatnonzero((labels == k) & (c > 0)) for k in range(len(self.classes_))]
         fits: dict[tuple[int, int], tuple[Any, KernelModel]] = {}
-        self.certificate_: Any = None
+        histories: list[FitHistory] = []
         self._square: Any = None
         if self.kernel == "precomputed":
             self._square = x
@@ -153,7 +153,8 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for first, second in combinations(range(len(rows)), 2):
             used = np.concatenate([rows[first], rows[second]])
             y = np.where(labels[used] == first, 1.0, -1.0)
-            fits[first, second] = used, self._fit_pair(x, used, y, c[used])
+            histories.append(FitHistory())
+            fits[first, second] = used, self._fit_pair(x, used, y, c[used], histories[-1])
         carries = np.zeros(len(labels), bool)
         for used, model in fits.values():
             carries[used[model.alpha > 0]] = True
@@ -176,10 +177,11 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # Of two classes, a positive score means the second one.
         flip = -1.0 if len(rows) == 2 else 1.0
         self.dual_coef_, self.intercept_ = flip * dual, flip * intercepts
+        self.history_ = max(histories, key=lambda h: h.certificates[-1].relative_gap or 0.0)
+        self.certificate_ = self.history_.certificates[-1]
         self.dual_gap_ = self.certificate_.gap
 
-    def _fit_pair(self, x: Any, used: Any, y: Any, c: Any) -> KernelModel:
-        history = FitHistory()
+    def _fit_pair(self, x: Any, used: Any, y: Any, c: Any, history: FitHistory) -> KernelModel:
         part = x[used]
 
         def rows_of(numbers: Any) -> Any:
@@ -190,10 +192,7 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model = solve_kernel_machine(
             rows_of, y, c, float(self.tol), self.max_iter, self.cache_size * 2.0**20, history
         )
-        worst = self.certificate_
         gap = model.certificate.relative_gap or 0.0
-        if worst is None or gap >= (worst.relative_gap or 0.0):
-            self.certificate_, self.history_ = model.certificate, history
         if 0 <= self.max_iter <= model.steps:
             warnings.warn(
                 f"the relative duality gap is {gap:.1e} after {model.steps} pairs; raise "

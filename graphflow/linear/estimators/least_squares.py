@@ -10,7 +10,7 @@ from sklearn.base import MultiOutputMixin
 from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
-from graphflow.linear.fit_history import LinearModel
+from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
 
 
@@ -115,10 +115,10 @@ class ElasticNet(LinearRegressor):
         )  # fmt: skip
         if before is not None and before.shape != (problem.columns,):
             before = None
-        self._interrupted(self._solve(problem, w=before, b=start))
+        self._keep_model(self._solve(problem, w=before, b=start))
         return self
 
-    def _interrupted(self, model: LinearModel) -> None:
+    def _keep_model(self, model: CertifiedModel) -> None:
         self.coef_, self.intercept_ = model.w, model.b
 
     @property
@@ -137,7 +137,7 @@ class Lasso(ElasticNet):
         fit_intercept, tol, max_iter, positive, warm_start, solver: as of `ElasticNet`.
     """
 
-    l1_ratio = 1.0  # type: ignore[assignment]
+    l1_ratio = 1.0
 
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,

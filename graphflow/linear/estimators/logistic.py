@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier
-from graphflow.linear.fit_history import FitHistory, LinearModel
+from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
 
@@ -76,7 +76,7 @@ class LogisticRegression(LinearClassifier):
             penalty * float(self.l1_ratio), penalty * (1.0 - float(self.l1_ratio)),
             bool(self.fit_intercept),
         )  # fmt: skip
-        self._interrupted(
+        self._keep_model(
             self._solve(
                 problem,
                 seed=self.random_state or 0,
@@ -86,7 +86,7 @@ class LogisticRegression(LinearClassifier):
         )
         return self
 
-    def _interrupted(self, model: LinearModel) -> None:
+    def _keep_model(self, model: CertifiedModel) -> None:
         self.coef_, self.intercept_ = model.w[None, :], np.array([model.b])
 
     def _fit_classes(

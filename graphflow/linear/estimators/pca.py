@@ -69,9 +69,9 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # 
         centred = x.astype(np.float64) - self.mean_
         total = float((centred**2).sum()) / (n - 1)
         if solver == "randomized" and not is_share:
-            values, vectors = _randomized(centred, int(wanted), self.random_state or 0)
+            values, vectors = _decompose_randomly(centred, int(wanted), self.random_state or 0)
         elif solver == "covariance":
-            values, vectors = _by_products(centred)
+            values, vectors = _decompose_products(centred)
         else:
             _, values, vectors = np.linalg.svd(centred, full_matrices=False)
         self._keep(x.dtype, n, d, values, vectors, total, wanted, is_share)
@@ -134,7 +134,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # 
         return np.where(found > np.finfo(found.dtype).eps, found, np.finfo(found.dtype).eps)
 
 
-def _by_products(centred: Any) -> tuple[Any, Any]:
+def _decompose_products(centred: Any) -> tuple[Any, Any]:
     """Return singular values and vectors from the products of the columns."""
     values, vectors = np.linalg.eigh(centred.T @ centred)
     values = np.sqrt(np.maximum(values[::-1], 0.0))
@@ -142,7 +142,7 @@ def _by_products(centred: Any) -> tuple[Any, Any]:
     return values[:count], vectors[:, ::-1].T[:count]
 
 
-def _randomized(centred: Any, count: int, seed: int) -> tuple[Any, Any]:
+def _decompose_randomly(centred: Any, count: int, seed: int) -> tuple[Any, Any]:
     """Return the largest singular values and their vectors.
 
     Source: Halko, Martinsson and Tropp, SIAM Review 2011, algorithm 4.4.

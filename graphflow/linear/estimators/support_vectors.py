@@ -9,7 +9,7 @@ import numpy as np
 from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier, LinearRegressor
-from graphflow.linear.fit_history import LinearModel
+from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
 
 
@@ -23,7 +23,7 @@ def _bias_of(estimator: Any) -> float:
     return float(scaling)
 
 
-def _split(model: LinearModel, bias: float) -> tuple[Any, float]:
+def _split(model: CertifiedModel, bias: float) -> tuple[Any, float]:
     """Return coefficients and intercept of a model with a bias column."""
     return (model.w[:-1], bias * float(model.w[-1])) if bias else (model.w, 0.0)
 
@@ -149,10 +149,10 @@ class LinearSVR(LinearRegressor):
             x, np.asarray(y, np.float64), self.C * weights, known[self.loss](self.epsilon),
             0.0, 1.0, bias=bias,
         )  # fmt: skip
-        self._interrupted(self._solve(problem, seed=self.random_state or 0))
+        self._keep_model(self._solve(problem, seed=self.random_state or 0))
         return self
 
-    def _interrupted(self, model: LinearModel) -> None:
+    def _keep_model(self, model: CertifiedModel) -> None:
         self.coef_, self.intercept_ = _split(model, _bias_of(self))
 
 

@@ -16,7 +16,7 @@ from graphflow.linear.loops.dual_steps import soft
 LOOPS = ("gram_columns", "dense_columns", "sparse_columns")
 
 
-def shrunk(z: float, l1: float, curvature: float, is_positive: bool) -> float:
+def shrink(z: float, l1: float, curvature: float, is_positive: bool) -> float:
     """Return the best coefficient of a column."""
     found = soft(z, l1) / curvature
     return max(found, 0.0) if is_positive else found
@@ -38,7 +38,7 @@ def gram_columns(
         if curvature <= 0.0:
             continue
         old = w[j]
-        new = shrunk(slopes[j] + own * old, l1, curvature, is_positive)
+        new = shrink(slopes[j] + own * old, l1, curvature, is_positive)
         change = new - old
         if change != 0.0:
             w[j] = new
@@ -83,7 +83,7 @@ def dense_columns(
             i += 1
         slope = (s0 + s2) + (s1 + s3)
         old = w[j]
-        new = shrunk(slope + curvatures[j] * old, l1, curvature, is_positive)
+        new = shrink(slope + curvatures[j] * old, l1, curvature, is_positive)
         change = new - old
         if change != 0.0:
             w[j] = new
@@ -122,7 +122,7 @@ def sparse_columns(
             s0 += float(values[p]) * (h[a] * (residual[a] + beside))
         slope = s0 + s1
         old = w[j]
-        new = shrunk(slope + curvatures[j] * old, l1, curvature, is_positive)
+        new = shrink(slope + curvatures[j] * old, l1, curvature, is_positive)
         change = new - old
         if change != 0.0:
             w[j] = new

@@ -72,7 +72,7 @@ def is_idle(a: float, top: float, slope: float, low: float, high: float) -> bool
     return a >= top and slope < low
 
 
-def projected(a: float, top: float, slope: float) -> float:
+def project(a: float, top: float, slope: float) -> float:
     """Return the slope within the bounds."""
     if a <= 0.0:
         return min(slope, 0.0)
@@ -110,7 +110,7 @@ def dense_svm_rows(
             order[active] = i
             continue
         k += 1
-        held = projected(a, top, slope)
+        held = project(a, top, slope)
         least, most = min(least, held), max(most, held)
         if held > 1e-12 or held < -1e-12:
             q = squares[i] * inverse + (0.5 / c[i] if is_squared else 0.0)
@@ -144,7 +144,7 @@ def sparse_svm_rows(
             order[active] = i
             continue
         k += 1
-        held = projected(a, top, slope)
+        held = project(a, top, slope)
         least, most = min(least, held), max(most, held)
         if held > 1e-12 or held < -1e-12:
             q = squares[i] * inverse + (0.5 / c[i] if is_squared else 0.0)

@@ -82,7 +82,7 @@ class _DualAscent:
             monitor.passes += since
             self._compute_weights()
             w = self.w if self.problem.bias else self.w[:-1]
-            is_enough = monitor.certify(w, 0.0, self.beta, v=w * self.problem.l2)
+            is_enough = monitor.accept(w, 0.0, self.beta, v=w * self.problem.l2)
             if (is_enough and not self._goes_further(monitor)) or monitor.is_exhausted:
                 return
             wanted = monitor.passes_left(_MOST)
@@ -93,12 +93,9 @@ class _DualAscent:
 
         Then rows with weights give the same model as repeated rows.
         """
-        gap = monitor.history.certificates[-1].relative_gap
-        return (
-            self.problem.rows * self.problem.columns <= _TINY
-            and bool(gap)
-            and (gap > 1e-15 and monitor.passes < _TINY_PASSES)
-        )
+        gap = monitor.history.certificates[-1].relative_gap or 0.0
+        is_tiny = self.problem.rows * self.problem.columns <= _TINY
+        return is_tiny and gap > 1e-15 and monitor.passes < _TINY_PASSES
 
     def _compute_weights(self) -> None:
         """Compute the coefficients again from the dual variables."""

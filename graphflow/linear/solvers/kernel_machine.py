@@ -87,9 +87,8 @@ class _RowCache:
     def rows(self, numbers: Any, columns: Any = slice(None)) -> Floats:
         """Return some columns of rows that were fetched."""
         places = self._place[numbers]
-        if isinstance(columns, slice):
-            return self._rows[places]
-        return self._rows[places[:, None], columns]
+        whole = isinstance(columns, slice)
+        return np.asarray(self._rows[places] if whole else self._rows[places[:, None], columns])
 
 
 def solve_kernel_machine(

@@ -51,7 +51,7 @@ def minimize_smooth(
         beta = -c * loss.slopes(f, y)
         v = problem.correlate(beta)
         known = {} if problem.has_intercept else {"v": v}
-        done = monitor.certify(w, b, beta, predictions=f, **known)
+        done = monitor.accept(w, b, beta, predictions=f, **known)
         slope = v - problem.l2 * w
         size = float(np.linalg.norm(slope))
         first = size if first is None else first
@@ -130,7 +130,7 @@ def _means(problem: LinearProblem, h: Floats) -> Floats:
     return multiply(problem.x.T, h) / total
 
 
-def _dense(problem: LinearProblem) -> Any:
+def _to_dense(problem: LinearProblem) -> Any:
     x = problem.x.toarray() if problem.is_sparse else problem.x
     return np.asarray(x, np.float64)
 
@@ -140,7 +140,7 @@ def _cholesky_step(
 ) -> tuple[Floats, float]:
     from scipy.linalg import cho_factor, cho_solve
 
-    x, means = _dense(problem), _means(problem, h)
+    x, means = _to_dense(problem), _means(problem, h)
     scaled = x if (h == 1.0).all() else x * np.sqrt(h)[:, None]
     products = scaled.T @ scaled
     if problem.has_intercept:
@@ -155,7 +155,7 @@ def _kernel_step(
     from scipy.linalg import cho_factor, cho_solve
 
     used = h > 0.0
-    rows = (_dense(problem) - _means(problem, h))[used]
+    rows = (_to_dense(problem) - _means(problem, h))[used]
     products = rows @ rows.T
     products[np.diag_indices_from(products)] += problem.l2 / h[used]
     inner = cho_solve(cho_factor(products), rows @ slope)
@@ -168,7 +168,7 @@ def _least_squares_step(
     from scipy.linalg import lstsq
 
     root = np.sqrt(h)
-    rows = (_dense(problem) - _means(problem, h)) * root[:, None]
+    rows = (_to_dense(problem) - _means(problem, h)) * root[:, None]
     # The shortest p with rowsᵀ rows p = slope; the slope lies in the span of the rows.
     target = lstsq(rows.T, slope, lapack_driver="gelsy")[0]
     return np.asarray(lstsq(rows, target, lapack_driver="gelsy")[0]), 1.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_progress
-from graphflow.linear.fit_history import FitHistory, LinearModel
+from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, Matrix, multiply
 
@@ -88,7 +88,7 @@ def solve_softmax(
             slope = v - problem.l2 * w
             found = _certificate(problem, w, b, f, p, beta, v, passes, time.perf_counter() - start)
             history.certificates.append(found)
-            history.best = LinearModel(w, 0.0, found)
+            history.best = CertifiedModel(w, 0.0, found)
             size = float(np.linalg.norm(slope))
             first = size if first is None else first
             gap = found.relative_gap

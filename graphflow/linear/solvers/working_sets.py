@@ -56,7 +56,7 @@ def descend_columns(
         beta = -c * loss.slopes(f, y)
         v = problem.correlate(beta)
         known = {} if problem.has_intercept else {"v": v}
-        if monitor.certify(w, b, beta, predictions=f, **known) or monitor.is_exhausted:
+        if monitor.accept(w, b, beta, predictions=f, **known) or monitor.is_exhausted:
             return
         columns = np.append(columns, _columns_to_add(problem, w, v, columns))
         if parabola is None or not is_squared:
@@ -83,7 +83,7 @@ def descend_columns(
 
 def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) -> Any:
     """Return the columns outside a set that could gain most: at most as many as are in use."""
-    slope = problem.bounded(v).copy()
+    slope = problem.bound_sizes(v).copy()
     slope[known] = -np.inf
     size = min(max(_FIRST_SET, int(np.count_nonzero(w))), problem.columns)
     best = np.argpartition(-slope, size - 1)[:size]
@@ -189,6 +189,7 @@ class _Parabola:
         curvatures = np.maximum(squares - float(h.sum()) * self.means**2, 0.0)
         rest = (curvatures, self.means, h, residual)
         ends = (w, l1, l2, self._problem.is_positive)
+        arguments: tuple[Any, ...]
         if problem.is_sparse:
             loop, shift = native(column_passes, "sparse_columns"), np.zeros(1)
             arguments = (order, x.data, x.indices, x.indptr, *rest, shift, *ends)
