@@ -78,6 +78,31 @@ class RowMoves:
     after: float
 
 
+class StepFacts(Protocol):
+    """Values that each step of a partitioned graph records beside the user's fetches."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The indices of the graph's outputs that are recorded."""
+
+    @property
+    def optional(self) -> frozenset[Node]:
+        """The placeholders that users may feed, and need not."""
+
+    def complete_feeds(self, arrays: Mapping[Node, Array]) -> Mapping[Node, Array]:
+        """Return feeds with those of optional placeholders.
+
+        Raises:
+            FeedError: the feed of an optional placeholder does not fit.
+        """
+
+    def replayed_feeds(self, values: Sequence[Array]) -> Mapping[Node, Array]:
+        """Return the feeds by which a step that recorded some values gives the same bits again."""
+
+    def describe(self, step: int, values: Sequence[Array]) -> Any:
+        """Return what `Session.history` tells about a step that recorded some values."""
+
+
 class PartitionedGraph(Protocol):
     """A graph that a strategy has partitioned."""
 
@@ -104,6 +129,10 @@ class PartitionedGraph(Protocol):
     @property
     def counter_step(self) -> int:
         """The number by which a step of the graph moves the counter."""
+
+    @property
+    def facts(self) -> StepFacts | None:
+        """What each step records; None if it records nothing."""
 
     @property
     def id_feeds(self) -> frozenset[Node]:

@@ -7,7 +7,13 @@ from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops
-from graphflow.ops.communication import channels, collectives, compressed_sum, send_recv
+from graphflow.ops.communication import (
+    channels,
+    collectives,
+    compressed_sum,
+    pushed_gradient,
+    send_recv,
+)
 from graphflow.ops.control_flow import concurrent, control
 from graphflow.ops.host_calls import debug, host_call
 from graphflow.ops.images import (
@@ -82,7 +88,8 @@ __all__ = [
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
     "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn", "norm",
-    "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "quantiles", "random",
+    "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "pushed_gradient",
+    "quantiles", "random",
     "rectifiers", "reduce", "repetition", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
     "sparse", "sparse_sampling", "special", "state_ops", "svd", "table_rows", "take",

@@ -43,6 +43,8 @@ A step with other feeds than the last tries them all, and each keeps its compile
 """
 MAX_ID_FEEDS = 16
 """Steps whose ids of tables are kept."""
+MAX_FACTS = 64
+"""Steps whose recorded facts are kept."""
 MAX_CHECKED_SIZES = 4096
 """Combinations of sizes that are known to fit."""
 _OF_GROUP = re.compile(rf"{EXCHANGE_PREFIX}[^/]+/([0-9]{{1,9}})/")
@@ -83,6 +85,7 @@ class CompiledFetches:
         is_timed: True while placements are compared: steps run one by one, in full.
         verdict: the outcome of the last comparison.
         id_feeds: the ids of the last steps, if they look rows up in tables that lie in ranges.
+        facts: the number of the last steps, and what each recorded, if the division records facts.
     """
 
     fetches: tuple[Tensor, ...]
@@ -107,6 +110,7 @@ class CompiledFetches:
     is_timed: bool = False
     verdict: PlacementVerdict | None = None
     id_feeds: deque[dict[Node, Array]] = field(default_factory=lambda: deque(maxlen=MAX_ID_FEEDS))
+    facts: deque[tuple[int, list[Array]]] = field(default_factory=lambda: deque(maxlen=MAX_FACTS))
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
     _bindings: dict[_Shapes, dict[str, int]] = field(default_factory=dict)
     _accepted: set[Node] = field(
@@ -150,10 +154,12 @@ class CompiledFetches:
         Raises:
             FeedError: a feed is missing, or unknown to all of these.
         """
+        records = None if self.division is None else self.division.facts
+        optional = frozenset() if records is None else records.optional
         for node in given:
             if node in self._accepted:
                 continue
-            known = accepts_feed(self.source, node)
+            known = node in optional or accepts_feed(self.source, node)
             if not known and not any(node in c.source.placeholders for c in others):
                 raise FeedError(
                     f"feed {node.name!r} (made at {node.location}) is unknown to these fetches and "
@@ -302,6 +308,27 @@ class CompiledFetches:
         """Keep what a step was fed as ids of tables whose rows lie in ranges."""
         if self.division is not None and self.division.id_feeds:
             self.id_feeds.append({node: arrays[node].copy() for node in self.division.id_feeds})
+
+    def note_facts(self, step: int, fetched: Mapping[str, Array]) -> None:
+        """Keep what a step recorded. A step that is done again replaces what it recorded before."""
+        if self.division is None or self.division.facts is None:
+            return
+        while self.facts and self.facts[-1][0] >= step:
+            self.facts.pop()
+        self.facts.append((step, [np.array(fetched[str(i)]) for i in self.division.facts.outputs]))
+
+    def replayed_feeds(self) -> Mapping[Node, Array]:
+        """Return the feeds by which the last step would give the same bits again, beside those that
+        it had."""
+        if self.division is None or self.division.facts is None or not self.facts:
+            return {}
+        return self.division.facts.replayed_feeds(self.facts[-1][1])
+
+    def history(self) -> tuple[Any, ...]:
+        """Return what the last steps recorded, the oldest first."""
+        if self.division is None or self.division.facts is None:
+            return ()
+        return tuple(self.division.facts.describe(step, values) for step, values in self.facts)
 
     def keep_measured(self) -> None:
         """Summarise the traced steps, if any, at the end of a trace block."""

@@ -23,6 +23,7 @@ from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.check_modes import EVERY
 from graphflow.runtime.tracing.trace import Trace
+from graphflow.runtime.tracing.turn_events import window_edges
 from graphflow.runtime.wire.messages import STEP_BITS
 
 Array = np.ndarray[Any, Any]
@@ -145,12 +146,13 @@ class StepExecutor:
             fetched = result.fetches
             if traced:
                 edges, exchanges = compiled.edges(bindings), compiled.exchanges(bindings)
+                windows = window_edges(compiled.graph, compiled.partitions)
                 with defer_signals():  # the lists must stay of equal length
                     compiled.traced.append(bindings)
                     for trace in filter(None, (self.trace, compiled.trace)):
                         trace.add_step(
                             step, start, monotonic_ns(), result.spans, edges, result.peak,
-                            result.errors, exchanges,
+                            result.errors, exchanges, windows,
                         )  # fmt: skip
             else:
                 compiled.note_duration(bindings, (monotonic_ns() - start) * 1e-9)
@@ -160,6 +162,7 @@ class StepExecutor:
         compiled.runs += 1
         compiled.is_warm = True
         compiled.note_ids(arrays)
+        compiled.note_facts(step, fetched)
         return compiled.values(fetched, arrays)
 
     @property
@@ -215,6 +218,7 @@ class StepExecutor:
         compiled.runs += 1
         compiled.is_warm = True
         compiled.note_ids(arrays)
+        compiled.note_facts(step, result.fetches)
         return compiled.values(result.fetches, arrays)
 
     def _note_failure(

@@ -15,6 +15,7 @@ from graphflow.parallel.estimation.gpt import GPT
 from graphflow.parallel.estimation.whatif import what_if
 from graphflow.parallel.local_training.gossip import Gossip
 from graphflow.parallel.local_training.local_sgd import LocalSGD
+from graphflow.parallel.parameter_server import ParameterServer
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.pipelining.schedule import Schedule, Task
 from graphflow.parallel.pipelining.staleness import staleness
@@ -40,6 +41,7 @@ from graphflow.parallel.resharding.collectives import (
 from graphflow.parallel.search import auto
 from graphflow.parallel.searching.search_result import Search
 from graphflow.parallel.shard_strategy import Shard
+from graphflow.placement.simulation.jitter import Jitter
 
 __all__ = [
     "GPT",
@@ -50,8 +52,10 @@ __all__ = [
     "FilterCheck",
     "FixedPoint",
     "Gossip",
+    "Jitter",
     "Kkt",
     "LocalSGD",
+    "ParameterServer",
     "Pipeline",
     "PowerSGD",
     "RandomSkip",

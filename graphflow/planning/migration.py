@@ -262,6 +262,7 @@ def _switch_plans(
         new = CompiledFetches(
             old.fetches, old.source, old.graph, old.sizes, plan=plan, runs=old.runs,
             division=old.division, variant=old.variant, id_feeds=old.id_feeds,
+            facts=old.facts,
         )  # fmt: skip
         deployment.place_and_partition(new, new.bindings(new.sizes))
         fresh[number] = new

@@ -114,6 +114,8 @@ class Recovery:
             if self._keeps_log:
                 copies = {node: np.array(value) for node, value in feeds.items()}
                 copies |= replayed_feeds(tensors, values)
+                if self._steps.last is not None:
+                    copies |= self._steps.last.replayed_feeds()
                 self._replay_log.add(CommittedStep(tuple(tensors), copies, before))
         return values
 

@@ -362,6 +362,22 @@ class Session:
                 raise SessionError("these fetches have not run yet; run them first")
             return memory_report(compiled, self.cluster)
 
+    @passes_interrupts
+    def history(self, fetches: Any = None) -> tuple[Any, ...]:
+        """Return what the last steps of some fetches recorded beside their values, the oldest
+        first.
+
+        With `gf.parallel.ParameterServer`, it is a `WindowHistory` for each of the last 64 windows.
+        Other steps record nothing.
+
+        Args:
+            fetches: default: those of the last step.
+        """
+        self._life.check_not_reentrant()
+        with self._lock:
+            compiled = self._find_compiled(fetches)
+            return () if compiled is None else compiled.history()
+
     def _find_compiled(self, fetches: Any) -> CompiledFetches | None:
         """Return the compiled fetches; default: those of the last step. None if they have not
         run."""

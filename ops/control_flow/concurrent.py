@@ -13,13 +13,13 @@ on several devices run in parallel: the partitioner cuts the node into one for e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from graphflow.errors import GraphError, ShapeError
 from graphflow.ir.graph import Body
-from graphflow.ir.op import Cost, Op, register
+from graphflow.ir.op import Cost, Node, Op, register
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.communication.channel_scheduler import ChannelScheduler
 from graphflow.ops.communication.channels import CHANNEL_OPS, channels_of
@@ -36,6 +36,17 @@ def party_attrs(parties: Sequence[Body], rules: TurnRules | None = None) -> dict
     """Return the attributes of a node with these parties, and with rules if there are some."""
     bodies = {f"party{i}": body for i, body in enumerate(parties)}
     return bodies if rules is None else {**bodies, "rules": rules}
+
+
+def walk_parties(node: Node) -> Iterator[tuple[int, Node]]:
+    """Yield the nodes in a `concurrent` node with the number of their party.
+
+    A part of a node that was cut has its parties' numbers in the whole node.
+    """
+    for name, body in node.attrs.items():
+        if isinstance(body, Body):
+            for inner in body.graph.walk():
+                yield int(name.removeprefix("party")), inner
 
 
 def channel_ends(parties: Sequence[Body]) -> dict[int, tuple[int, int]]:

@@ -38,6 +38,13 @@ class TurnRules:
     staleness: int | None = None
     aggregate: int = 1
 
+    @property
+    def turn_shape(self) -> tuple[int, ...]:
+        """The shape of a number for each turn: (turns,) of a pool, else (workers, turns)."""
+        if self.consistency == "pool":
+            return (sum(self.turns),)
+        return len(self.workers), max(self.turns)
+
     def check(self, parties: int) -> None:
         """Check the rules against the number of parties of their node.
 

@@ -11,6 +11,9 @@ from graphflow.base.lazy_dataclass import dataclass
 TRANSPOSED_MARK = "·"
 """Stands between an op's name and the operands that a product reads transposed."""
 
+TURN = "turn"
+"""The class of the turns of a window's parties."""
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class Bucket:
@@ -41,8 +44,8 @@ def half_octaves(amount: float) -> int:
 
 
 def bottleneck_of(bucket: Bucket) -> str:
-    """Return what limits such nodes: products, random numbers, aliases, or else memory."""
-    return bucket.kind if bucket.kind in ("matmul", "random", "alias") else "memory"
+    """Return what limits such nodes: products, random numbers, aliases, turns, or else memory."""
+    return bucket.kind if bucket.kind in ("matmul", "random", "alias", TURN) else "memory"
 
 
 def op_name_of(bucket: Bucket) -> str:

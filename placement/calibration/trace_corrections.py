@@ -21,6 +21,7 @@ from graphflow.placement.calibration.calibrate import LinkSpeed, fit_link
 from graphflow.placement.calibration.held_out import error_deviation
 from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.calibration.node_bucket import (
+    TURN,
     Bucket,
     bottleneck_of,
     distance_between,
@@ -43,6 +44,8 @@ BUCKETS = 4096
 """Buckets that are kept, those observed last."""
 LIMITS = (1e-3, 1e3)
 """A ratio beyond is no speed: a process was suspended, or a clock was wrong."""
+MOST_OF_TURNS = 1e9
+"""The largest ratio of a turn of a window."""
 SLOWEST = 1e3
 """Seconds of a transfer, likewise."""
 FEW = 3
@@ -106,7 +109,7 @@ class TraceCorrections:
         taught nothing, it would be profiled again and again.
         """
         ratio = measured / predicted if 0 < predicted < math.inf else 0.0
-        if 0 < ratio <= LIMITS[1]:
+        if 0 < ratio <= limit_of(bucket):
             _append_sample(self._nodes, bucket, max(ratio, LIMITS[0]))
             self._families = None
             self.version += 1
@@ -314,7 +317,7 @@ class TraceCorrections:
                     _check_text(device), busy is True, _check_text(kind), _check_text(op),
                     _check_text(dtype), int(flops), int(size),
                 )  # fmt: skip
-                read._nodes[bucket] = _check_samples(ratios, *LIMITS)
+                read._nodes[bucket] = _check_samples(ratios, LIMITS[0], limit_of(bucket))
             for name, size, seconds in data["links"][-BUCKETS:]:
                 read._links[_check_text(name), int(size)] = _check_samples(seconds, 1e-9, SLOWEST)
             for kind, units, size, ratios in data["steps"][-BUCKETS:]:
@@ -327,6 +330,11 @@ class TraceCorrections:
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return made
         return read
+
+
+def limit_of(bucket: Bucket) -> float:
+    """Return the largest ratio that counts. Turns may call functions that nothing predicts."""
+    return MOST_OF_TURNS if bucket.kind == TURN else LIMITS[1]
 
 
 def ratio_deviation(ratios: Sequence[float]) -> float:

@@ -6,9 +6,9 @@ errors about the user's lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,15 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import TensorSpec, evaluate, is_inexact
-from graphflow.ops.communication.collectives import groups_of, own_inputs, received_bytes
-from graphflow.ops.communication.send_recv import expected_rows
-from graphflow.placement.calibration.cluster_rates import Links, link_classes, link_matrices, rates
+from graphflow.ir.spec import TensorSpec, is_inexact
+from graphflow.ops.communication.collectives import own_inputs
+from graphflow.placement.calibration.cluster_rates import (
+    Links,
+    device_classes,
+    link_classes,
+    link_matrices,
+    rates,
+)
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
@@ -27,8 +32,17 @@ from graphflow.placement.clusters.port_routes import shared_links
 from graphflow.placement.cost_model.body_memory import body_memory
 from graphflow.placement.cost_model.device_constraints import DeviceConstraints, colocation_groups
 from graphflow.placement.cost_model.node_errors import ErrorSources, NodeErrors, node_errors
-from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
+from graphflow.placement.cost_model.node_times import NodeTimes
+from graphflow.placement.cost_model.party_nodes import (
+    PartyNode,
+    home_of,
+    party_devices,
+    party_nodes,
+)
+from graphflow.placement.cost_model.problem_edges import ProblemEdges
+from graphflow.placement.cost_model.window_pricer import PricedWindow, WindowPricer
 from graphflow.placement.problems.problem import Problem
+from graphflow.placement.simulation.jitter import Jitter
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +50,16 @@ class GraphProblem:
     """A problem, and the meaning of its numbers.
 
     Args:
-        nodes: Node i of the problem is `nodes[i]`; after them come the fetches.
+        nodes: Node i of the problem is `nodes[i]`; after them come the fetches, then the parties.
         sinks: Tensors that the client gets; node `len(nodes) + j` of the problem is `sinks[j]`.
+        parties: Parties of `concurrent` nodes on other devices than the node's own.
         tensors: By tensor id.
         shares: For tensors that only stand for what a collective moves: its node.
         devices: By device index; the client comes last.
         specs: Of all tensors, with known shapes.
         regions: For a node that may run as one kernel with others, all of these.
         errors: What may be wrong about the seconds of nodes; None if that is not known.
+        windows: The `concurrent` nodes as they are predicted, by node and its device.
     """
 
     problem: Problem
@@ -56,6 +72,8 @@ class GraphProblem:
     specs: Mapping[Tensor, TensorSpec]
     regions: Mapping[Node, Sequence[Node]]
     errors: NodeErrors | None = None
+    parties: tuple[PartyNode, ...] = ()
+    windows: Mapping[tuple[Node, str], PricedWindow] = field(default_factory=dict)
 
     @cached_property
     def index(self) -> dict[Node, int]:
@@ -66,7 +84,10 @@ class GraphProblem:
         """Return the name of a node of the problem; of a fetch, that of its tensor."""
         if i < len(self.nodes):
             return self.graph.names[self.nodes[i]]
-        return self.graph.names[self.sinks[i - len(self.nodes)].node]
+        if i < len(self.nodes) + len(self.sinks):
+            return self.graph.names[self.sinks[i - len(self.nodes)].node]
+        party = self.parties[i - len(self.nodes) - len(self.sinks)]
+        return f"{self.graph.names[party.node]}@{party.device}"
 
 
 def build_problem(
@@ -78,6 +99,7 @@ def build_problem(
     links: Links | None = None,
     contention: bool = True,
     learned: TraceCorrections | None = None,
+    jitter: Jitter | None = None,
 ) -> GraphProblem:
     """Return the placement problem of a graph.
 
@@ -89,15 +111,17 @@ def build_problem(
         contention: Devices of one machine slow each other down, as they do if more than one is
             used.
         learned: Corrects the predictions for nodes and links.
+        jitter: Makes turns of windows longer at random.
 
     Raises:
         DeviceError: A pin fits no device, or none that has a kernel; a home is unknown; a device
             was neither described nor measured.
     """
-    builder = _ProblemBuilder(graph, cluster, bindings)
+    builder = _ProblemBuilder(graph, cluster, bindings, jitter)
     limits = DeviceConstraints(graph, cluster, homes or {})
-    compute, _ = builder.predict(limits, profiles, contention, learned, ErrorSources())
-    return builder.problem(compute, *builder.links(profiles, links, learned))
+    between = builder.links(profiles, links, learned)
+    made = builder.predict(limits, profiles, contention, learned, ErrorSources(), between)
+    return replace(builder.problem(made.compute, *between), windows=made.windows)
 
 
 def build_problems(
@@ -108,45 +132,65 @@ def build_problems(
     profiles: Mapping[int, Mapping[str, Any]] | None = None,
     links: Links | None = None,
     learned: TraceCorrections | None = None,
+    jitter: Jitter | None = None,
 ) -> tuple[GraphProblem, GraphProblem]:
     """Return `build_problem` without contention, and with it.
 
     Of a single device they are one problem. The first is never slower, even if more was learned
     about busy machines than about idle ones.
     """
-    builder = _ProblemBuilder(graph, cluster, bindings)
+    builder = _ProblemBuilder(graph, cluster, bindings, jitter)
     limits = DeviceConstraints(graph, cluster, homes or {})
     sources = ErrorSources()
-    compute, errors = builder.predict(limits, profiles, False, learned, sources)
+    between = builder.links(profiles, links, learned)
+    quiet = builder.predict(limits, profiles, False, learned, sources, between)
     if len(cluster.devices) == 1:
-        alone = builder.problem(compute, *builder.links(profiles, links, learned))
-        alone = replace(alone, errors=errors)
+        alone = builder.problem(quiet.compute, *between)
+        alone = replace(alone, errors=quiet.errors, windows=quiet.windows)
         return alone, alone
-    busy, busy_errors = builder.predict(limits, profiles, True, learned, sources)
-    quiet = np.minimum(compute, busy)
-    alone = builder.problem(quiet, *builder.links(profiles, links, learned))
-    shared = replace(alone, problem=alone.problem.with_compute(busy), errors=busy_errors)
-    return replace(alone, errors=errors), shared
+    busy = builder.predict(limits, profiles, True, learned, sources, between)
+    alone = builder.problem(np.minimum(quiet.compute, busy.compute), *between)
+    shared = replace(
+        alone,
+        problem=alone.problem.with_compute(busy.compute),
+        errors=busy.errors,
+        windows=busy.windows,
+    )
+    return replace(alone, errors=quiet.errors, windows=quiet.windows), shared
+
+
+@dataclass(frozen=True, eq=False)
+class _Predicted:
+    """Seconds of the nodes of a problem, (n, d), their errors, and the windows among them."""
+
+    compute: np.ndarray[Any, Any]
+    errors: NodeErrors | None
+    windows: Mapping[tuple[Node, str], PricedWindow]
 
 
 class _ProblemBuilder:
     """The parts of a problem that the graph alone decides, given sizes."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        bindings: Mapping[str, int],
+        jitter: Jitter | None = None,
+    ) -> None:
         self.graph = graph
         self.cluster = cluster
         self.bindings = bindings
         self.predictions = NodeTimes(graph, cluster, bindings)
         self.nodes = self.predictions.nodes
         self.sinks = self.predictions.sinks
-        self.count = self.predictions.count
+        self.parties = party_nodes(graph, cluster)
+        self.count = self.predictions.count + len(self.parties)
         self.index = self.predictions.index
         self.specs = self.predictions.specs
         self.nbytes = self.predictions.nbytes
-        self.tensors: dict[Tensor, int] = {}
-        self.shares: dict[Tensor, Node] = {}
-        self._exchanged = frozenset(node for group in groups_of(self.nodes) for node in group)
         self._teams = colocation_groups(graph)
+        self._jitter = jitter
 
     def predict(
         self,
@@ -155,16 +199,40 @@ class _ProblemBuilder:
         contention: bool,
         learned: TraceCorrections | None,
         sources: ErrorSources,
-    ) -> tuple[np.ndarray[Any, Any], NodeErrors | None]:
-        """Return the seconds of nodes, (n, d), and what may be wrong about them, if known."""
+        links: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    ) -> _Predicted:
+        """Return the seconds of nodes, and what may be wrong about them, if known."""
         times, speeds = self.predictions, rates(self.cluster, profiles, contention)
         compute = times.compute(limits, speeds)
+        others = np.full((len(self.parties), compute.shape[1]), np.inf)
+        compute = np.concatenate([compute, others])
         busy = contention and len(self.cluster.devices) > 1
         errors = node_errors(times, compute, speeds, busy, learned, sources)
         if learned:
             times.correct(compute, contention, learned)
-        compute[:, :-1] /= [self.cluster.device(name).speed for name in self.cluster.devices]
-        return compute, errors
+        shares = {name: self.cluster.device(name).speed for name in self.cluster.devices}
+        compute[:, :-1] /= list(shares.values())
+        pricer = WindowPricer(
+            speeds, device_classes(self.cluster), shares, busy, *links, learned, self._jitter
+        )
+        return _Predicted(compute, errors, self._price_windows(compute, pricer))
+
+    def _price_windows(
+        self, compute: np.ndarray[Any, Any], pricer: WindowPricer
+    ) -> dict[tuple[Node, str], PricedWindow]:
+        """Price the `concurrent` nodes on each device that they may be on, in place."""
+        found: dict[tuple[Node, str], PricedWindow] = {}
+        names = self.cluster.devices
+        for node in self.graph.of_op("concurrent"):
+            row = compute[self.index[node]]
+            for at in np.flatnonzero(np.isfinite(row[:-1])).tolist():
+                devices = party_devices(node, self.cluster, names[at])
+                window = found[node, names[at]] = pricer.price(node, self.bindings, devices)
+                row[at] = window.seconds
+        for i, party in enumerate(self.parties, start=self.predictions.count):
+            home = home_of(party.node, self.cluster)
+            compute[i, names.index(party.device)] = found[party.node, home].seconds
+        return found
 
     def links(
         self,
@@ -187,7 +255,8 @@ class _ProblemBuilder:
         """Return the problem with these times of nodes and links."""
         devices = self.cluster.devices
         shared, routes = shared_links(self.cluster)
-        edges, sizes, tensors = self.edges()
+        found = ProblemEdges(self.predictions, self.parties)
+        edges, sizes, tensors = found.edges()
         memory, output_memory = self.memory()
         problem = Problem(
             compute=compute,
@@ -207,8 +276,8 @@ class _ProblemBuilder:
             routes=routes,
         )
         return GraphProblem(
-            problem, self.graph, self.nodes, self.sinks, tuple(self.tensors), self.shares,
-            (*devices, CLIENT), self.specs, self.predictions.regions,
+            problem, self.graph, self.nodes, self.sinks, tuple(found.tensors), found.shares,
+            (*devices, CLIENT), self.specs, self.predictions.regions, parties=self.parties,
         )  # fmt: skip
 
     def _nodes_without_memory(self) -> set[Node]:
@@ -235,57 +304,6 @@ class _ProblemBuilder:
             elif node.op.elementwise and is_inexact(node.outputs[0].dtype):
                 written.update([node] if all(map(sweeps, consumers[node])) else [])
         return written
-
-    def edges(self) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-        """Return producer and consumer, bytes, and tensor id of each edge.
-
-        A collective's node reads its own rank's tensor. Of the others it gets what an exchange
-        moves, if they are on other devices.
-        """
-        edges: list[tuple[int, int]] = []
-        carried: list[Tensor] = []
-        sizes: dict[Tensor, int] = {}
-        for i, node in enumerate(self.nodes):
-            if node in self._exchanged:
-                for tensor, size in self._shares_of(node):
-                    edges.append((self.index[tensor.node], i))
-                    carried.append(tensor)
-                    sizes[tensor] = size
-                continue
-            for tensor in node.inputs if len(node.inputs) < 2 else dict.fromkeys(node.inputs):
-                if tensor.node.op.name not in UNPLACED:
-                    edges.append((self.index[tensor.node], i))
-                    carried.append(tensor)
-        for i, tensor in enumerate(self.sinks, start=len(self.nodes)):
-            edges.append((self.index[tensor.node], i))
-            carried.append(tensor)
-        for tensor in carried:
-            self.tensors.setdefault(tensor, len(self.tensors))
-        moved = [sizes[t] if t in sizes else self._moved_bytes(t) for t in carried]
-        return edges, moved, [self.tensors[t] for t in carried]
-
-    def _moved_bytes(self, tensor: Tensor) -> int:
-        """Return the bytes of a tensor that travel: of rows in use, as many as are expected."""
-        size, node = self.nbytes(tensor), tensor.node
-        if node.op.name != "used_rows" or not size:
-            return size
-        lookups = evaluate(node.attrs["lookups"], self.bindings)
-        rows = expected_rows(lookups, node.attrs["rows"], node.attrs["piece"])
-        return round(size * min(1.0, rows / evaluate(tensor.shape[0], self.bindings)))
-
-    def _shares_of(self, node: Node) -> Iterator[tuple[Tensor, int]]:
-        """Return what a collective's node receives from each rank, and its bytes."""
-        specs = [self.specs[t] for t in node.inputs]
-        for source, tensor in enumerate(node.inputs):
-            if tensor.node.op.name in UNPLACED:
-                continue
-            if source == node.attrs["rank"]:
-                yield tensor, self.nbytes(tensor)
-                continue
-            share = Tensor(tensor.node, tensor.index)
-            self.shares[share] = node
-            known = partial(evaluate, bindings=self.bindings)
-            yield share, round(received_bytes(node, source, specs, known))
 
     def memory(self) -> tuple[list[float], list[float]]:
         """Return the bytes that stay between steps, and the bytes of outputs.

@@ -61,8 +61,8 @@ def trace_observations(
     workers = {d.name: worker.index for worker in cluster.workers for d in worker.devices}
     found = {}
     for i, node in enumerate(predictions.nodes):
-        if node.op.joint is not None:
-            continue  # most of its time is spent on links
+        if node.op.joint is not None or node.op.name == "concurrent":
+            continue  # most of its time is spent on links, or waiting for other parties
         device = pinned.get(node) or min(limits.allowed_devices(node))
         predicted = float(compute[i, at[device]])
         if 0 < predicted < np.inf:

@@ -57,6 +57,7 @@ class Plan(PlanData):
         verdict: how a session compared its latest placement with another by the steps of both;
             None if it did not. It is not saved.
         notes: sentences of the strategy. They are not saved.
+        windows: turns of servers and workers that run beside each other.
     """
 
     def explain(self, name: str) -> str:
@@ -132,8 +133,8 @@ class Plan(PlanData):
                 lines.append(f"measured step {text}: {show_seconds(plan.measured.makespan)}")
         here, there = _traffic(self), _traffic(other)
         lines.append(
-            f"transfers: {len(self.transfers)} ({show_bytes(here)}) here, "
-            f"{len(other.transfers)} ({show_bytes(there)}) there"
+            f"transfers: {_transfers(self)} ({show_bytes(here)}) here, "
+            f"{_transfers(other)} ({show_bytes(there)}) there"
         )
         mine, theirs = self.placement, other.placement
         moved = [n for n in mine if n in theirs and mine[n] != theirs[n]]
@@ -226,6 +227,7 @@ class Plan(PlanData):
 
     def __str__(self) -> str:
         from graphflow.placement.plans.reports.report import FEW, device_uses, shown_devices
+        from graphflow.placement.plans.reports.window_lines import window_lines
 
         nodes = show_count(len(self.nodes), "node")
         step = show_interval(self.makespan, self.low, self.high)
@@ -239,9 +241,7 @@ class Plan(PlanData):
         at_client = sum(node.device == CLIENT for node in self.nodes)
         rows += [f"  {others}"] if others else []
         rows.append(f"  {CLIENT}: {show_count(at_client, 'node')}")
-        rows.append(
-            f"  {show_count(len(self.transfers), 'transfer')}, {show_bytes(_traffic(self))}"
-        )
+        rows.append(f"  {show_count(_transfers(self), 'transfer')}, {show_bytes(_traffic(self))}")
         ones = [f"one device: {device}" for device in self.cluster.devices]
         if len(ones) > FEW:
             ones = [min(ones, key=lambda name: self.baselines.get(name, inf))]
@@ -250,6 +250,7 @@ class Plan(PlanData):
             told = "does not fit in memory" if seconds is None else show_seconds(seconds)
             rows.append(f"  {name}: {told}")
         rows += [f"  {note}" for note in self.notes]
+        rows += [f"  {line}" for line in window_lines(self)]
         rows += [f"  {self.no_gain}"] if self.no_gain else []
         if self.measured is not None:
             rows.append(f"  measured: {show_seconds(self.measured.makespan)}")
@@ -265,7 +266,11 @@ def _path(path: str | os.PathLike[str]) -> Path:
 
 
 def _traffic(plan: Plan) -> int:
-    return sum(t.bytes for t in plan.transfers)
+    return sum(row.bytes for row in plan.moved)
+
+
+def _transfers(plan: Plan) -> int:
+    return sum(row.transfers for row in plan.moved)
 
 
 def devices_of(plan: Plan, graph: Graph) -> dict[Node, str]:

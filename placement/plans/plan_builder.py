@@ -40,6 +40,7 @@ from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.planned_parts import planned_nodes, planned_transfers, tensor_name
+from graphflow.placement.plans.planned_windows import planned_windows
 from graphflow.placement.plans.step_uncertainty import (
     Candidate,
     Overhead,
@@ -49,6 +50,7 @@ from graphflow.placement.plans.step_uncertainty import (
 )
 from graphflow.placement.problems.infeasibility import memory_limit
 from graphflow.placement.problems.problem import Assignment, Problem
+from graphflow.placement.simulation.jitter import Jitter
 from graphflow.placement.simulation.simulator import simulate
 
 SENDING = 0.5
@@ -72,6 +74,7 @@ def plan_graph(
     tasks: Sequence[str] = (),
     tried_gain: float = inf,
     notes: Sequence[str] = (),
+    jitter: Jitter | None = None,
 ) -> Plan:
     """Place an optimised graph.
 
@@ -85,6 +88,7 @@ def plan_graph(
         tried_gain: share of a step. Several devices that save it are taken even if their gain is
             not sure, because the first steps will show it.
         notes: sentences of the strategy.
+        jitter: makes turns of windows longer at random.
 
     Raises:
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
@@ -93,7 +97,7 @@ def plan_graph(
     show_stage("predicting times")
 
     def problems(homes: Mapping[Node, str]) -> tuple[GraphProblem, GraphProblem]:
-        return build_problems(graph, cluster, bindings, homes, profiles, links, learned)
+        return build_problems(graph, cluster, bindings, homes, profiles, links, learned, jitter)
 
     alone, shared = problems(homes)
     overhead = partial(_step_overhead, alone, cluster, learned, steps)
@@ -149,6 +153,7 @@ def plan_graph(
         reproducible=assignment.reproducible,
         model=model,
         notes=tuple(notes),
+        windows=planned_windows(made, model),
     )
 
 

@@ -17,10 +17,12 @@ from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import (
     ON_ONE,
     Interval,
+    LinkTotal,
     MeasuredSteps,
     PlacementVerdict,
     PlannedNode,
     PlannedTransfer,
+    PlannedWindow,
     Rival,
 )
 
@@ -47,6 +49,7 @@ class PlanData:
     model: PlanModel | None = field(default=None, compare=False, repr=False)
     verdict: PlacementVerdict | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    windows: tuple[PlannedWindow, ...] = ()
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -56,16 +59,26 @@ class PlanData:
     @property
     def timeline(self) -> tuple[Interval, ...]:
         """What devices and links are predicted to do, by start."""
+        drawn = {window.node for window in self.windows if window.bars}
         rows = [
             Interval(node.device, node.name, node.start, node.finish, "compute")
             for node in self.nodes
-            if node.finish > node.start
+            if node.finish > node.start and node.name not in drawn
         ]
+        rows += [bar for window in self.windows for bar in window.bars]
         rows += [
             Interval(f"{t.source} → {t.target}", t.tensor, t.start, t.finish, "transfer")
             for t in self.transfers
         ]
         return tuple(sorted(rows, key=lambda row: (row.start, row.finish, row.track, row.name)))
+
+    @property
+    def moved(self) -> tuple[LinkTotal, ...]:
+        """Totals of moves between devices: each transfer, and the messages of windows by link."""
+        rows = [
+            LinkTotal(t.source, t.target, 1, t.bytes, t.finish - t.start) for t in self.transfers
+        ]
+        return (*rows, *(link for window in self.windows for link in window.links))
 
     @property
     def no_gain(self) -> str:

@@ -23,6 +23,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import plan_graph
+from graphflow.placement.simulation.jitter import Jitter
 from graphflow.strategy import divide_graph
 
 
@@ -33,6 +34,7 @@ def plan(
     cluster: Cluster | str | os.PathLike[str] | None = None,
     shapes: Mapping[Tensor, Sequence[int]] | None = None,
     placer: str | Placer = "greedy",
+    jitter: Jitter | None = None,
 ) -> Plan:
     """Decide where the nodes of some fetches would run, without running anything.
 
@@ -41,6 +43,8 @@ def plan(
         cluster: default: this process. A path is read as a cluster file.
         shapes: for placeholders with sizes that are not known.
         placer: name of the algorithm, or one with settings of its own.
+        jitter: makes turns of workers longer at random, in windows of parameter servers. The plan
+            is then of the median window.
 
     Raises:
         FetchError, PlanError: fetches that are no tensors; shapes that are missing, unknown, wrong.
@@ -62,7 +66,7 @@ def plan(
     return plan_graph(
         optimize(graph), cluster, sizes, bindings, placer, learned=learned, steps=steps,
         tasks=() if division is None else division.tasks,
-        notes=() if division is None else division.notes,
+        notes=() if division is None else division.notes, jitter=jitter,
     )  # fmt: skip
 
 

@@ -17,9 +17,11 @@ from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import (
     BodyNode,
     Interval,
+    LinkTotal,
     MeasuredSteps,
     PlannedNode,
     PlannedTransfer,
+    PlannedWindow,
     Rival,
 )
 from graphflow.placement.problems.problem import Assignment, Problem
@@ -52,6 +54,7 @@ def dumps(plan: PlanData) -> str:
         "reproducible": plan.reproducible,
         "nodes": [asdict(node) for node in plan.nodes],
         "transfers": [asdict(transfer) for transfer in plan.transfers],
+        "windows": [asdict(window) for window in plan.windows],
         "measured": None if plan.measured is None else asdict(plan.measured),
         "model": None if plan.model is None else _model(plan.model),
     }
@@ -134,6 +137,7 @@ def _values(data: Mapping[str, Any]) -> dict[str, Any]:
         "shapes": {k: tuple(int(s) for s in shape) for k, shape in data["shapes"].items()},
         "fingerprint": _text(data["fingerprint"]),
         "reproducible": data.get("reproducible", True) is True,
+        "windows": tuple(map(_read_window, data.get("windows", ()))),
         "measured": None if measured is None else _read_measured(measured),
         "model": None if data["model"] is None else _read_model(data["model"]),
     }
@@ -173,6 +177,18 @@ def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
         else:
             values[each.name] = _READ[str(each.type)](value)
     return kind(**values)
+
+
+def _read_window(data: Mapping[str, Any]) -> PlannedWindow:
+    return PlannedWindow(
+        node=_text(data["node"]),
+        text=_text(data["text"]),
+        seconds=float(data["seconds"]),
+        high=_optional_seconds(data["high"]),
+        busy={_text(k): float(v) for k, v in data["busy"].items()},
+        bars=tuple(_record(Interval, row) for row in data["bars"]),
+        links=tuple(_record(LinkTotal, row) for row in data["links"]),
+    )
 
 
 def _read_measured(data: Mapping[str, Any]) -> MeasuredSteps:

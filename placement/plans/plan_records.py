@@ -93,6 +93,42 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class LinkTotal:
+    """The messages from one device to another in a window; `seconds` are those on the way."""
+
+    source: str
+    target: str
+    transfers: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlannedWindow:
+    """A window of turns: servers and workers that run beside each other in a `concurrent` node.
+
+    Args:
+        node: name of the node.
+        text: the window in words: "pool of 2 workers, 32 turns".
+        seconds: predicted, from its start to its end.
+        high: with a jitter, the seconds that 9 of 10 draws stay below; else None. `seconds` are
+            then the median.
+        busy: device -> seconds in which its parties compute or send.
+        bars: what parties do, by start. Names are "window/1/T3": turn 3 of party 1; A is an update
+            of a server, E a push or a pull.
+        links: what travels between devices.
+    """
+
+    node: str
+    text: str
+    seconds: float
+    high: float | None
+    busy: Mapping[str, float]
+    bars: tuple[Interval, ...]
+    links: tuple[LinkTotal, ...]
+
+
+@dataclass(frozen=True)
 class Rival:
     """The placement that a plan was compared with: on one device if the plan is over several.
 

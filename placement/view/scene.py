@@ -140,9 +140,9 @@ def headlines(plan: PlanData) -> list[tuple[str, str, str]]:
     for name, value in _baselines(plan):
         title = printable(name)
         lines.append((title[:1].upper() + title[1:], show_seconds(value), _gain(plan, value)))
-    moved = [t.bytes for t in plan.transfers if CLIENT not in (t.source, t.target)]
-    between = f"{show_bytes(sum(moved))} between devices"
-    lines.append(("Transfers a step", f"{len(moved):,}", between))
+    moved = [row for row in plan.moved if CLIENT not in (row.source, row.target)]
+    between = f"{show_bytes(sum(row.bytes for row in moved))} between devices"
+    lines.append(("Transfers a step", f"{sum(row.transfers for row in moved):,}", between))
     return lines
 
 

@@ -3,13 +3,15 @@ predicted and, where the plan has a trace, as it was measured.
 
 A task is a forward pass (F), a backward pass (B) or the gradients of weights (W) of a micro-batch;
 with several stages on a device, its stage follows it: F0/4. Replicas that take turns of their own
-have turns (T), exchanges (E) and their results (A).
+have turns (T), exchanges (E) and their results (A). So have the workers and servers of a window. A
+device with several of these has a row for each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from graphflow.placement.view.text import printable
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData
+    from graphflow.placement.plans.plan_records import Interval
 
 WIDTH, LEFT, RIGHT = 1480, 260, 90
 LEAST = 1000  # pixels: a narrower window scrolls, since its words would be too small
@@ -32,11 +35,15 @@ PHASES = {
     "F": "forward pass",
     "B": "backward pass",
     "W": "gradients of weights",
-    "T": "turn of a replica",
-    "E": "values sent to other replicas",
+    "T": "turn of a replica or worker",
+    "E": "values sent to others",
     "A": "results of an exchange applied",
     "": "sums of gradients, updates, sizes",
 }
+
+
+_TURN = re.compile(r".*/([0-9]+)/([TAE][0-9]+)")
+"""A part of a window: its party and its task; see `plan_records.PlannedWindow`."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +84,57 @@ class DeviceRow:
 def rows(plan: PlanData) -> list[DeviceRow]:
     """The rows of a plan's schedule, those of a device together; none if it has no tasks."""
     task_of = {node.name: node.task for node in plan.nodes}
-    if not any(task_of.values()):
+    drawn = [window for window in plan.windows if window.bars]
+    if not any(task_of.values()) and not drawn:
         return []
-    predicted = [(n.device, n.task, n.start, n.finish) for n in plan.nodes if n.finish > n.start]
+    label = _row_names(plan)
+    for window in drawn:
+        del task_of[window.node]
+    predicted = [
+        (n.device, n.task, n.start, n.finish)
+        for n in plan.nodes
+        if n.finish > n.start and n.name in task_of
+    ]
+    predicted += [
+        (label(bar), task_of_turn(bar.name), bar.start, bar.finish)
+        for window in drawn
+        for bar in window.bars
+    ]
     found = {"predicted": _by_device("predicted", predicted)}
     if plan.measured is not None:
         seen = [
-            (i.track, task_of[i.name], i.start, i.finish)
+            (label(i), task_of_turn(i.name) or task_of[i.name], i.start, i.finish)
             for i in plan.measured.timeline
-            if i.kind == "compute" and i.name in task_of
+            if task_of_turn(i.name) or (i.kind == "compute" and i.name in task_of)
         ]
         found["measured"] = _by_device("measured", seen)
-    return [row[name] for name in plan.cluster.devices for row in found.values() if name in row]
+    names = dict.fromkeys(name for row in found.values() for name in row)
+    place = {device: i for i, device in enumerate(plan.cluster.devices)}
+    order = sorted(
+        (name for name in names if name.partition(" ")[0] in place),
+        key=lambda name: place[name.partition(" ")[0]],
+    )
+    return [row[name] for name in order for row in found.values() if name in row]
+
+
+def task_of_turn(name: str) -> str:
+    """Return the task in the name of a part of a window: "T3" of "window/1/T3"; "" of others."""
+    match = _TURN.fullmatch(name)
+    return match[2] if match else ""
+
+
+def _row_names(plan: PlanData) -> Callable[[Interval], str]:
+    """Return the name of the row of a bar: its device, with its party if several are there."""
+    parties: dict[str, set[str]] = {}
+    for bar in [bar for window in plan.windows for bar in window.bars]:
+        parties.setdefault(bar.track, set()).add(bar.name.rpartition("/")[0])
+
+    def name(bar: Interval) -> str:
+        match = _TURN.fullmatch(bar.name)
+        several = match and len(parties.get(bar.track, ())) > 1
+        return f"{bar.track} party {match[1]}" if match and several else bar.track
+
+    return name
 
 
 def _by_device(kind: str, parts: Iterable[tuple[str, str, float, float]]) -> dict[str, DeviceRow]:
@@ -128,31 +174,42 @@ def axes(drawn: Sequence[DeviceRow]) -> dict[str, tuple[float, float]]:
 
 def legend(drawn: Sequence[DeviceRow]) -> str:
     """Return the legend of colours, and of both axes if there are two, as HTML."""
-    seen = {bar.task[:1] for row in drawn for bar in row.bars}
-    told = [
-        f"<span><i style='background:{_shade(phase).strong}'></i>{phase}{': ' * bool(phase)}"
-        f"{meaning}</span>"
-        for phase, meaning in PHASES.items()
-        if phase in seen
-    ]
+    shades = [f"<i style='background:{_shade(phase).strong}'></i>" for phase in _phases(drawn)]
+    told = [*meanings(drawn)]
+    shades += [""] * (len(told) - len(shades))
+    return "".join(f"<span>{i}{text}</span>" for i, text in zip(shades, told, strict=True))
+
+
+def meanings(drawn: Sequence[DeviceRow]) -> list[str]:
+    """Return what the letters of tasks mean, and how long both axes are if there are two."""
+    told = [f"{phase}{': ' * bool(phase)}{PHASES[phase]}" for phase in _phases(drawn)]
     found = axes(drawn)
     if len(set(found.values())) > 1:
         wide = ", ".join(f"{kind} {show_seconds(b - a)}" for kind, (a, b) in found.items())
-        told.append(f"<span>each on an axis of its own: {wide}</span>")
-    return "".join(told)
+        told.append(f"each on an axis of its own: {wide}")
+    return told
+
+
+def _phases(drawn: Sequence[DeviceRow]) -> list[str]:
+    seen = {bar.task[:1] for row in drawn for bar in row.bars}
+    return [phase for phase in PHASES if phase in seen]
+
+
+def height(drawn: Sequence[DeviceRow]) -> int:
+    """Return the height of the picture, where its width is `WIDTH`."""
+    return ROW * len(drawn) + 8 + (ROW - 8) * (len(set(axes(drawn).values())) == 1)
 
 
 def picture(drawn: Sequence[DeviceRow]) -> str:
     """The rows as SVG."""
     found = axes(drawn)
-    common, height = set(found.values()), ROW * len(drawn) + 8
-    parts = [*_ticks(height, *common.pop())] if len(common) == 1 else []
-    tall = height + (ROW - 8 if parts else 0)
+    common = set(found.values())
+    parts = [*_ticks(ROW * len(drawn) + 8, *common.pop())] if len(common) == 1 else []
     for number, row in enumerate(drawn):
         parts.extend(_row(row, number, *found[row.kind]))
     return (
-        f'<svg viewBox="0 0 {WIDTH} {tall}" width="100%" style="min-width:{LEAST}px" role="img" '
-        f'aria-label="the schedule of the pipeline" font-size="12.5">{"".join(parts)}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {height(drawn)}" width="100%" style="min-width:{LEAST}px" '
+        f'role="img" aria-label="the schedule" font-size="12.5">{"".join(parts)}</svg>'
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.placement.plans.reports.report import shown_devices
-from graphflow.placement.view import colours
+from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH
 from graphflow.placement.view.scene import Box, DrawnEdge, Scene, TimelineRow, headlines, scene
 from graphflow.placement.view.text import printable, shorten, ticks
@@ -54,8 +54,10 @@ def render(plan: PlanData) -> str:
     width = max(NARROWEST, drawn.layout.width + 2 * MARGIN)
     parts: list[str] = []
     y = MARGIN
-    for section in (_headlines, _usage, _timelines, _graph):
+    for section in (_headlines, _usage, _schedule, _timelines, _graph):
         body, height = section(drawn, width)
+        if not body:
+            continue
         parts.append(f'<g transform="translate(0 {y:.1f})">\n{body}\n</g>')
         y += height + 30
     return (
@@ -118,6 +120,24 @@ def _device(use: DeviceUse, strong: str, y: float, makespan: float) -> Iterator[
     if use.peak_measured is not None:
         peak += f", measured {show_bytes(use.peak_measured)}"
     yield _text(x + 132, y, peak, "track")
+
+
+def _schedule(drawn: Scene, width: float) -> tuple[str, float]:
+    """Draw the tasks of a pipeline or a window, if the plan has some."""
+    rows = schedule.rows(drawn.plan)
+    if not rows:
+        return "", 0.0
+    title = "Schedule"
+    parts = [_text(MARGIN, 12, title, "h2")]
+    legend = schedule.meanings(rows)
+    parts.append(_text(MARGIN + 80, 12, " · ".join(legend), "small"))
+    wide = width - 2 * MARGIN
+    tall = wide * schedule.height(rows) / schedule.WIDTH
+    picture = schedule.picture(rows).replace(
+        "<svg ", f'<svg x="{MARGIN}" y="26" height="{tall:.1f}" ', 1
+    )
+    parts.append(picture.replace('width="100%"', f'width="{wide:.1f}"', 1))
+    return "\n".join(parts), tall + 30
 
 
 def _timelines(drawn: Scene, width: float) -> tuple[str, float]:

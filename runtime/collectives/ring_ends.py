@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.spec import TensorSpec, nbytes
-from graphflow.ops.kernels.jit.array_address import address, align_up
+from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.rank_buffers import Array
 from graphflow.runtime.collectives.shared_counters import (
@@ -24,18 +24,14 @@ from graphflow.runtime.collectives.shared_counters import (
     SharedCounters,
     any_counter_function,
 )
+from graphflow.runtime.memory.ring_sizes import ROWS_BYTES, slot_bytes, slot_count
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 
-MAX_SLOTS, MIN_SLOTS = 16, 2
-"""Slots of a ring. The receiver reads one while the sender fills another."""
-RING_BYTES = 4 << 20
-"""Bytes of a ring that has more than `MIN_SLOTS` slots."""
 MAX_SEGMENT_BYTES = 256 << 20
 """Bytes of all rings into a device. Edges that do not fit use messages."""
 
 _STAMP_WORD = 3  # word of a counter's line that holds the time of its tensor's arrival, in ns
-_ROWS_BYTES = COUNTER_BYTES  # behind a tensor in its slot; they hold its number of rows
 
 
 class RingOwner(Protocol):
@@ -85,11 +81,6 @@ class RingPlace:
     slots: int
 
 
-def slot_count(spec: TensorSpec) -> int:
-    """Return the number of slots of an edge's ring."""
-    return max(MIN_SLOTS, min(MAX_SLOTS, RING_BYTES // max(1, nbytes(spec))))
-
-
 def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], int]:
     """Return the place of each ring that fits, and the bytes of the segment."""
     sizes = {edge: slot_count(spec) * slot_bytes(spec) for edge, spec in sorted(specs.items())}
@@ -103,11 +94,6 @@ def plan_rings(specs: Mapping[int, TensorSpec]) -> tuple[dict[int, RingPlace], i
         places[edge] = RingPlace(COUNTER_BYTES * (1 + 2 * i), start, slot_count(specs[edge]))
         start += sizes[edge]
     return places, start
-
-
-def slot_bytes(spec: TensorSpec) -> int:
-    """Return the bytes of a slot: those of a tensor, and its number of rows."""
-    return align_up(nbytes(spec)) + _ROWS_BYTES
 
 
 class _Ring:
@@ -136,7 +122,7 @@ class _Ring:
             memory[at : at + size].view(spec.dtype).reshape(spec.shape)
             for at in range(place.start, place.start + place.slots * step, step)
         ]
-        ends = range(place.start + step - _ROWS_BYTES, place.start + place.slots * step, step)
+        ends = range(place.start + step - ROWS_BYTES, place.start + place.slots * step, step)
         self.rows = [memory[at : at + 8].view(np.int64) for at in ends]
 
 

@@ -26,7 +26,6 @@ from functools import partial
 from graphflow.errors import ProtocolError, TransportError
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
 from graphflow.runtime.collectives.ring_ends import (
-    MIN_SLOTS,
     LoopEdges,
     RingOwner,
     RingPlace,
@@ -34,7 +33,6 @@ from graphflow.runtime.collectives.ring_ends import (
     RingSender,
     RingWait,
     plan_rings,
-    slot_bytes,
 )
 from graphflow.runtime.collectives.shared_counters import (
     CANCEL_CHECK_SECONDS,
@@ -43,6 +41,7 @@ from graphflow.runtime.collectives.shared_counters import (
     counter_functions,
 )
 from graphflow.runtime.collectives.shared_memory_edges import MAX_OPEN_EDGES
+from graphflow.runtime.memory.ring_sizes import MIN_SLOTS, slot_bytes
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited
 from graphflow.runtime.wire.messages import EDGE_BITS

@@ -2,13 +2,12 @@
 
     Partition ─plan_layout→ MemoryLayout: fused regions, buffers in the arena, deferred updates
 
-An elementwise result takes over the buffer of an input that dies there. An update that only an
-assignment reads is deferred: the commit part computes it straight into the variable.
+`live_ranges.py` finds which results share a buffer. An update that only an assignment reads is
+deferred: the commit part computes it straight into the variable.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
+from graphflow.ops.control_flow.concurrent import concurrent
 from graphflow.ops.control_flow.control import cond, scan, while_loop
 from graphflow.ops.kernels.codegen.region import freeze_attributes
 from graphflow.ops.kernels.fusion.fusion import FusedRegion, plan_regions, roots_of
@@ -30,17 +30,36 @@ from graphflow.runtime.memory.branch_planning import (
     ScheduledKernel,
     find_parallel_sections,
     plan_branches,
-    section_at,
 )
 from graphflow.runtime.memory.deferred_updates import find_deferred
+from graphflow.runtime.memory.live_ranges import (
+    OUTSIDE_ARENA,
+    PlanInputs,
+    ResultBuffer,
+    find_live_ranges,
+    loop_states,
+)
 from graphflow.runtime.partitioning.check_modes import EVERY
 from graphflow.runtime.partitioning.partition import Partition
 
-_OUTSIDE_ARENA = ("constant", "placeholder", "variable", *RECEIVING_OPS, *SENDING_OPS)
-"""Ops whose value, if any, lies outside the arena."""
-
 _SYNCHRONISING = (*RECEIVING_OPS, *SENDING_OPS, "collective_finish")
 """Ops that wait for other devices or send to them. They end a section of parallel branches."""
+
+
+@dataclass(frozen=True)
+class ResultCopies:
+    """Results of a body that are computed elsewhere than in their node's buffers.
+
+    Attributes:
+        direct: numbers of the results that are copied to their buffers, in this order.
+        swapped: numbers of the results that are copied to spare memory first: they are old states
+            of a loop, which other results overwrite.
+        spares: spec and offset of the spare memory of each of these.
+    """
+
+    direct: tuple[int, ...] = ()
+    swapped: tuple[int, ...] = ()
+    spares: tuple[tuple[TensorSpec, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,13 +69,15 @@ class BodyLayout:
     Attributes:
         parts: each body as a partition, and its layout.
         offsets: offset of each body's arena in the block, in bytes.
-        loop_state: spec and offset of each tensor that a loop carries; room for two buffers each.
+        firsts: index of the node's output in which each body's first result lies.
+        copies: the results of each body that are computed elsewhere.
         nbytes: size of the block.
     """
 
     parts: tuple[tuple[Partition, MemoryLayout], ...]
     offsets: tuple[int, ...]
-    loop_state: tuple[tuple[TensorSpec, int], ...]
+    firsts: tuple[int, ...]
+    copies: tuple[ResultCopies, ...]
     nbytes: int
 
 
@@ -76,6 +97,8 @@ class MemoryLayout:
         body_layouts: layouts of the bodies of nodes that hold some.
         tasks: generated kernels of nodes that belong to no region.
         scratch: index into the arena's offsets of the scratch memory of nodes that need some.
+        outside: for a body, the number of the node's buffer in which each root lies that is in
+            one of these.
     """
 
     specs: Mapping[Tensor, TensorSpec]
@@ -89,15 +112,30 @@ class MemoryLayout:
     body_layouts: Mapping[Node, BodyLayout]
     tasks: Mapping[Node, KernelTask]
     scratch: Mapping[Node, int]
+    outside: Mapping[Tensor, int]
 
     def offset(self, tensor: Tensor) -> int:
         """Return the tensor's offset in the arena, in bytes."""
         owner = tensor if tensor in self.blocks else self.roots[tensor]
         return self.arena.offsets[self.blocks[owner]]
 
+    def share_buffer(self, one: Tensor, other: Tensor) -> bool:
+        """Return True if two tensors lie in the same buffer."""
+        roots = self.roots[one], self.roots[other]
+        first, second = ((self.blocks.get(t), self.outside.get(t)) for t in roots)
+        return roots[0] is roots[1] or first == second != (None, None)
 
-def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> MemoryLayout:
-    """Lay out a partition for given sizes of its symbols."""
+
+def plan_layout(
+    partition: Partition,
+    bindings: Mapping[str, int],
+    buffers: Sequence[ResultBuffer] | None = None,
+) -> MemoryLayout:
+    """Lay out a partition for given sizes of its symbols.
+
+    Args:
+        buffers: for a body, the buffers of its results; None for a program.
+    """
     graph = partition.graph
     specs = _bound_specs(graph, bindings)
     roots = roots_of(graph)
@@ -125,18 +163,20 @@ def plan_layout(partition: Partition, bindings: Mapping[str, int]) -> MemoryLayo
         if need := fused.task.scratch:
             scratch_bytes[fused.last] = need
     busy_until = _epilogue_positions(partition, tasks, regions, position)
-    inputs = _PlanInputs(
-        partition, specs, roots, regions, deferred, staged, position, scratch_bytes, busy_until
-    )
-    blocks, scratch, arena = _plan_memory(inputs, ())
+    inputs = PlanInputs(
+        partition, specs, roots, regions, deferred, staged, position, scratch_bytes, busy_until,
+        buffers or (), copies_sent=is_cpu and buffers is not None,
+    )  # fmt: skip
+    memory = _plan_memory(inputs, ())
     sections = find_parallel_sections(_scheduled_kernels(inputs, tasks)) if is_cpu else ()
     if sections:
         parallel = _plan_memory(inputs, sections)
-        if parallel[2].nbytes <= _BRANCH_GROWTH * arena.nbytes + _BRANCH_SLACK_BYTES:
-            blocks, scratch, arena = parallel
+        most = _BRANCH_GROWTH * memory.arena.nbytes + _BRANCH_SLACK_BYTES
+        memory = parallel if parallel.arena.nbytes <= most else memory
     return MemoryLayout(
-        specs, roots, blocks, arena, regions, deferred, staged, commits, inner, tasks, scratch
-    )
+        specs, roots, memory.blocks, memory.arena, regions, deferred, staged, commits, inner,
+        tasks, memory.scratch, memory.outside,
+    )  # fmt: skip
 
 
 def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, TensorSpec]:
@@ -150,28 +190,6 @@ def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, Tens
         for tensor, spec in zip(node.outputs, bound, strict=True):
             specs[tensor] = spec
     return specs
-
-
-@dataclass(frozen=True)
-class _PlanInputs:
-    """Decisions about a partition that its memory plan is made from.
-
-    Attributes:
-        position: index of each node; for a member of a region, that of the region's last node.
-        scratch_bytes: bytes of scratch memory of nodes that need some.
-        busy_until: position up to which a product still runs, because a region's epilogue is
-            interleaved with it.
-    """
-
-    partition: Partition
-    specs: Mapping[Tensor, TensorSpec]
-    roots: Mapping[Tensor, Tensor]
-    regions: Mapping[Node, FusedRegion]
-    deferred: Mapping[Node, Tensor]
-    staged: frozenset[Node]
-    position: Mapping[Node, int]
-    scratch_bytes: Mapping[Node, int]
-    busy_until: Mapping[Node, int]
 
 
 def _epilogue_positions(
@@ -193,37 +211,46 @@ def _epilogue_positions(
     return {node: min(places) for node, places in readers.items() if places}
 
 
-def _plan_memory(
-    inputs: _PlanInputs, sections: Sequence[ParallelSection]
-) -> tuple[dict[Tensor, int], dict[Node, int], ArenaPlan]:
-    """Return the arena's buffer of each tensor, that of each node's scratch memory, and the plan.
+@dataclass(frozen=True)
+class _MemoryPlan:
+    """Places of buffers, with the attributes of `MemoryLayout`."""
+
+    blocks: dict[Tensor, int]
+    scratch: dict[Node, int]
+    arena: ArenaPlan
+    outside: dict[Tensor, int]
+
+
+def _plan_memory(inputs: PlanInputs, sections: Sequence[ParallelSection]) -> _MemoryPlan:
+    """Plan the arena.
 
     Args:
         sections: sections in which no two branches may share memory, so that they can run in
             parallel.
     """
     specs, position = inputs.specs, inputs.position
-    shared, deaths = _live_ranges(inputs, sections)
+    ranges = find_live_ranges(inputs, sections)
     blocks: dict[Tensor, int] = {}
+    outside = dict(ranges.outside)
     members: dict[Tensor, list[Tensor]] = {}
-    for tensor in deaths:
-        members.setdefault(shared.get(tensor, tensor), []).append(tensor)
+    for tensor in ranges.deaths:
+        members.setdefault(ranges.owner(tensor), []).append(tensor)
     lives: list[BufferLifetime] = []
-    for leader, tensors in members.items():
-        for tensor in tensors:
-            blocks[tensor] = len(lives)
-        lives.append(
-            BufferLifetime(
-                position[leader.node], max(deaths[t] for t in tensors), nbytes(specs[leader])
-            )
-        )
+    for owner, tensors in members.items():
+        if owner in ranges.outside:
+            outside |= dict.fromkeys(tensors, ranges.outside[owner])
+            continue
+        blocks |= dict.fromkeys(tensors, len(lives))
+        death = max(ranges.deaths[t] for t in tensors)
+        lives.append(BufferLifetime(position[owner.node], death, nbytes(specs[owner])))
     scratch: dict[Node, int] = {}
     for node, need in inputs.scratch_bytes.items():
         scratch[node] = len(lives)
         end = inputs.busy_until.get(node, position[node])
         end = len(inputs.partition.graph.nodes) if node in inputs.deferred else end
         lives.append(BufferLifetime(position[node], end, need))
-    return blocks, scratch, plan_branches(lives, sections) if sections else plan_arena(lives)
+    arena = plan_branches(lives, sections) if sections else plan_arena(lives)
+    return _MemoryPlan(blocks, scratch, arena, outside)
 
 
 _BRANCH_GROWTH, _BRANCH_SLACK_BYTES = 1.25, 2 << 20
@@ -231,13 +258,13 @@ _BRANCH_GROWTH, _BRANCH_SLACK_BYTES = 1.25, 2 << 20
 
 
 def _scheduled_kernels(
-    inputs: _PlanInputs, tasks: Mapping[Node, KernelTask]
+    inputs: PlanInputs, tasks: Mapping[Node, KernelTask]
 ) -> list[ScheduledKernel | None]:
     """Return the kernels in program order; None for an operation that ends a parallel section."""
     units: list[ScheduledKernel | None] = []
     made: dict[Tensor, int] = {}
     for node in inputs.partition.graph.nodes:
-        if node.op.alias or node.op.name in (*_OUTSIDE_ARENA, "assign", "group"):
+        if node.op.alias or node.op.name in (*OUTSIDE_ARENA, "assign", "group"):
             if node.op.name in _SYNCHRONISING or node in inputs.staged:
                 units.append(None)
             continue
@@ -286,19 +313,52 @@ def _native_tasks(
 
 def _plan_bodies(node: Node, outer: Partition, bindings: Mapping[str, int]) -> BodyLayout:
     """Lay out a node's bodies one after the other. The branches of a cond share their memory."""
-    parts, places, end = [], [], 0
-    for body in bodies(node):
+    parts, places, copies, end = [], [], [], 0
+    firsts, buffers = _result_buffers(node)
+    for body, own in zip(bodies(node), buffers, strict=True):
         part = _body_partition(body, outer)
-        layout = plan_layout(part, bindings)
+        layout = plan_layout(part, bindings, own)
         places.append(0 if node.op is cond else end)
         end = max(end, places[-1] + align_up(layout.arena.nbytes))
+        direct, swapped = _order_copies(own, layout)
+        spares = []
+        for number in swapped:
+            spec = node.outputs[firsts[-1] + number].spec.bind(bindings)
+            spares.append((spec, end))
+            end += align_up(nbytes(spec))
+        copies.append(ResultCopies(direct, swapped, tuple(spares)))
         parts.append((part, layout))
-    carried = []
-    for tensor in _loop_state(node):
-        spec = tensor.spec.bind(bindings)
-        carried.append((spec, end))
-        end += 2 * align_up(nbytes(spec))
-    return BodyLayout(tuple(parts), tuple(places), tuple(carried), end)
+    return BodyLayout(tuple(parts), tuple(places), firsts, tuple(copies), end)
+
+
+def _result_buffers(node: Node) -> tuple[tuple[int, ...], list[list[ResultBuffer]]]:
+    """Return the index of the node's output in which each body's first result lies, and the
+    buffers of each body's results."""
+    inner = bodies(node)
+    if node.op not in (scan, while_loop):
+        counts = [body.results if node.op is concurrent else 0 for body in inner]
+        firsts = tuple(sum(counts[:i]) for i in range(len(inner)))
+        return firsts, [[ResultBuffer(t) for t in body.outputs] for body in inner]
+    count = len(loop_states(node)[0])
+    states = [[p.outputs[0] for p in body.inputs[:count]] for body in inner]
+    found = [[ResultBuffer(None, state) for state in states[0]]] if len(inner) > 1 else []
+    found.append([ResultBuffer(*p) for p in zip(inner[-1].outputs, states[-1], strict=False)])
+    return (int(node.op is while_loop),) * len(inner), found
+
+
+def _order_copies(
+    buffers: Sequence[ResultBuffer], layout: MemoryLayout
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the results that are copied to their buffers, in an order in which each is read
+    before it is overwritten; and those for which there is no such order."""
+    roots = {i: layout.roots[b.result] for i, b in enumerate(buffers) if b.result is not None}
+    reads = {i: layout.outside.get(root) for i, root in roots.items()}
+    waiting = {i: place for i, place in reads.items() if place != i}
+    order: list[int] = []
+    while free := [i for i in waiting if all(place != i for k, place in waiting.items() if k != i)]:
+        order += free
+        waiting = {i: place for i, place in waiting.items() if i not in free}
+    return tuple(order), tuple(waiting)
 
 
 def _body_partition(body: Body, outer: Partition) -> Partition:
@@ -307,102 +367,3 @@ def _body_partition(body: Body, outer: Partition) -> Partition:
     feeds = tuple(graph.names[node] for node in graph.placeholders)
     results = {str(i): t for i, t in enumerate(body.outputs)}
     return Partition(outer.device, graph, feeds, results, outer.checks)
-
-
-def _loop_state(node: Node) -> tuple[Tensor, ...]:
-    if node.op is scan:
-        return tuple(node.attrs["body"].outputs[: node.attrs["carries"]])
-    if node.op is while_loop:
-        return tuple(node.attrs["body"].outputs[: node.attrs["states"]])
-    return ()
-
-
-def _live_ranges(
-    inputs: _PlanInputs, sections: Sequence[ParallelSection]
-) -> tuple[dict[Tensor, Tensor], dict[Tensor, int]]:
-    """Find which results reuse a buffer, and how long each tensor of the arena is needed.
-
-    Returns:
-        Result -> the first owner of the buffer that it reuses; tensor -> the last position that
-        reads it.
-    """
-    partition, specs, roots = inputs.partition, inputs.specs, inputs.roots
-    regions, deferred, staged = inputs.regions, inputs.deferred, inputs.staged
-    position = inputs.position
-    graph = partition.graph
-    end = len(graph.nodes)
-    last: dict[Tensor, int] = {}
-    for node in graph.nodes:
-        at = inputs.busy_until.get(node, position[node])
-        for tensor in node.inputs:
-            root = roots[tensor]
-            if last.get(root, -1) < at:
-                last[root] = at
-    if sections:  # any branch may read a tensor from before its section, until the end
-        for tensor, at in last.items():
-            home = section_at(sections, at)
-            if home is not None and home.first > position[tensor.node]:
-                last[tensor] = home.last
-    held = {roots[t] for t in partition.fetches.values()}
-    for node in graph.nodes:
-        # A sent buffer may still be on the wire, and a commit reads its inputs, until the step
-        # ends.
-        if node.op.name in (*SENDING_OPS, "assign") or node in deferred:
-            fused = regions.get(node)
-            held.update(roots[t] for t in (node.inputs if fused is None else fused.operands))
-    deaths: dict[Tensor, int] = {}
-    shared: dict[Tensor, Tensor] = {}
-    for node in graph.nodes:
-        if node in staged:
-            deaths[node.outputs[0]] = end
-        if node.op.name in _OUTSIDE_ARENA or node.op.alias or node.op.name == "assign":
-            continue
-        fused = regions.get(node)
-        if node in deferred or (fused is not None and node is not fused.last):
-            continue
-        at = position[node]
-        results = node.outputs if fused is None else fused.results
-        for tensor in results:
-            deaths[tensor] = end if tensor in held else last.get(tensor, at)
-        if fused is not None or (node.op.elementwise and node.op.into is not None):
-            operands = node.inputs if fused is None else fused.operands
-            _reuse_dying_inputs(results, operands, fused, specs, roots, deaths, shared, at)
-        elif node.op.in_place and _reads_memory_once(node, roots):
-            _reuse_dying_inputs(results, node.inputs[:1], None, specs, roots, deaths, shared, at)
-    return shared, deaths
-
-
-def _reads_memory_once(node: Node, roots: Mapping[Tensor, Tensor]) -> bool:
-    """Return True if no other input shares the memory of the first one."""
-    return all(roots[t] is not roots[node.inputs[0]] for t in node.inputs[1:])
-
-
-def _reuse_dying_inputs(
-    results: Sequence[Tensor],
-    operands: Sequence[Tensor],
-    fused: FusedRegion | None,
-    specs: Mapping[Tensor, TensorSpec],
-    roots: Mapping[Tensor, Tensor],
-    deaths: Mapping[Tensor, int],
-    shared: dict[Tensor, Tensor],
-    at: int,
-) -> None:
-    """Let each result reuse the buffer of an operand of equal spec that dies at this position.
-
-    The operand must be read once only: a second read could see an element that is already
-    overwritten.
-    """
-    reused: set[Tensor] = set()
-    read = Counter(roots[t] for t in (operands if fused else dict.fromkeys(operands)))
-    for result in results:
-        for source in operands:
-            before = roots[source]
-            if deaths.get(before) != at or read[before] > 1 or specs[source] != specs[result]:
-                continue
-            if fused is not None and not fused.replaces(result, source):
-                continue
-            leader = shared.get(before, before)
-            if leader not in reused:
-                reused.add(leader)
-                shared[result] = leader
-                break

@@ -11,13 +11,15 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
-from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS, edges_of
 from graphflow.placement.cost_model.memory_peaks import register_predictor
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
+from graphflow.runtime.memory.ring_sizes import slot_bytes, slot_count
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 
 _KERNELLESS_OPS = (
@@ -64,7 +66,7 @@ def memory_use(part: Partition, layout: MemoryLayout) -> MemoryUse:
         constants=_constants(part, layout),
         variables=total("variable"),
         feeds=total("placeholder"),
-        recvs=total("recv"),
+        recvs=total("recv") + _channel_bytes(part, layout),
         workspace=_workspace(part, layout),
     )
 
@@ -74,6 +76,22 @@ def _constants(part: Partition, layout: MemoryLayout) -> int:
     return own + sum(
         _constants(*each) for inner in layout.body_layouts.values() for each in inner.parts
     )
+
+
+def _channel_bytes(part: Partition, layout: MemoryLayout) -> int:
+    """Return the bytes of the rings by which other workers send into bodies."""
+    own = DeviceName.parse(part.device).worker
+    total = 0
+    for inner in layout.body_layouts.values():
+        for body, body_layout in inner.parts:
+            total += _channel_bytes(body, body_layout)
+            for node in body.graph.nodes:
+                if node.op.name in RECEIVING_OPS:
+                    spec = body_layout.specs[node.outputs[0]]
+                    sources = [DeviceName.parse(end).worker for end in edges_of(node).values()]
+                    others = sum(worker != own for worker in sources)
+                    total += others * slot_count(spec) * slot_bytes(spec)
+    return total
 
 
 def _workspace(part: Partition, layout: MemoryLayout) -> int:

@@ -20,7 +20,7 @@ from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bodies
 from graphflow.ir.op import REGISTRY, Node, Tensor
-from graphflow.ops.control_flow.concurrent import channel_ends, concurrent, parties_of, party_attrs
+from graphflow.ops.control_flow.concurrent import channel_ends, concurrent, parties_of
 from graphflow.ops.control_flow.control import UNPLACED_OPS, cond, scan
 from graphflow.passes.bodies import spans_devices as is_spread
 from graphflow.runtime.partitioning.channel_edges import CutChannel, cut_channels
@@ -151,7 +151,7 @@ class _BodyPartitioner:
         parts, replaced = {}, {}
         for device in dict.fromkeys(places):
             mine = [i for i, place in enumerate(places) if place == device]
-            attrs = party_attrs([cut_channels(parties[i], edges) for i in mine])
+            attrs = {f"party{i}": cut_channels(parties[i], edges) for i in mine}
             part = drop_unread_operands(node, node.inputs, attrs, kept=0, lead=0, whole=False)
             parts[device] = part
             outputs = iter(part.outputs)

@@ -44,8 +44,8 @@ from graphflow.runtime.program.bodies.native_loops import NativeBody
 from graphflow.runtime.program.generated_call_support import (
     EdgeChannel,
     annotate_error,
+    body_results,
     compile_kernels,
-    loop_buffers,
     received_tensor_check,
 )
 from graphflow.runtime.program.kernel_emitter import KernelEmitter
@@ -64,6 +64,7 @@ class CpuCode:
         memory: the arena's bytes.
         loops: the edge channel of the enclosing program's bodies, if this is a body.
         keys: for a body, the key in `feeds` of each parameter.
+        outside: for a body, the buffers of its results (`MemoryLayout.outside`).
 
     Attributes:
         compute, commit: the two sections of the program.
@@ -82,6 +83,7 @@ class CpuCode:
         memory: Any,
         loops: LoopEdgeChannel | None = None,
         keys: Mapping[Node, int] | None = None,
+        outside: Sequence[Any] = (),
     ) -> None:
         self.partition = partition
         self.device = DeviceName.parse(partition.device)
@@ -114,8 +116,9 @@ class CpuCode:
             compile_kernels(layout)
         self.memory = memory
         self._operands = OperandTable(
-            layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line
-        )
+            layout, backend, self.memory, self.scope, self.numbers, self.compute.add_line,
+            outside,
+        )  # fmt: skip
         self._kernels = KernelEmitter(
             layout, bindings, backend, self._operands, self.scope, self.compute, self.commit
         )
@@ -185,6 +188,8 @@ class CpuCode:
 
     def _emit_feed(self, node: Node, number: int) -> None:
         tensor = node.outputs[0]
+        if tensor in self.layout.outside:  # a loop's state
+            return
         fed = self._operands.feeds[tensor] = FeedBinding(
             self.layout.specs[tensor], self.backend.to_device
         )
@@ -275,14 +280,16 @@ class CpuCode:
         inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
+        outs = [self.scope[self._operands.name(t)] for t in node.outputs]
+        results = body_results(node, self.layout, own, outs, self.backend.xp.copyto)
         codes = [
             CpuCode(
                 part, self.bindings, layout, {}, self.backend, self.channel,
                 own[place : place + layout.arena.nbytes], self.loops,
-                {parameter: i for i, parameter in enumerate(body.inputs)},
+                {parameter: i for i, parameter in enumerate(body.inputs)}, each.buffers,
             )
-            for body, (part, layout), place in zip(
-                bodies(node), inner.parts, inner.offsets, strict=True
+            for body, (part, layout), place, each in zip(
+                bodies(node), inner.parts, inner.offsets, results, strict=True
             )
         ]  # fmt: skip
         self.body_codes += codes  # keeps constants alive, whose addresses native calls use
@@ -290,7 +297,9 @@ class CpuCode:
             code.as_native_body(body) for body, code in zip(bodies(node), codes, strict=True)
         ]
         if node.op is call and natives[0] is not None:
-            self.compute.add_calls(inline_body(node, natives[0], self._operands.pointer_source))
+            self.compute.add_calls(
+                inline_body(node, natives[0], results[0], self._operands.pointer_source)
+            )
             return
         self.scope[f"k{number}"] = make_node_runner(
             node,
@@ -299,13 +308,12 @@ class CpuCode:
             lambda: [
                 CompiledBody(code.compile_compute("routine"), code.annotate_error) for code in codes
             ],
-            loop_buffers(inner, own),
-            self.backend.xp.copyto,
+            results,
             self.channel,
         )
-        outs = "".join(f"{self._operands.name(t)}, " for t in node.outputs)
+        given_outs = "".join(f"{self._operands.name(t)}, " for t in node.outputs)
         given = "".join(f"{self._operands.name(t)}, " for t in node.inputs)
-        self._emit_line(node, f"k{number}(({outs}), {given}step=step, draws=draws)")
+        self._emit_line(node, f"k{number}(({given_outs}), {given}step=step, draws=draws)")
 
     def as_native_body(self, body: Body) -> NativeBody | None:
         """Return this body's code as native calls; None if it has lines of Python."""

@@ -25,17 +25,17 @@ from graphflow.ir.op import Node, Op, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
 from graphflow.runtime.collectives.shared_memory_rings import LoopRings
-from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout
+from graphflow.runtime.memory.live_ranges import loop_states
+from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.partitioning.user_code_check import runs_user_code
-from graphflow.runtime.program.bodies.body_loops import LoopBuffers
+from graphflow.runtime.program.bodies.body_loops import BodyResults
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 
 LOOP_OPS = ("scan", "while_loop")
@@ -207,17 +207,40 @@ def out_of_memory_error(
     )
 
 
-def loop_buffers(inner: BodyLayout, own: Any) -> LoopBuffers:
-    """Return the two sets of buffers for a loop's state, in the memory of its node."""
-    here, there = (
-        tuple(
-            own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
-            for spec, place in inner.loop_state
-            for at in [place + which * align_up(nbytes(spec))]
+def body_results(
+    node: Node,
+    layout: MemoryLayout,
+    own: Any,
+    outs: Sequence[Any],
+    copyto: Callable[[Any, Any], None],
+) -> list[BodyResults]:
+    """Return the results of each body of a node.
+
+    Args:
+        own: the memory of the node's bodies.
+        outs: the arrays of the node's outputs.
+    """
+    inner, states = layout.body_layouts[node], None
+    initial: tuple[int, ...] = ()
+    if node.op.name in LOOP_OPS:
+        before, after = loop_states(node)
+        states = len(before)
+        pairs = enumerate(zip(before, after, strict=True))
+        initial = tuple(i for i, pair in pairs if not layout.share_buffer(*pair))
+    return [
+        BodyResults(
+            tuple(outs[first : None if states is None else first + states]),
+            copies.direct,
+            copies.swapped,
+            tuple(
+                own[at : at + nbytes(spec)].view(spec.dtype).reshape(spec.shape)
+                for spec, at in copies.spares
+            ),
+            initial,
+            copyto,
         )
-        for which in range(2)
-    )
-    return LoopBuffers(here, there)
+        for first, copies in zip(inner.firsts, inner.copies, strict=True)
+    ]
 
 
 def never_cancelled(step: int, loop: str, done: int, of: str) -> None:

@@ -36,7 +36,7 @@ from graphflow.runtime.program.generated_call_support import (
     LOOP_OPS,
     EdgeChannel,
     annotate_error,
-    loop_buffers,
+    body_results,
     never_cancelled,
     out_kernel,
     received_tensor_check,
@@ -65,6 +65,7 @@ class GpuCode:
         channel: EdgeChannel,
         memory: Any,
         loops: LoopEdgeChannel | None = None,
+        outside: Sequence[Any] = (),
     ) -> None:
         self.partition = partition
         self.graph = partition.graph
@@ -86,6 +87,7 @@ class GpuCode:
         if not self.is_body:
             backend.compile([*_cuda_kernels(layout)])
         self.memory = memory
+        self._outside = outside
         every = partition.checks == EVERY
         watch = (
             NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
@@ -159,8 +161,10 @@ class GpuCode:
     def _add_feed(self, node: Node) -> None:
         tensor = node.outputs[0]
         spec = self.layout.specs[tensor]
-        if self.is_body:
-            return  # a body's parameter: each call supplies its array
+        if self.is_body:  # each call supplies a parameter, except a loop's state
+            if tensor in self.layout.outside:
+                self._arena_buffer(tensor)
+            return
         buffer, name = InputBuffer(self.backend, spec), self.graph.names[node]
         self.values[tensor] = buffer.array
         self._add_step(node, lambda: buffer(self._feeds[name]))
@@ -255,24 +259,26 @@ class GpuCode:
         inner = self.layout.body_layouts[node]
         start = self.layout.arena.offsets[self.layout.scratch[node]]
         own = self.memory[start : start + inner.nbytes]
+        outs = [self._arena_buffer(t) for t in node.outputs]
+        results = body_results(node, self.layout, own, outs, self.backend.xp.copyto)
         codes = [
             GpuCode(
                 part, self.bindings, layout, {}, self.backend, self.channel,
-                own[place : place + layout.arena.nbytes], self.loops,
+                own[place : place + layout.arena.nbytes], self.loops, each.buffers,
             )
-            for (part, layout), place in zip(inner.parts, inner.offsets, strict=True)
+            for (part, layout), place, each in zip(
+                inner.parts, inner.offsets, results, strict=True
+            )
         ]  # fmt: skip
         routines = [
             _GpuBody(code, [body.inputs[i].outputs[0] for i in range(len(body.inputs))])
             for code, body in zip(codes, bodies(node), strict=True)
         ]
-        outs = [self._arena_buffer(t) for t in node.outputs]
         run = make_body_runner(
             node,
             bind_attrs(node.attrs, self.bindings),
             routines,
-            loop_buffers(inner, own),
-            self.backend.xp.copyto,
+            results,
             self.channel.check_cancelled if node.op.name in LOOP_OPS else never_cancelled,
         )
         inputs = node.inputs
@@ -369,6 +375,13 @@ class GpuCode:
 
     def _arena_buffer(self, tensor: Tensor) -> Any:
         spec = self.layout.specs[tensor]
+        number = self.layout.outside.get(self.layout.roots[tensor])
+        if number is not None:
+            buffer = self._outside[number]  # the same array, since kernels in place compare it
+            self.values[tensor] = (
+                buffer if buffer.shape == spec.shape else buffer.reshape(spec.shape)
+            )
+            return self.values[tensor]
         start = self.layout.offset(tensor)
         memory = self.memory[start : start + nbytes(spec)]
         self.values[tensor] = memory.view(spec.dtype).reshape(spec.shape)

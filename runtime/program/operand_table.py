@@ -6,7 +6,7 @@ names of arrays. A buffer becomes an array only if a line asks for its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class OperandTable:
         scope: global names of the generated functions; arrays are added to it.
         numbers: number of each node, from which names are made.
         line: emits a line that has to run before those that use a name.
+        outside: for a body, the buffers of its results (`MemoryLayout.outside`).
 
     Attributes:
         base_address: address of the arena; 0 if it is not in the host's memory.
@@ -48,6 +49,7 @@ class OperandTable:
         scope: dict[str, Any],
         numbers: Mapping[Node, int],
         line: Callable[[Node, str], None],
+        outside: Sequence[Any] = (),
     ) -> None:
         self.base_address = address(memory) if backend.xp is np else 0
         self.names: dict[Tensor, str] = {}
@@ -57,6 +59,7 @@ class OperandTable:
         self._memory = memory
         self._numbers = numbers
         self._line = line
+        self._outside = outside
         self._places: dict[Tensor, int] = {}
 
     def bind(self, tensor: Tensor, value: Any) -> str:
@@ -73,6 +76,8 @@ class OperandTable:
             tensor = deferred
         root = tensor if tensor in self._layout.blocks else self._layout.roots[tensor]
         kind = root.node.op.name
+        if root in self._layout.outside:
+            return address(self._outside[self._layout.outside[root]])
         if kind in _RUNTIME_OPS:
             return root
         if kind in ("constant", "variable"):
@@ -101,6 +106,9 @@ class OperandTable:
             return self.name(tensor.node.inputs[1], native)
         shape = self._layout.specs[tensor].shape
         kind = root.node.op.name
+        if root in self._layout.outside:
+            buffer = self._outside[self._layout.outside[root]]
+            return self.bind(tensor, buffer if buffer.shape == shape else buffer.reshape(shape))
         if kind in ("constant", "variable"):
             return self.bind(tensor, self.scope[self.names[root]].reshape(shape))
         if kind in _RUNTIME_OPS:

@@ -40,6 +40,9 @@ from graphflow.runtime.program.generated_call_support import EdgeChannel, out_of
 from graphflow.runtime.program.kernel_warmup import warm_up_kernels
 from graphflow.runtime.program.span_recorder import Span, SpanRecorder, clock
 
+MAX_LOOP_SPANS = 20_000
+"""Sends and waits in loops that a traced step records on a device; the first ones count."""
+
 
 class Program:
     """A partition compiled for concrete sizes of its symbols.
@@ -218,8 +221,13 @@ class Program:
         meter = WorkspaceMeter() if tracemalloc.is_tracing() else None
         record = SpanRecorder(nodes, self._backend.synchronize, meter)
 
+        left = MAX_LOOP_SPANS
+
         def inside(name: str, began: int) -> None:
-            spans.append((self.partition.device, name, began, monotonic_ns()))
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                spans.append((self.partition.device, name, began, monotonic_ns()))
 
         try:
             with self._code.loops.report_waits(inside):

@@ -37,6 +37,7 @@ from graphflow.runtime.tracing.events import (
     parse_number,
 )
 from graphflow.runtime.tracing.perfetto_export import trace_events
+from graphflow.runtime.tracing.turn_events import WindowEdge, add_turns, without_windows
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Trace:
         peak: Mapping[str, int] | None = None,
         errors: Mapping[int, float] | None = None,
         exchanges: Mapping[tuple[str, str], Exchange] | None = None,
+        windows: Mapping[int, WindowEdge] | None = None,
     ) -> None:
         """Add the spans of one step. Spans from before the step are the last step's commit.
 
@@ -76,6 +78,7 @@ class Trace:
             errors: worker -> bound, in seconds, of the error of its times, if its clock is not the
                 coordinator's.
             exchanges: (device, name of the start span) -> the collective.
+            windows: the edges between parties of windows of turns.
         """
         exchanges = exchanges or {}
         left: dict[int, int] = {}
@@ -111,7 +114,7 @@ class Trace:
         if before and self.steps and self.steps[-1].start <= before[0].start:
             last = self.steps[-1]
             self.steps[-1] = replace(last, events=tuple(_sort_events((*last.events, *before))))
-        events = _sort_events(events)
+        events = _sort_events(add_turns(events, windows) if windows else events)
         self.steps.append(
             TraceStep(step, start_ns, end_ns, tuple(events), dict(peak or {}), dict(errors or {}))
         )
@@ -188,7 +191,7 @@ class Trace:
                 max(0.0, (event.end - middle.start) * 1e-9),
                 event.kind,
             )
-            for event in middle.events
+            for event in without_windows(middle.events)
         )
         makespan = (middle.end - middle.start + other.end - other.start) / 2 * 1e-9
         return MeasuredSteps(makespan, timeline, peak, len(self.steps))

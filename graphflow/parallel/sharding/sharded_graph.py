@@ -23,7 +23,7 @@ from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.tables.range_moves import count_rows
 from graphflow.parallel.tables.row_updates import find_row_updates, readers_of
-from graphflow.strategy import COUNTER
+from graphflow.strategy import COUNTER, StepFacts
 
 Array = np.ndarray[Any, Any]
 
@@ -46,8 +46,8 @@ class FeedSlice:
     placeholder: Node
     pieces: tuple[ShardExtent, ...]
 
-    def index(self, sizes: Mapping[str, int]) -> tuple[slice, ...]:
-        """Return the slices of the part, given the sizes of symbols."""
+    def index(self, sizes: Mapping[str, int]) -> tuple[Any, ...]:
+        """Return the index of the part, given the sizes of symbols."""
         return tuple(slice(evaluate(p.start, sizes), evaluate(p.stop, sizes)) for p in self.pieces)
 
 
@@ -130,6 +130,7 @@ class ShardedGraph:
         counted: returns True for values of the counter that the graph was partitioned for.
         labels: the labels of what nodes belong to, by their turns, if the graph is no pipeline.
         notes: sentences about the strategy, for plans and reports.
+        facts: what each step records beside the user's fetches, if there is something.
     """
 
     source: Graph
@@ -147,7 +148,8 @@ class ShardedGraph:
     counted: Callable[[int], bool] = field(repr=False, default=lambda count: True)
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[slice, ...]]] = field(
+    facts: StepFacts | None = None
+    _parts: dict[frozenset[tuple[str, int]], dict[Node, tuple[Any, ...]]] = field(
         repr=False, default_factory=dict
     )
     """The slices of all feeds for the sizes that came last. Each slice is a sum over the extents
@@ -235,6 +237,8 @@ class ShardedGraph:
         if key not in self._parts:
             self._parts.clear()
             self._parts[key] = {node: share.index(sizes) for node, share in self.shares.items()}
+        if self.facts is not None:
+            arrays = self.facts.complete_feeds(arrays)
         return {
             node: contiguous(arrays[share.placeholder][self._parts[key][node]])
             for node, share in self.shares.items()

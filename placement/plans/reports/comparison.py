@@ -47,8 +47,8 @@ class Comparison:
         rows += [
             ("devices used", *(str(sum(use.busy > 0 for use in r.devices)) for r in reports)),
             ("idle", *(f"{100 * each.idle:.0f} %" for each in reports)),
-            ("transfers", *(str(len(plan.transfers)) for plan in self.plans)),
-            ("bytes moved", *(show_bytes(sum(t.bytes for t in p.transfers)) for p in self.plans)),
+            ("transfers", *(str(sum(t.transfers for t in p.moved)) for p in self.plans)),
+            ("bytes moved", *(show_bytes(sum(t.bytes for t in p.moved)) for p in self.plans)),
             (
                 "peak memory",
                 *(show_bytes(max(p.peak_memory.values(), default=0)) for p in self.plans),

@@ -106,7 +106,7 @@ def difference(first: PlanData, other: PlanData) -> Difference:
     costs = _costs(first, {name: there[name] for name in moved})
     links: dict[tuple[str, str], list[int]] = {}
     for which, plan in enumerate((first, other)):
-        for row in plan.transfers:
+        for row in plan.moved:
             links.setdefault((row.source, row.target), [0, 0])[which] += row.bytes
     return Difference(
         makespans=(first.makespan, other.makespan),

@@ -27,7 +27,7 @@ from graphflow.placement.plans.reports.tables import (
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_data import PlanData
-    from graphflow.placement.plans.plan_records import PlacementVerdict, PlannedTransfer
+    from graphflow.placement.plans.plan_records import LinkTotal, PlacementVerdict
 
 FEW = 4
 """Devices that are shown one by one also where they have nothing to do."""
@@ -190,13 +190,13 @@ class Report(Printed):
 def report(plan: PlanData) -> Report:
     """See `Plan.report`."""
     measured, took = plan.measured, _measured_seconds(plan)
-    links: dict[tuple[str, str], list[PlannedTransfer]] = {}
-    for transfer in plan.transfers:
-        links.setdefault((transfer.source, transfer.target), []).append(transfer)
+    links: dict[tuple[str, str], list[LinkTotal]] = {}
+    for row in plan.moved:
+        links.setdefault((row.source, row.target), []).append(row)
     uses = tuple(
         LinkUse(
-            source, target, len(rows), sum(row.bytes for row in rows),
-            sum(row.finish - row.start for row in rows),
+            source, target, sum(row.transfers for row in rows), sum(row.bytes for row in rows),
+            sum(row.seconds for row in rows),
             None if measured is None else took.get(("transfer", f"{source} → {target}"), 0.0),
         )
         for (source, target), rows in links.items()
@@ -221,9 +221,12 @@ def device_uses(plan: PlanData) -> tuple[DeviceUse, ...]:
     """Return each device's busy time, memory and number of nodes in a step."""
     measured, took = plan.measured, _measured_seconds(plan)
     busy, count = dict.fromkeys(plan.cluster.devices, 0.0), dict.fromkeys(plan.cluster.devices, 0)
+    windows = {window.node: window.busy for window in plan.windows}
     for node in plan.nodes:
         if node.device in busy:
-            busy[node.device] += node.finish - node.start
+            inside = windows.get(node.name, {node.device: node.finish - node.start})
+            for device, seconds in inside.items():
+                busy[device] += seconds
             count[node.device] += 1
     return tuple(
         DeviceUse(

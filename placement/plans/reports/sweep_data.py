@@ -116,7 +116,7 @@ class SweepData:
             for point in curve.points:
                 ideal = point.x / curve.points[0].x * self.base / curve.points[0].step
                 share = self.speedup(point) / ideal
-                moved = sum(transfer.bytes for transfer in point.plan.transfers)
+                moved = sum(transfer.bytes for transfer in point.plan.moved)
                 rows.append(
                     (
                         number(point.x), summary(point.plan), show_seconds(point.step),

@@ -18,6 +18,7 @@ from graphflow.errors import PlanError
 from graphflow.placement.plans.reports.plan_notices import constraints, ports
 from graphflow.placement.plans.reports.report import DeviceUse, device_uses, shown_devices
 from graphflow.placement.plans.reports.tables import busy_share, off_by
+from graphflow.placement.plans.reports.window_lines import window_lines
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.page.payload import LINKS, pack, payload
 from graphflow.placement.view.page.template import fill
@@ -144,13 +145,18 @@ def _ports(plan: PlanData) -> str:
 
 
 def _schedule(plan: PlanData) -> str:
-    """A section, if the plan is of a pipeline."""
+    """A section, if the plan is of a pipeline or of windows."""
     drawn = schedule.rows(plan)
     if not drawn:
         return ""
+    title, remark = "Schedule of the pipeline", "F2: micro-batch 2 forward"
+    if plan.windows:
+        title = "Window of turns" if len(plan.windows) == 1 else "Windows of turns"
+        told = [line for line in window_lines(plan) if line.startswith("window ")]
+        remark = escape(printable("; ".join(told)))
     return (
-        "<section><header><h2>Schedule of the pipeline</h2><span class=faint>F2: micro-batch 2 "
-        "forward · idle: of the time from a device's first task to its last</span></header>"
+        f"<section><header><h2>{title}</h2><span class=faint>{remark}"
+        " · idle: of the time from a device's first task to its last</span></header>"
         f"<div class=legend>{schedule.legend(drawn)}</div>"
         f"<div class=scroll>{schedule.picture(drawn)}</div></section>"
     )

@@ -1,8 +1,9 @@
 """Calls, branches and loops run by Python, over compiled bodies and preallocated buffers.
 
-A compiled body takes arrays and returns arrays that are valid until it runs again. So the state of
-a loop has two sets of buffers: an iteration reads one set and writes the other. Loops whose bodies
-consist of generated kernels run without Python (`native_loops.py`).
+A compiled body takes arrays and returns arrays that are valid until it runs again. The results of a
+node that holds bodies have buffers, which are also a loop's state. A body computes results into
+them where it can (`memory/live_ranges.py`), and others are copied there at its end. Loops whose
+bodies consist of generated kernels run without Python (`native_loops.py`).
 """
 
 from __future__ import annotations
@@ -25,19 +26,45 @@ class CheckCancelled(Protocol):
 
 
 @dataclass(frozen=True)
-class LoopBuffers:
-    """Two sets of buffers for a loop's state."""
+class BodyResults:
+    """The buffers of a body's results, and the results that are computed elsewhere.
 
-    first: tuple[Any, ...]
-    second: tuple[Any, ...]
+    Attributes:
+        buffers: of a loop, those of its state only.
+        direct: numbers of the results that are copied to their buffers, in order.
+        swapped: numbers of the results that are copied to spare memory first.
+        spares: the spare memory of each of these.
+        initial: numbers of a loop's states that do not begin in their buffers.
+        copyto: copies the second array to the first.
+    """
+
+    buffers: tuple[Any, ...]
+    direct: tuple[int, ...]
+    swapped: tuple[int, ...]
+    spares: tuple[Any, ...]
+    initial: tuple[int, ...]
+    copyto: Callable[[Any, Any], None]
+
+    def begin(self, values: Sequence[Any]) -> None:
+        """Copy the initial values of a loop's state to its buffers."""
+        for i in self.initial:
+            self.copyto(self.buffers[i], values[i])
+
+    def store(self, results: Sequence[Any]) -> None:
+        """Copy the results of a body to their buffers."""
+        for i, spare in zip(self.swapped, self.spares, strict=True):
+            self.copyto(spare, results[i])
+        for i in self.direct:
+            self.copyto(self.buffers[i], results[i])
+        for i, spare in zip(self.swapped, self.spares, strict=True):
+            self.copyto(self.buffers[i], spare)
 
 
 def make_body_runner(
     node: Node,
     attrs: Mapping[str, Any],
     routines: Sequence[BodyFunction],
-    carried: LoopBuffers,
-    copyto: Callable[[Any, Any], None],
+    results: Sequence[BodyResults],
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
     """Return a function (outs, *arrays, step, draws) that runs a node and fills its outputs.
@@ -45,34 +72,31 @@ def make_body_runner(
     Args:
         attrs: the node's attributes, with sizes bound.
         routines: its bodies, in the order of its attributes.
-        carried: buffers of a loop's state.
-        copyto: copies the second array to the first.
+        results: the results of each body.
         proceed: called before each iteration.
     """
     if node.op is call:
-        return _make_call_runner(routines[0], copyto)
+        return _make_call_runner(routines[0], results[0])
     if node.op is cond:
-        return _make_cond_runner(routines[0], routines[1], copyto)
+        return _make_cond_runner(routines, results)
     if node.op is scan:
-        return _make_scan_runner(node, attrs, routines[0], carried, copyto, proceed)
-    return _make_while_runner(node, attrs, routines, carried, copyto, proceed)
+        return _make_scan_runner(node, attrs, routines[0], results[0], proceed)
+    return _make_while_runner(node, attrs, routines, results[1], proceed)
 
 
-def _fill(outs: Sequence[Any], values: Sequence[Any], copyto: Callable[[Any, Any], None]) -> None:
-    for out, value in zip(outs, values, strict=True):
-        copyto(out, value)
-
-
-def _make_call_runner(routine: BodyFunction, copyto: Any) -> Callable[..., None]:
+def _make_call_runner(routine: BodyFunction, results: BodyResults) -> Callable[..., None]:
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
-        _fill(outs, routine(arrays, step, draws), copyto)
+        results.store(routine(arrays, step, draws))
 
     return run
 
 
-def _make_cond_runner(then: BodyFunction, orelse: BodyFunction, copyto: Any) -> Callable[..., None]:
+def _make_cond_runner(
+    routines: Sequence[BodyFunction], results: Sequence[BodyResults]
+) -> Callable[..., None]:
     def run(outs: Sequence[Any], pred: Any, *arrays: Any, step: int, draws: int) -> None:
-        _fill(outs, (then if bool(pred) else orelse)(arrays, step, draws), copyto)
+        chosen = 0 if bool(pred) else 1
+        results[chosen].store(routines[chosen](arrays, step, draws))
 
     return run
 
@@ -81,8 +105,7 @@ def _make_scan_runner(
     node: Node,
     attrs: Mapping[str, Any],
     routine: BodyFunction,
-    carried: LoopBuffers,
-    copyto: Any,
+    state: BodyResults,
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
     loop = describe_loop(node)
@@ -92,7 +115,7 @@ def _make_scan_runner(
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         count = int(arrays[0]) if counted else None
         given = arrays[counted:]
-        state: Sequence[Any] = given[:carries]
+        state.begin(given)
         rows, captures = given[carries : carries + items], given[carries + items :]
         stacks = outs[carries:]
         order = iteration_indices(length, count, reverse)
@@ -100,17 +123,13 @@ def _make_scan_runner(
         if len(order) < length:
             for stack in stacks:
                 stack[...] = 0
-        free, held = carried.first, carried.second
         for done, i in enumerate(order):
             proceed(step, loop, done, of)
-            results = routine(
-                (*state, *[row[i] for row in rows], *captures), step, fold_in(draws, i)
-            )
-            _fill(free, results[:carries], copyto)
-            for stack, y in zip(stacks, results[carries:], strict=True):
+            inputs = (*state.buffers, *[row[i] for row in rows], *captures)
+            results = routine(inputs, step, fold_in(draws, i))
+            for stack, y in zip(stacks, results[carries:], strict=True):  # y may be a state
                 stack[i] = y
-            state, free, held = free, held, free
-        _fill(outs[:carries], state, copyto)
+            state.store(results)
 
     return run
 
@@ -119,8 +138,7 @@ def _make_while_runner(
     node: Node,
     attrs: Mapping[str, Any],
     routines: Sequence[BodyFunction],
-    carried: LoopBuffers,
-    copyto: Any,
+    state: BodyResults,
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
     test, body = routines
@@ -128,26 +146,23 @@ def _make_while_runner(
     states, limit = attrs["states"], attrs["limit"]
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
-        state: Sequence[Any] = arrays[:states]
-        captures = arrays[states:]
+        state.begin(arrays)
+        inputs = (*state.buffers, *arrays[states:])
         stacks = outs[1 + states :]
-        free, held = carried.first, carried.second
         count = 0
         while limit is None or count < limit:
             proceed(step, loop, count, "")
-            inputs, drawn = (*state, *captures), fold_in(draws, count)
+            drawn = fold_in(draws, count)
             if not bool(test(inputs, step, drawn)[0]):
                 break
             results = body(inputs, step, drawn)
-            _fill(free, results[:states], copyto)
             for stack, y in zip(stacks, results[states:], strict=True):
                 stack[count] = y
-            state, free, held = free, held, free
+            state.store(results)
             count += 1
         outs[0][...] = count
         for stack in stacks:
             stack[count:] = 0
-        _fill(outs[1 : 1 + states], state, copyto)
 
     return run
 

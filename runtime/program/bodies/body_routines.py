@@ -12,7 +12,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ops.control_flow.concurrent import concurrent
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.runtime.native_calls.native_segments import KernelCall, PointerSource
-from graphflow.runtime.program.bodies.body_loops import LoopBuffers, make_body_runner
+from graphflow.runtime.program.bodies.body_loops import BodyResults, make_body_runner
 from graphflow.runtime.program.bodies.concurrent_parties import make_concurrent_runner
 from graphflow.runtime.program.bodies.native_loops import NativeBody, make_native_runner
 from graphflow.runtime.program.generated_call_support import LOOP_OPS, EdgeChannel, never_cancelled
@@ -44,8 +44,7 @@ def make_node_runner(
     attrs: Mapping[str, Any],
     natives: Sequence[NativeBody | None],
     routines: Callable[[], Sequence[CompiledBody]],
-    carried: LoopBuffers,
-    copyto: Callable[[Any, Any], None],
+    results: Sequence[BodyResults],
     channel: EdgeChannel,
 ) -> Callable[..., None]:
     """Return the function that a line calls to run a node that holds bodies.
@@ -53,18 +52,23 @@ def make_node_runner(
     Args:
         natives: the bodies as native calls; None for those that cannot run so.
         routines: makes the bodies as Python functions; called only if they are needed.
+        results: the results of each body.
     """
     proceed = channel.check_cancelled if node.op.name in LOOP_OPS else never_cancelled
     if node.op is concurrent:
-        return make_concurrent_runner(node, routines(), copyto, channel.cancel)
+        return make_concurrent_runner(node, routines(), results, channel.cancel)
     known = [native for native in natives if native is not None]
-    if node.op.name in LOOP_OPS and len(known) == len(natives):
-        return make_native_runner(node, attrs, known, carried, copyto, proceed)
-    return make_body_runner(node, attrs, routines(), carried, copyto, proceed)
+    has_calls = any(native.calls for native in known)
+    if node.op.name in LOOP_OPS and len(known) == len(natives) and has_calls:
+        return make_native_runner(node, attrs, known, results[-1], proceed)
+    return make_body_runner(node, attrs, routines(), results, proceed)
 
 
 def inline_body(
-    node: Node, body: NativeBody, place: Callable[[Tensor], PointerSource]
+    node: Node,
+    body: NativeBody,
+    results: BodyResults,
+    place: Callable[[Tensor], PointerSource],
 ) -> list[KernelCall]:
     """Return a body's calls with the call's inputs in place of the body's parameters."""
     given = {
@@ -79,7 +83,9 @@ def inline_body(
         KernelCall(node, each.task, tuple(resolve(p) for p in each.pointers)) for each in body.calls
     ]
     calls += [
-        KernelCall(node, copy_task(size), (resolve(source), place(tensor)))
-        for tensor, source, size in zip(node.outputs, body.results, body.nbytes, strict=True)
+        KernelCall(
+            node, copy_task(body.nbytes[i]), (resolve(body.results[i]), place(node.outputs[i]))
+        )
+        for i in results.direct
     ]
     return [each for each in calls if each.task.rows]

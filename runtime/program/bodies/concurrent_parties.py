@@ -17,21 +17,21 @@ from graphflow.ir.op import Node
 from graphflow.ops.communication.channel_scheduler import ChannelScheduler
 from graphflow.ops.communication.channels import CHANNEL_OPS
 from graphflow.ops.control_flow.concurrent import parties_of
-from graphflow.runtime.program.bodies.body_loops import BodyFunction
+from graphflow.runtime.program.bodies.body_loops import BodyFunction, BodyResults
 from graphflow.runtime.wire.messages import step_of
 
 
 def make_concurrent_runner(
     node: Node,
     routines: Sequence[BodyFunction],
-    copyto: Callable[[Any, Any], None],
+    results: Sequence[BodyResults],
     cancel: Callable[[int, GraphflowError], None],
 ) -> Callable[..., None]:
     """Return a function (outs, *arrays, step, draws) that runs a node and fills its outputs.
 
     Args:
         routines: the parties, compiled.
-        copyto: copies the second array to the first.
+        results: the results of each party.
         cancel: ends all waits of a step with an error.
     """
     parties = parties_of(node.attrs)
@@ -40,13 +40,11 @@ def make_concurrent_runner(
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         calls = [partial(routine, arrays, step, draws) for routine in routines]
         if are_all_here:
-            results = ChannelScheduler(len(calls)).run(calls)
+            found = ChannelScheduler(len(calls)).run(calls)
         else:
-            results = _run_in_threads(calls, partial(cancel, step), step)
-        filled = iter(outs)
-        for each in results:
-            for value in each:
-                copyto(next(filled), value)
+            found = _run_in_threads(calls, partial(cancel, step), step)
+        for own, values in zip(results, found, strict=True):
+            own.store(values)
 
     return run
 

@@ -1,7 +1,7 @@
 """Native loops: scans and while loops over generated kernels that do not return to Python.
 
-An iteration reads the loop's state from one set of buffers, and at its end copies the new state
-there. Pointers to rows of scanned and stacked arrays advance by one row in each iteration. After
+An iteration's end copies the parts of the new state that are computed elsewhere than in the state's
+buffers. Pointers to rows of scanned and stacked arrays advance by one row in each iteration. After
 some milliseconds of iterations, Python checks whether the step was cancelled.
 """
 
@@ -27,7 +27,7 @@ from graphflow.runtime.native_calls.native_segments import (
     PointerSource,
     RuntimeOperand,
 )
-from graphflow.runtime.program.bodies.body_loops import CheckCancelled, LoopBuffers, describe_loop
+from graphflow.runtime.program.bodies.body_loops import BodyResults, CheckCancelled, describe_loop
 
 _UNBOUNDED = 1 << 40
 """Limit of iterations for a loop without a bound."""
@@ -60,14 +60,13 @@ def make_native_runner(
     node: Node,
     attrs: Mapping[str, Any],
     parts: Sequence[NativeBody],
-    carried: LoopBuffers,
-    copyto: Callable[[Any, Any], None],
+    state: BodyResults,
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
     """As `body_loops.make_body_runner`, for a scan or a while loop over native bodies."""
     if node.op is scan:
-        return _make_scan_runner(node, attrs, parts[0], carried, copyto, proceed)
-    return _make_while_runner(node, attrs, parts[0], parts[1], carried, copyto, proceed)
+        return _make_scan_runner(node, attrs, parts[0], state, proceed)
+    return _make_while_runner(node, attrs, parts[0], parts[1], state, proceed)
 
 
 class _Iterations:
@@ -129,24 +128,21 @@ class _Iterations:
         return done
 
 
-def _carry_calls(node: Node, part: NativeBody, carried: LoopBuffers) -> list[KernelCall]:
+def _carry_calls(node: Node, part: NativeBody, state: BodyResults) -> list[KernelCall]:
     """Return the calls that end an iteration: stack its outputs, then copy the new state."""
 
     def copy(k: int, source: PointerSource, target: PointerSource) -> KernelCall:
         return KernelCall(node, copy_task(part.nbytes[k]), (source, target))
 
-    count = len(carried.first)
-    here, there = ([address(a) for a in arrays] for arrays in (carried.first, carried.second))
-    stacked = [
-        copy(k, part.results[k], ("row", k - count)) for k in range(count, part.body.results)
+    count = len(state.buffers)
+    places, spares = ([address(a) for a in arrays] for arrays in (state.buffers, state.spares))
+    swapped = list(zip(state.swapped, spares, strict=True))
+    return [
+        *(copy(k, part.results[k], ("row", k - count)) for k in range(count, part.body.results)),
+        *(copy(k, part.results[k], spare) for k, spare in swapped),
+        *(copy(k, part.results[k], places[k]) for k in state.direct),
+        *(copy(k, spare, places[k]) for k, spare in swapped),
     ]
-    # A new state that is a parameter may be overwritten before it is copied: (a, b) -> (b, a).
-    # Then all states go through the second set of buffers.
-    parameters = set(part.parameters)
-    if any(not isinstance(place, int) and place in parameters for place in part.results[:count]):
-        moved = [copy(k, part.results[k], there[k]) for k in range(count)]
-        return [*stacked, *moved, *(copy(k, there[k], here[k]) for k in range(count))]
-    return [*stacked, *(copy(k, part.results[k], here[k]) for k in range(count))]
 
 
 def _stack_pointers(
@@ -167,26 +163,22 @@ def _make_scan_runner(
     node: Node,
     attrs: Mapping[str, Any],
     part: NativeBody,
-    carried: LoopBuffers,
-    copyto: Callable[[Any, Any], None],
+    state: BodyResults,
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
     loop = describe_loop(node)
     carries, items = attrs["carries"], attrs["items"]
     length, reverse, counted = attrs["length"], attrs["reverse"], attrs["counted"]
     direction = -1 if reverse else 1
-    iterations = _Iterations([*part.calls, *_carry_calls(node, part, carried)])
+    iterations = _Iterations([*part.calls, *_carry_calls(node, part, state)])
     slots = part.parameters
-    for slot, array in zip(slots, carried.first, strict=False):
-        iterations.bind(slot, address(array))
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         given = arrays[counted:]
         order = iteration_indices(length, int(arrays[0]) if counted else None, reverse)
         count, first = len(order), order[0] if order else 0
         of = f" of {count}"
-        for held, value in zip(carried.first, given, strict=False):
-            copyto(held, value)
+        state.begin(given)
         moves = _stack_pointers(iterations, outs[carries:], first, direction)
         for k in range(carries, len(given)):
             array = given[k]
@@ -201,8 +193,6 @@ def _make_scan_runner(
             for stack in outs[carries:]:
                 stack[...] = 0
         iterations.run(count, moves, lambda done: proceed(step, loop, done, of))
-        for out, value in zip(outs, carried.first, strict=False):
-            copyto(out, value)
 
     return run
 
@@ -212,22 +202,17 @@ def _make_while_runner(
     attrs: Mapping[str, Any],
     test: NativeBody,
     body: NativeBody,
-    carried: LoopBuffers,
-    copyto: Callable[[Any, Any], None],
+    state: BodyResults,
     proceed: CheckCancelled,
 ) -> Callable[..., None]:
     loop = describe_loop(node)
     states, limit = attrs["states"], attrs["limit"]
-    calls = [*test.calls, *body.calls, *_carry_calls(node, body, carried)]
+    calls = [*test.calls, *body.calls, *_carry_calls(node, body, state)]
     iterations = _Iterations(calls, len(test.calls), test.results[0])
-    for part in (test, body):
-        for slot, array in zip(part.parameters, carried.first, strict=False):
-            iterations.bind(slot, address(array))
 
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         stacks = outs[1 + states :]
-        for held, value in zip(carried.first, arrays, strict=False):
-            copyto(held, value)
+        state.begin(arrays)
         for part in (test, body):
             for slot, array in zip(part.parameters[states:], arrays[states:], strict=True):
                 iterations.bind(slot, address(array))
@@ -240,7 +225,5 @@ def _make_while_runner(
         outs[0][...] = count
         for stack in stacks:
             stack[count:] = 0
-        for out, value in zip(outs[1:], carried.first, strict=False):
-            copyto(out, value)
 
     return run

@@ -26,6 +26,7 @@ def server_and_workers(
     order: Any = None,
     pins: Sequence[str] | None = None,
     disturb: Disturb = undisturbed,
+    rules: TurnRules | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A server with one worker for each number of turns; none waits for another worker.
 
@@ -69,7 +70,7 @@ def server_and_workers(
     loops.add(serve, where[0])
     for k in range(len(turns)):
         loops.add(work(k), where[k + 1])
-    (weights, came), *seen = loops.build(rules=window_rules(turns))
+    (weights, came), *seen = loops.build(rules=rules or window_rules(turns))
     return weights, came, seen
 
 

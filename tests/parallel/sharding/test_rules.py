@@ -137,6 +137,7 @@ def test_most_ops_are_cut_where_they_can_be() -> None:
         "compressed_sum", "csr_places",
         "flat_elements", "gram", "hash_find", "hash_insert", "host_call", "merge_keys",
         "merge_row_sums", "non_max_suppression", "nonzero", "place_rows", "pure_host_call",
+        "pushed_gradient",
         "read_rows", "reduce_scatter", "route_rows", "size_of", "split_row_sums", "tap_positions",
         "unique",
     }  # fmt: skip

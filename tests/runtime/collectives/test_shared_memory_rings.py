@@ -15,13 +15,9 @@ from hypothesis import strategies as st
 from graphflow.errors import OpError, ProtocolError, StepTimeout
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.runtime.collectives.group_setup import HandshakeChannel
-from graphflow.runtime.collectives.ring_ends import (
-    MAX_SEGMENT_BYTES,
-    RING_BYTES,
-    LoopEdges,
-    slot_count,
-)
+from graphflow.runtime.collectives.ring_ends import MAX_SEGMENT_BYTES, LoopEdges
 from graphflow.runtime.collectives.shared_memory_rings import LoopRings, agree_on_rings
+from graphflow.runtime.memory.ring_sizes import RING_BYTES, slot_count
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS

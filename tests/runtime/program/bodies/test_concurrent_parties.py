@@ -318,14 +318,58 @@ def test_results_of_parties_are_checked() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_many_turns_take_no_more_memory_than_few() -> None:
-    """50,000 turns, after 10,000 that warm up."""
+    """100,000 turns, after 10,000 that warm up."""
     weights, order, _ = server_and_workers(START, [5000, 5000], pins=places(3))
     with workers(3, 120) as session:
         session.run(weights)
         pids = session._life.hosts.pids
         before = [resident(pid) for pid in pids]
-        for _ in range(5):
+        for _ in range(10):
             _, came = session.run([weights, order])
             assert np.bincount(came).tolist() == [5000, 5000]
         growth = [resident(pid) - then for pid, then in zip(pids, before, strict=True)]
     assert max(growth) < 16 * MB
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_a_servers_state_and_channels_stay_within_the_planned_memory() -> None:
+    """A server carries 64 MB, and the two exchange 2 MB a turn, for 60 turns."""
+    elements, size = 8 * MB, MB // 4
+    with gf.device("/worker:0"):
+        weights = gf.variable(np.zeros(elements), name="weights")
+    loops = ConcurrentLoops()
+    push, pull = (loops.channel((size,), "float64") for _ in range(2))
+
+    def serve(party: Party) -> Any:
+        def turn(state: Any, _: Any) -> Any:
+            gradient = party.receive(push)
+            rows = gf.arange(size)
+            state = gf.scatter_nd(state, gf.reshape(rows, (size, 1)), gradient, reduction="add")
+            party.send(pull, state[:size])
+            return state, None
+
+        return party.scan(turn, weights, length=60)[0]
+
+    def work(party: Party) -> Any:
+        def turn(x: Any, _: Any) -> Any:
+            party.send(push, x + 1.0)
+            return party.receive(pull), None
+
+        return party.scan(turn, gf.zeros((size,), dtype="float64"), length=60)[0]
+
+    loops.add(serve, "/worker:0")
+    loops.add(work, "/worker:1")
+    served, worked = loops.build()
+    with gf.device("/worker:0"):
+        step = [gf.sum(served), REGISTRY["group"](gf.assign(weights, served)), worked[0]]
+    with workers(2) as session:
+        session.run(gf.sum(weights))
+        pids = session._life.hosts.pids
+        before = [resident(pid) for pid in pids]
+        for _ in range(3):
+            session.run(step)
+        growth = [resident(pid) - then for pid, then in zip(pids, before, strict=True)]
+        planned = [each.predicted for each in session.memory(step).values()]
+    assert planned[0] < 2.5 * 8 * elements
+    first = 160 * MB  # libraries, and messages before there are rings
+    assert all(have < plan + first for have, plan in zip(growth, planned, strict=True))

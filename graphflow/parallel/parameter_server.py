@@ -1,0 +1,232 @@
+"""ParameterServer: workers push gradients to servers, which update variables as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from functools import cached_property
+from typing import Any
+
+from graphflow.base.argument_checks import checks_arguments
+from graphflow.base.formatting import show_count
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ShardingError
+from graphflow.frontend.builders import placeholder
+from graphflow.ir.graph import Graph
+from graphflow.ir.op import REGISTRY, Location, Node, Tensor, user_location
+from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
+from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
+from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.servers.consistency import Rules
+from graphflow.parallel.servers.dealing import deal_variables
+from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
+from graphflow.parallel.servers.party_devices import count_workers, party_devices
+from graphflow.parallel.servers.served_evaluation import divide_evaluation
+from graphflow.parallel.servers.step_cut import cut_step
+from graphflow.parallel.servers.window import PARTY, ServedWindow
+from graphflow.parallel.servers.window_fetches import finish_window
+from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.strategy import strategy_of
+
+
+@checks_arguments(ShardingError)
+@dataclass(frozen=True, eq=False)
+class ParameterServer:
+    """Servers that keep variables, and workers that push gradients to them.
+
+    A run is a window of K turns of each of W workers. It is fed K·W micro-batches of one size, one
+    after the other along the first axis. In a turn, a worker pulls the variables, takes a
+    micro-batch through the step, and pushes the gradients. A server takes the mean of some pushes,
+    updates its variables by the optimiser, and answers. The window commits as a whole.
+
+    Floats without axes come back as means over turns, tensors that the batch leads in the order of
+    the feeds. `Session.history` tells the order of pushes, and how stale each one was.
+
+    Args:
+        servers: their number. Variables are dealt to them by size, each with its slots.
+        consistency: what a worker waits for before it goes on.
+            "pool": for nothing; workers take micro-batches from one queue, so fast ones take more.
+            "bsp": for the update of the round. The result is that of `Data`.
+            "ssp": until no worker is more than `staleness` turns behind it.
+            "async": for nothing; each worker takes K turns.
+        staleness: with "ssp", the number of turns that a worker may be ahead of the slowest one.
+        aggregate: the number of pushes whose mean makes an update, M. Default: W with "pool" and
+            "bsp", else 1.
+        window: the number of turns of each worker in a run, K.
+        workers: their number; default: one for each device that is left beside the servers.
+        batch: the placeholders that hold the batch, or their names; default: those whose first axis
+            has the symbol that most have. That axis has to be open.
+        devices: a device for each server, then one for each worker; names may repeat. Default: the
+            first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
+            servers the last ones.
+
+    Raises:
+        ShardingError: a count is invalid; `consistency` is unknown; `staleness` is missing with
+            "ssp" or given without it; when a graph is partitioned: the turns of a window do not
+            divide by `aggregate`, the batch has a fixed size or does not divide into micro-batches,
+            there are more servers than variables, or an update needs gradients of several servers.
+
+    Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014;
+        Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
+        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool).
+    """
+
+    servers: int = 1
+    consistency: Consistency = "pool"
+    staleness: int | None = None
+    aggregate: int | None = None
+    window: int = 32
+    workers: int | None = None
+    batch: Sequence[Tensor | str] | None = None
+    devices: Sequence[str] | None = None
+    line: Location = field(default_factory=user_location, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "window", "workers", "aggregate"):
+            given = getattr(self, name)
+            count = as_count(given)
+            if count is None and not (given is None and name in ("workers", "aggregate")):
+                raise ShardingError(
+                    f"{self._where}: {name} must be an int of at least 1, not {given!r}"
+                )
+            set_frozen_fields(self, **{name: count})
+        if self.consistency not in CONSISTENCIES:
+            raise ShardingError(
+                f"{self._where}: consistency must be one of {', '.join(map(repr, CONSISTENCIES))}, "
+                f"not {self.consistency!r}"
+            )
+        self._check_staleness()
+
+    def _check_staleness(self) -> None:
+        """Check the bound of staleness, which "ssp" needs and nothing else has.
+
+        Raises:
+            ShardingError: see the class.
+        """
+        if self.consistency != "ssp":
+            if self.staleness is not None:
+                raise ShardingError(
+                    f'{self._where}: staleness={self.staleness!r} is for consistency="ssp", and '
+                    f"{self.consistency!r} has no bound to set; leave it out"
+                )
+            return
+        bound = as_count(self.staleness, least=0)
+        if bound is None:
+            raise ShardingError(
+                f'{self._where}: with "ssp", staleness must be the number of turns that a worker '
+                f"may be ahead of the slowest one, an int from 0, not {self.staleness!r}"
+            )
+        if self.aggregate not in (None, 1):
+            raise ShardingError(
+                f'{self._where}: with "ssp" each push is an update, or the bound would not hold '
+                f"for the pushes that wait for others; leave out aggregate={self.aggregate}"
+            )
+        set_frozen_fields(self, staleness=bound)
+
+    @property
+    def _where(self) -> str:
+        return f"ParameterServer at {self.line}"
+
+    @cached_property
+    def order(self) -> Tensor:
+        """The placeholder of the order in which servers take pushes, int32 (servers, K·W).
+
+        It need not be fed. Feed the `order` of a `WindowHistory`, with the state and the feeds that
+        the window had, to repeat the window bit for bit; -1 stands for any worker.
+        """
+        return placeholder("int32", (self.servers, None), name="order")
+
+    def filter_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return gradients with marks, at which the step is cut into turns and updates."""
+        mark = REGISTRY["pushed_gradient"]
+        return [mark(g, v) for g, v in zip(gradients, variables, strict=True)], []
+
+    def divide(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        known: Mapping[Node, ShardedVariable] | None = None,
+        fed: Mapping[str, int] | None = None,
+    ) -> ShardedGraph:
+        """Return the graph of a window for the devices of a cluster.
+
+        A graph that does not train is placed as any other, with variables at their servers.
+
+        Args:
+            graph: the graph, with gradients and updates.
+            cluster: the cluster.
+            known: the shards of variables that exist already.
+            fed: the sizes of symbols, if a step is about to be fed.
+
+        Raises:
+            ShardingError: see `ParameterServer`.
+        """
+        workers = count_workers(cluster, self.servers, self.workers, self.devices)
+        devices = party_devices(cluster, self.servers, workers, self.devices)
+        pieces = known or {}
+        mesh = Mesh({PARTY: len(devices)}, devices)
+        if strategy_of(graph) is None:
+            return divide_evaluation(graph, mesh, pieces)
+        rules = self._rules(workers)
+        batch = batch_placeholders(graph, self.batch)
+        sizes = MicroBatches(mesh, graph, batch, rules.turns)
+        cut = cut_step(graph, batch, sizes.symbols_of_batch)
+        homes = devices[: self.servers]
+        before = {
+            node: homes.index(own.nodes[0].device)
+            for node, own in pieces.items()
+            if node in cut.assigned and own.nodes[0].device in homes
+        }
+        dealt = deal_variables(cut, self.servers, before)
+        window = ServedWindow(cut, batch, sizes, rules, mesh, dealt, pieces, self.order)
+        return finish_window(window, graph, notes=(self._describe(rules),))
+
+    def _rules(self, workers: int) -> Rules:
+        """Return the rules of a window with a number of workers.
+
+        Raises:
+            ShardingError: the pushes do not divide into updates.
+        """
+        turns = Turns(workers, self.window)
+        together = workers if self.consistency in ("pool", "bsp") else 1
+        aggregate = together if self.aggregate is None else self.aggregate
+        if self.consistency == "bsp" and aggregate != workers:
+            raise ShardingError(
+                f'aggregate={aggregate}, but with "bsp" a round has one push of each of '
+                f"{show_count(workers, 'worker')}; leave out aggregate="
+            )
+        if turns.total % aggregate:
+            raise ShardingError(
+                f"{turns} do not divide into updates of aggregate={aggregate} pushes; choose "
+                "a window= of which that many turns are a multiple"
+            )
+        return Rules(turns, self.consistency, aggregate, self.staleness or 0)
+
+    def _describe(self, rules: Rules) -> str:
+        """Return a sentence for plans and reports."""
+        together = (
+            "each push is an update"
+            if rules.aggregate == 1
+            else f"the mean of {rules.aggregate} pushes is an update"
+        )
+        bound = f", staleness {rules.staleness}" if rules.consistency == "ssp" else ""
+        return (
+            f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "
+            f"{rules.consistency}{bound}; {together}"
+        )
+
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
+        """Return what the strategy makes of some fetches: the bytes of a window that servers and
+        workers send each other, by kind and server. Print it."""
+        return report_of(self, fetches, cluster)
+
+
+__all__ = ["ParameterServer"]

@@ -1,0 +1,1 @@
+"""Parameter servers: windows of turns in which workers push gradients and servers update."""

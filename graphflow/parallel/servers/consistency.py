@@ -1,0 +1,80 @@
+"""Rules of windows: the pushes that make an update, and the workers that a server answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ops.control_flow.turn_rules import Consistency
+from graphflow.parallel.servers.micro_batches import Turns
+
+_NEVER = np.int32(2**30)
+
+
+class Rules(NamedTuple):
+    """The rules of a window.
+
+    Attributes:
+        turns: its numbers.
+        consistency: see `gf.parallel.ParameterServer`.
+        aggregate: the pushes that make an update, M.
+        staleness: with "ssp", the turns that a worker may be ahead of the slowest one.
+    """
+
+    turns: Turns
+    consistency: Consistency
+    aggregate: int
+    staleness: int
+
+    @property
+    def updates(self) -> int:
+        """The updates of a window, at each server."""
+        return self.turns.total // self.aggregate
+
+    @property
+    def is_pool(self) -> bool:
+        """True if workers take micro-batches from one queue."""
+        return self.consistency == "pool"
+
+    @property
+    def has_fixed_order(self) -> bool:
+        """True if servers take pushes in the order of workers, so that it does not matter when
+        they come."""
+        return self.consistency == "bsp"
+
+    def answers(
+        self, clocks: Tensor, waiting: Tensor, which: Tensor, is_update: bool
+    ) -> Tensor | None:
+        """Return which workers are answered after a push, bool (workers,); None for nobody.
+
+        Args:
+            clocks: the turns of each worker that have been pushed, int32 (workers,).
+            waiting: the workers that have pushed and were not answered since, bool (workers,).
+            which: the worker that has just pushed.
+            is_update: the push completed an update.
+        """
+        running = clocks < self.turns.each
+        if self.consistency == "bsp":
+            return running if is_update else None
+        if self.consistency == "ssp":
+            least = FUNCTIONS["min"](FUNCTIONS["where"](running, clocks, _NEVER))
+            near = clocks - least <= np.int32(self.staleness)
+            both = FUNCTIONS["logical_and"]
+            answered: Tensor = both(both(waiting, running), near)
+            return answered
+        own = one_hot(which, self.turns.workers)
+        if self.is_pool:
+            return own
+        chosen: Tensor = FUNCTIONS["logical_and"](own, running)
+        return chosen
+
+
+def one_hot(which: Tensor, workers: int) -> Tensor:
+    """Return a mask of one worker, bool (workers,)."""
+    mask: Tensor = FUNCTIONS["equal"](np.arange(workers, dtype=np.int32), which)
+    return mask
+
+
+__all__ = ["Rules", "one_hot"]

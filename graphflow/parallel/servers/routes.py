@@ -1,0 +1,142 @@
+"""Routes: how a tensor travels between a server and its workers, in the loops of both.
+
+A push route carries a gradient, or what else crosses the cut, from each worker to a server. A pull
+route carries a variable's value back. Each has channels of its own, and may carry state from turn
+to turn at both ends. `make_push` and `make_pull` decide which route a tensor takes.
+
+A state is a list of tensors. Its first values are those of variables, which the window assigns
+when it ends (`worker_states`, `server_states`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.parallel.servers.step_cut import PushedTensor
+
+State = list[Tensor]
+"""The tensors that a loop carries for one end of a route."""
+
+
+class PushRoute:
+    """Carries a tensor from each worker to a server.
+
+    Args:
+        loops: the loops of the window.
+        spec: the spec of the tensor.
+        workers: the number of workers.
+    """
+
+    def __init__(self, loops: ConcurrentLoops, spec: TensorSpec, workers: int) -> None:
+        self.spec = spec
+        self._channels = _channels(loops, spec, workers)
+
+    def worker_states(self, worker: int) -> Sequence[Node]:
+        """Return the variables whose values a worker's loop carries for this route."""
+        return ()
+
+    def server_states(self) -> Sequence[Node]:
+        """Return the variables whose values the server's loop carries for this route."""
+        return ()
+
+    def send(self, party: Party, worker: int, value: Tensor, state: State) -> State:
+        """Send the tensor of a turn, in a worker's loop; return the next state."""
+        party.send(self._channels[worker], value)
+        return state
+
+    def take(self, party: Party, which: Tensor, state: State) -> tuple[Tensor, State]:
+        """Receive the tensor of the worker whose push comes next, in the server's loop.
+
+        Args:
+            party: the server.
+            which: the number of the worker, int32.
+            state: the state.
+
+        Returns:
+            The tensor, of the spec of the route, and the next state.
+        """
+        return party.merge(self._channels, which)[1], state
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one push."""
+        return int(self.spec.nbytes)
+
+
+class PullRoute:
+    """Carries the value of a variable from its server to the workers.
+
+    Args:
+        loops: the loops of the window.
+        spec: the spec of the variable.
+        workers: the number of workers.
+    """
+
+    def __init__(self, loops: ConcurrentLoops, spec: TensorSpec, workers: int) -> None:
+        self.spec = spec
+        self._channels = _channels(loops, spec, workers)
+
+    def worker_states(self, worker: int) -> Sequence[Node]:
+        """Return the variables whose values a worker's loop carries for this route."""
+        return ()
+
+    def server_states(self) -> Sequence[Node]:
+        """Return the variables whose values the server's loop carries for this route."""
+        return ()
+
+    def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
+        """Send a value to some workers, in the server's loop; return the next state.
+
+        Args:
+            party: the server.
+            value: the value of the variable.
+            mask: bool, (workers,): those that are answered; None: all.
+            state: the state.
+        """
+        party.send_where(self._channels, value, mask)
+        return state
+
+    def receive(self, party: Party, worker: int, state: State) -> tuple[Tensor, State]:
+        """Receive the value for a turn, in a worker's loop.
+
+        Returns:
+            The value, of the spec of the variable, and the next state.
+        """
+        return party.receive(self._channels[worker]), state
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one answer."""
+        return int(self.spec.nbytes)
+
+
+Route = PushRoute | PullRoute
+
+
+def make_push(
+    loops: ConcurrentLoops, push: PushedTensor | None, spec: TensorSpec, workers: int
+) -> PushRoute:
+    """Return the route of a pushed tensor.
+
+    Args:
+        loops: the loops of the window.
+        push: the tensor, in the step; None: for a fetch.
+        spec: its spec in a turn.
+        workers: the number of workers.
+    """
+    return PushRoute(loops, spec, workers)
+
+
+def make_pull(loops: ConcurrentLoops, variable: Node, workers: int) -> PullRoute:
+    """Return the route by which workers pull a variable."""
+    return PullRoute(loops, variable.specs[0], workers)
+
+
+def _channels(loops: ConcurrentLoops, spec: TensorSpec, workers: int) -> tuple[PartyChannel, ...]:
+    return tuple(loops.channel(spec.shape, spec.dtype.name) for _ in range(workers))
+
+
+__all__ = ["PullRoute", "PushRoute", "Route", "State", "make_pull", "make_push"]

@@ -1,0 +1,260 @@
+"""The loop of a server: it takes pushes in the order in which they come, updates, and answers.
+
+    each update:  M pushes ─prepare, sum→ mean ─ServerUpdate.apply→ next values
+    each push:    the workers that the rules choose are answered with the values
+
+The loop carries the values of the server's variables. It stacks, for each push, the worker that it
+came from and how many updates the worker's values lacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
+from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.parallel.servers.consistency import Rules, one_hot
+from graphflow.parallel.servers.routes import PullRoute, PushRoute
+from graphflow.parallel.servers.server_update import ServerUpdate
+from graphflow.parallel.servers.step_cut import PushedTensor
+
+
+class ServerPorts(NamedTuple):
+    """The channels and routes between one server and all workers.
+
+    Attributes:
+        tickets: for each worker, the channel of the numbers of the micro-batches that it pushes.
+        pushes: the route of each pushed tensor.
+        fetched: the routes of what turns compute for fetches.
+        pulls: the route of each variable that workers pull.
+        numbers: for each worker, the channel of the next micro-batch, -1 for none; only of the
+            first server of a pool.
+    """
+
+    tickets: Sequence[PartyChannel]
+    pushes: Mapping[PushedTensor, PushRoute]
+    fetched: Mapping[Tensor, PushRoute]
+    pulls: Mapping[Node, PullRoute]
+    numbers: Sequence[PartyChannel]
+
+
+class ServedResults(NamedTuple):
+    """The results of a server's loop, after P pushes and U updates.
+
+    Attributes:
+        values: the variables' last values.
+        order: the worker of each push, int32 (P,).
+        staleness: the updates that each push's values lacked, int32 (P,).
+        numbers: the micro-batch of each push, int32 (P,).
+        fetched: what turns computed for fetches, (P, …), in the order of pushes.
+        computed: what updates computed for fetches, (U, …).
+        states: the last values of the states of routes and of the update.
+    """
+
+    values: dict[Node, Tensor]
+    order: Tensor
+    staleness: Tensor
+    numbers: Tensor
+    fetched: list[Tensor]
+    computed: list[Tensor]
+    states: list[Tensor]
+
+
+def make_tickets(loops: ConcurrentLoops, workers: int) -> list[PartyChannel]:
+    """Return a channel of int32 numbers for each worker."""
+    return [loops.channel((), "int32") for _ in range(workers)]
+
+
+class ServerLoop:
+    """The loop of one server.
+
+    Args:
+        rules: the rules of the window.
+        update: the server's update.
+        ports: its channels.
+        values: the variables that it carries, with the tensors of their first values.
+        outside: the values of what the update reads of the graph around the loops.
+        order: the order of pushes to follow, int32 (P,), with -1 for any; None if it is fixed.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        update: ServerUpdate,
+        ports: ServerPorts,
+        values: Mapping[Node, Tensor],
+        outside: Mapping[Node, Tensor],
+        order: Tensor | None,
+    ) -> None:
+        self._rules = rules
+        self._update = update
+        self._ports = ports
+        self._first = values
+        self._outside = outside
+        self._order = order
+        self._states: list[Node] = [
+            *(v for route in ports.pushes.values() for v in route.server_states()),
+            *(v for route in ports.pulls.values() for v in route.server_states()),
+            *update.first_state(),
+        ]
+
+    @property
+    def states(self) -> Sequence[Node]:
+        """The variables of the states of routes and of the update."""
+        return self._states
+
+    def __call__(self, party: Party) -> ServedResults:
+        """Write the loop into a party."""
+        rules, turns = self._rules, self._rules.turns
+        light = self._first_light()
+        light = self._send(party, light, self._first, None, np.int32(0))
+        order: Any = self._order
+        if order is None:
+            order = np.tile(np.arange(turns.workers, dtype=np.int32), turns.each)
+        wanted = FUNCTIONS["reshape"](order, (rules.updates, rules.aggregate))
+        numbers = np.arange(rules.updates, dtype=np.int32)
+        (values, light), (pushed, computed) = party.scan(
+            lambda state, x: self._turn(party, *state, *x),
+            ([*self._first.values()], light),
+            (wanted, numbers),
+        )
+        flat = [
+            FUNCTIONS["reshape"](each, (turns.total, *each.shape[2:]))
+            for each in pushed
+        ]  # fmt: skip
+        which, staleness, micro, *fetched = flat
+        last = dict(zip(self._first, values, strict=True))
+        states = [t for each in (*light["pushes"], *light["pulls"], light["update"]) for t in each]
+        return ServedResults(last, which, staleness, micro, fetched, computed, states)
+
+    def _first_light(self) -> dict[str, Any]:
+        """Return what the loop carries beside the values of variables, and may be sent between
+        updates."""
+        workers = self._rules.turns.workers
+
+        def find_states(routes: Mapping[Any, Any]) -> list[list[Tensor]]:
+            return [[v.outputs[0] for v in route.server_states()] for route in routes.values()]
+
+        light: dict[str, Any] = {
+            "version": np.zeros(workers, np.int32),
+            "clocks": np.zeros(workers, np.int32),
+            "waiting": np.zeros(workers, np.bool_),
+            "pushes": find_states(self._ports.pushes),
+            "pulls": find_states(self._ports.pulls),
+            "update": [v.outputs[0] for v in self._update.first_state()],
+        }
+        if self._ports.numbers:
+            light["dealt"] = np.int32(workers)
+        return light
+
+    def _turn(
+        self, party: Party, values: list[Tensor], light: Any, wanted: Tensor, number: Tensor
+    ) -> Any:
+        """Take the pushes of one update, apply it, and answer."""
+        held = dict(zip(self._first, values, strict=True))
+        sums: list[Any] = []
+        stacked: list[Tensor] = []
+        before = self._rules.aggregate - 1
+        if before:
+            zeros = [
+                FUNCTIONS["zeros"](route.spec.shape, route.spec.dtype.name)
+                for route in self._ports.pushes.values()
+            ]
+
+            def take(state: Any, order: Tensor) -> Any:
+                light, pushed, row = self._take(party, state[0], order, number, held)
+                light = self._answer(party, light, held, row[0], number, is_update=False)
+                return (light, [a + b for a, b in zip(state[1], pushed, strict=True)]), row
+
+            (light, sums), stacked = party.scan(take, (light, zeros), wanted[:before])
+        light, pushed, row = self._take(party, light, wanted[before], number, held)
+        totals = [a + b for a, b in zip(sums, pushed, strict=True)] if before else pushed
+        share = 1.0 / self._rules.aggregate
+        means = {
+            push: total * share if before else total
+            for push, total in zip(self._ports.pushes, totals, strict=True)
+        }
+        after, computed = self._update.apply(held, means, self._outside)
+        light = self._answer(party, light, after, row[0], number + np.int32(1), is_update=True)
+        rows = [FUNCTIONS["expand_dims"](each, 0) for each in row]
+        if before:
+            rows = [
+                FUNCTIONS["concat"]([a, b], 0) for a, b in zip(stacked, rows, strict=True)
+            ]  # fmt: skip
+        return ([after[v] for v in self._first], light), (rows, computed)
+
+    def _take(
+        self, party: Party, light: Any, wanted: Tensor, number: Tensor, held: Mapping[Node, Tensor]
+    ) -> tuple[Any, list[Tensor], list[Tensor]]:
+        """Take the next push.
+
+        Returns:
+            What the loop carries; what the push adds to the sums; and what is stacked: the worker,
+            the staleness, the micro-batch, and what it computed for fetches.
+        """
+        which, micro = party.merge(self._ports.tickets, wanted)
+        pushed, states = [], []
+        for (push, route), state in zip(self._ports.pushes.items(), light["pushes"], strict=True):
+            value, state = route.take(party, which, state)
+            pushed.append(self._update.prepare(push, value, which, held, light["update"]))
+            states.append(state)
+        fetched = [route.take(party, which, [])[0] for route in self._ports.fetched.values()]
+        own = one_hot(which, self._rules.turns.workers)
+        staleness = number - FUNCTIONS["take"](light["version"], which, 0)
+        light = {
+            **light,
+            "pushes": states,
+            "clocks": light["clocks"] + FUNCTIONS["astype"](own, "int32"),
+            "waiting": FUNCTIONS["logical_or"](light["waiting"], own),
+        }
+        return light, pushed, [which, staleness, micro, *fetched]
+
+    def _answer(
+        self,
+        party: Party,
+        light: Any,
+        values: Mapping[Node, Tensor],
+        which: Tensor,
+        version: Tensor,
+        *,
+        is_update: bool,
+    ) -> Any:
+        """Answer the workers that the rules choose after a push."""
+        mask = self._rules.answers(light["clocks"], light["waiting"], which, is_update)
+        if mask is None:
+            return light
+        waiting = FUNCTIONS["logical_and"](light["waiting"], FUNCTIONS["logical_not"](mask))
+        light = {**light, "waiting": waiting}
+        if self._ports.numbers:  # the queue of a pool
+            left = light["dealt"] < self._rules.turns.total
+            party.send_where(
+                self._ports.numbers, FUNCTIONS["where"](left, light["dealt"], np.int32(-1)), mask
+            )
+            light = {**light, "dealt": light["dealt"] + np.int32(1)}
+            mask = FUNCTIONS["logical_and"](mask, left)
+        return self._send(party, light, values, mask, version)
+
+    def _send(
+        self,
+        party: Party,
+        light: Any,
+        values: Mapping[Node, Tensor],
+        mask: Tensor | None,
+        version: Any,
+    ) -> Any:
+        """Send the values of variables to the workers of a mask, or to all."""
+        states = []
+        for (variable, route), state in zip(self._ports.pulls.items(), light["pulls"], strict=True):
+            states.append(route.answer(party, values[variable], mask, state))
+        light = {**light, "pulls": states}
+        if mask is None:
+            return light
+        noted = self._update.note_answer(mask, values, light["update"])
+        now = FUNCTIONS["where"](mask, version, light["version"])
+        return {**light, "update": noted, "version": now}
+
+
+__all__ = ["ServedResults", "ServerLoop", "ServerPorts", "make_tickets"]

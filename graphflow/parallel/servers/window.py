@@ -1,0 +1,333 @@
+"""The graph of a window: one `concurrent` node with the loops of servers and workers, and what is
+assigned and fetched when it ends.
+
+StepCut ─deal_variables→ Dealt ─ServedWindow→ loops ─finish→ ShardedGraph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from graphflow.errors import ShardingError
+from graphflow.frontend.concurrent_loops import ConcurrentLoops
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
+from graphflow.ir.spec import Span, TensorSpec, substitute
+from graphflow.ops.control_flow.turn_rules import TurnRules
+from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.servers.consistency import Rules
+from graphflow.parallel.servers.dealing import Dealt
+from graphflow.parallel.servers.micro_batches import MicroBatches, row_of, whole_feed
+from graphflow.parallel.servers.party_copy import PartyCopy
+from graphflow.parallel.servers.routes import Route, make_pull, make_push
+from graphflow.parallel.servers.server_loop import (
+    ServedResults,
+    ServerLoop,
+    ServerPorts,
+    make_tickets,
+)
+from graphflow.parallel.servers.server_update import ServerUpdate
+from graphflow.parallel.servers.step_cut import StepCut
+from graphflow.parallel.servers.worker_loop import WorkerLoop
+from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
+
+PARTY = "party"
+"""The mesh axis of servers and workers, servers first."""
+
+
+class ServedWindow:
+    """Writes the loops of a window.
+
+    Args:
+        cut: the step.
+        batch: the placeholders that hold the batch.
+        sizes: the sizes of micro-batches.
+        rules: the rules of the window.
+        mesh: a place for each server, then one for each worker.
+        dealt: the servers of variables.
+        known: the shards of variables that exist already.
+        order: the user's placeholder of orders.
+
+    Attributes:
+        order: the same.
+        variables: the shards of the user's variables.
+        shares: what the placeholders are fed.
+        results: the results of each server.
+        ports: the channels of each server.
+        updates: the assignments of each variable.
+        turn_fetches: the outputs of the step that turns compute, with their numbers.
+        update_fetches: for each output that an update computes, the server.
+    """
+
+    def __init__(
+        self,
+        cut: StepCut,
+        batch: Sequence[Tensor],
+        sizes: MicroBatches,
+        rules: Rules,
+        mesh: Mesh,
+        dealt: Dealt,
+        known: Mapping[Node, ShardedVariable],
+        order: Tensor,
+    ) -> None:
+        self.cut = cut
+        self.rules = rules
+        self.mesh = mesh
+        self.sizes = sizes
+        self.dealt = dealt
+        self.servers = len(dealt.carried)
+        self._batch = [t.node for t in batch]
+        self._known = known
+        self.order = order
+        self.variables: dict[Node, ShardedVariable] = {}
+        self.shares: dict[Node, FeedSlice] = {}
+        self.results: list[ServedResults] = []
+        self.updates: dict[Node, Tensor] = {}
+        self.turn_fetches: dict[Tensor, int] = {}
+        self.update_fetches: dict[Tensor, int] = {}
+        self._sort_fetches()
+        self._loops = ConcurrentLoops()
+        self._updates = [self._server_update(s) for s in range(self.servers)]
+        pushed = [push.value for update in self._updates for push in update.pushes]
+        self.turn = cut.turn_of([*pushed, *self.turn_fetches])
+        self.ports = [self._make_ports(s) for s in range(self.servers)]
+        self._place_variables()
+        self._write()
+
+    def name_of(self, node: Node) -> str:
+        """Return the name of a node of the step, or its own."""
+        return self.cut.graph.names.get(node, node.name)
+
+    # What runs where ------------------------------------------------------------------------------
+
+    def is_apart(self, server: int, worker: int) -> bool:
+        """Return True if a server and a worker are on different devices."""
+        return self.device(server) != self.device(self.servers + worker)
+
+    def copy_outside(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the step that no update changes, computed once, at the first
+        server."""
+        mapped = {
+            n.outputs[0]: self._value_at(n, 0)
+            for n in self.cut.graph.nodes
+            if n.op.name in ("placeholder", "variable")
+        }
+        PartyCopy(self.sizes.sizes, self.device(0)).write(self.cut.turn_of([tensor]), mapped)
+        return mapped[tensor]
+
+    def device(self, place: int) -> DeviceName:
+        """Return the device of a server, or of a worker after them."""
+        return self.mesh.devices[place]
+
+    def _sort_fetches(self) -> None:
+        """Find out which outputs turns compute, and which ones updates do."""
+        cut = self.cut
+        for tensor in cut.graph.outputs:
+            if tensor.node.op.name in ("group", "assign", "variable"):
+                continue
+            if cut.is_of_turn(tensor):
+                self.turn_fetches.setdefault(tensor, len(self.turn_fetches))
+                continue
+            nodes, crossing = cut.update_of([tensor])
+            read = {node for node in nodes if node in cut.assigned}
+            read |= {push.variable for push in crossing if push.variable is not None}
+            if read or crossing:
+                self.update_fetches[tensor] = self._server_of(tensor, read)
+
+    def _server_of(self, tensor: Tensor, read: set[Node]) -> int:
+        """Return the server that has all variables that a fetch reads.
+
+        Raises:
+            ShardingError: there is none.
+        """
+        for server, carried in enumerate(self.dealt.carried):
+            if read <= {*carried}:
+                return server
+        node = tensor.node
+        raise ShardingError(
+            f"fetch {node.name!r} (made at {node.location}) reads variables or gradients of "
+            f"several of the {self.servers} servers; fetch it in a step that does not train, or "
+            "take servers=1"
+        )
+
+    def _server_update(self, server: int) -> ServerUpdate:
+        fetches = [t for t, s in self.update_fetches.items() if s == server]
+        copy = PartyCopy(self.sizes.sizes, self.device(server))
+        return ServerUpdate(self.cut, self.dealt.carried[server], fetches, copy)
+
+    def _make_ports(self, server: int) -> ServerPorts:
+        """Make the channels of a server."""
+        loops, workers = self._loops, self.rules.turns.workers
+        read = [n for n in self.turn if self.dealt.server.get(n) == server]
+        read += [
+            push.variable
+            for push in self._updates[server].pushes
+            if push.is_difference and push.variable is not None
+        ]
+        fetched = [*self.turn_fetches] if server == 0 else []
+        is_queue = self.rules.is_pool and server == 0
+        return ServerPorts(
+            make_tickets(loops, workers),
+            {
+                push: make_push(loops, push, self._in_turn(push.value.spec), workers)
+                for push in self._updates[server].pushes
+            },
+            {t: make_push(loops, None, self._in_turn(t.spec), workers) for t in fetched},
+            {v: make_pull(loops, v, workers) for v in dict.fromkeys(read)},
+            make_tickets(loops, workers) if is_queue else (),
+        )
+
+    def _in_turn(self, spec: TensorSpec) -> TensorSpec:
+        """Return the spec of a tensor in a turn."""
+        return spec.with_shape(tuple(substitute(size, self.sizes.sizes) for size in spec.shape))
+
+    # Variables ------------------------------------------------------------------------------------
+
+    def _place_variables(self) -> None:
+        """Take the shards of variables that exist already, or make them: one at the server of a
+        variable that the step assigns, else one at each device that reads it."""
+        of_workers = {node for node in self.turn if node.op.name == "variable"}
+        for node in self.cut.graph.variables:
+            if node in self._known:
+                self.variables[node] = self._known[node].check(node, self.mesh)
+                continue
+            if node in self.dealt.server:
+                places = [self.dealt.server[node]]
+            else:
+                places = [s for s, update in enumerate(self._updates) if node in update.outside]
+                if node in of_workers or not places:
+                    places += range(self.servers, len(self.mesh.places))
+            self.variables[node] = self._make_copies(node, places)
+        for route in self._routes():
+            for node in (*route.server_states(), *self._worker_states(route)):
+                self._add_state(node)
+        for update in self._updates:
+            for node in update.first_state():
+                self._add_state(node)
+
+    def _routes(self) -> list[Route]:
+        pushes: list[Route] = [route for port in self.ports for route in port.pushes.values()]
+        return [*pushes, *(route for port in self.ports for route in port.pulls.values())]
+
+    def _worker_states(self, route: Route) -> list[Node]:
+        workers = range(self.rules.turns.workers)
+        return [node for worker in workers for node in route.worker_states(worker)]
+
+    def _add_state(self, node: Node) -> None:
+        """Add a variable of a route's state, which lies where its device says."""
+        spans = tuple(Span(0, int(size)) for size in node.specs[0].shape)
+        count = len(self.mesh.places)
+        self.variables[node] = ShardedVariable(
+            (node,) * count, (spans,) * count, whole(len(spans)), self.mesh.sizes, derived=True
+        )
+
+    def _make_copies(self, node: Node, places: Sequence[int]) -> ShardedVariable:
+        """Make a copy of a variable at each device of some places."""
+        source = self.cut.graph
+        copies: dict[DeviceName, Node] = {}
+        for place in places:
+            device = self.device(place)
+            if device not in copies:
+                name = f"{source.names[node]}{self.mesh.tag(self.mesh.places[place])}"
+                attrs = {**node.attrs, "named": False}
+                copies[device] = node.copy_for((), name, device, node, attrs)
+        first = next(iter(copies.values()))
+        nodes = tuple(copies.get(device, first) for device in self.mesh.devices)
+        spans = tuple(Span(0, int(size)) for size in node.specs[0].shape)
+        return ShardedVariable(
+            nodes, (spans,) * len(nodes), whole(len(spans)), self.mesh.sizes
+        )  # fmt: skip
+
+    def _value_at(self, node: Node, place: int) -> Tensor:
+        """Return a placeholder, or a variable's value before the window, for a party."""
+        if node.op.name == "placeholder":
+            return node.outputs[0]
+        return self.variables[node].nodes[place].outputs[0]
+
+    # Loops ----------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Write the loops and the assignments at their end."""
+        servers = [self._server_loop(s) for s in range(self.servers)]
+        workers = [self._worker_loop(k) for k in range(self.rules.turns.workers)]
+        every: list[ServerLoop | WorkerLoop] = [*servers, *workers]
+        for place, loop in enumerate(every):
+            self._loops.add(loop, pin=str(self.device(place)))
+        rules = TurnRules(
+            tuple(range(self.servers)),
+            tuple(range(self.servers, len(self.mesh.places))),
+            (self.rules.turns.each,) * self.rules.turns.workers,
+            self.rules.consistency,
+            self.rules.staleness if self.rules.consistency == "ssp" else None,
+            self.rules.aggregate,
+        )
+        results = self._loops.build("window", rules)
+        self.results, ends = results[: self.servers], results[self.servers :]
+        self.node = self.results[0].order.node
+        for node, server in self.dealt.server.items():
+            self._assign(
+                node, self.variables[node].nodes[server], self.results[server].values[node]
+            )
+        for loop, states in zip(every, [*(r.states for r in self.results), *ends], strict=True):
+            for node, value in zip(loop.states, states, strict=True):
+                self._assign(node, node, value)
+
+    def _assign(self, node: Node, own: Node, value: Tensor) -> None:
+        with origin_scope(node, "", own.device):
+            assigned: Tensor = REGISTRY["assign"](own.outputs[0], value)
+        self.updates[node] = assigned
+
+    def _server_loop(self, server: int) -> ServerLoop:
+        update = self._updates[server]
+        values = {
+            node: self._value_at(node, self.dealt.server[node])
+            for node in self.dealt.carried[server]
+        }
+        outside = {node: self._value_at(node, server) for node in update.outside}
+        order = None if self.rules.has_fixed_order else self._wanted_order(server)
+        return ServerLoop(self.rules, update, self.ports[server], values, outside, order)
+
+    def _wanted_order(self, server: int) -> Tensor:
+        """Return the order that a server has to follow: its row of what is fed."""
+        total = self.rules.turns.total
+        with origin_scope(self.order.node, f"server{server}/", self.device(server)):
+            fed: Tensor = REGISTRY["placeholder"](
+                shape=(1, total), dtype="int32", name=self.order.name
+            )
+            row: Tensor = FUNCTIONS["reshape"](fed, (total,))
+        row_extents = row_of(server, self.servers, total)
+        self.shares[fed.node] = FeedSlice(self.order.node, row_extents)
+        return row
+
+    def _worker_loop(self, worker: int) -> WorkerLoop:
+        place = self.servers + worker
+        read = [n for n in self.turn if n.op.name in ("placeholder", "variable")]
+        batches = {n: self._micro_batches(n, worker) for n in read if n in self._batch}
+        outside = {
+            n: self._value_at(n, place)
+            for n in read
+            if n not in batches and n not in self.dealt.server
+        }
+        copy = PartyCopy(self.sizes.sizes, self.device(place))
+        return WorkerLoop(self.rules, worker, self.turn, self.ports, batches, outside, copy)
+
+    def _micro_batches(self, node: Node, worker: int) -> Tensor:
+        """Return the micro-batches of a worker, or of all in a pool, (number, b, …)."""
+        turns = self.rules.turns
+        count = turns.total if self.rules.is_pool else turns.each
+        (tensor,) = node.outputs
+        with origin_scope(node, f"worker{worker}/", self.device(self.servers + worker)):
+            fed: Tensor = REGISTRY["placeholder"](
+                shape=(count * self.sizes.size, *tensor.shape[1:]), dtype=tensor.dtype.name,
+                name=node.name,
+            )  # fmt: skip
+            rows: Tensor = FUNCTIONS["reshape"](fed, (count, self.sizes.size, *tensor.shape[1:]))
+        is_pool = self.rules.is_pool
+        self.shares[fed.node] = (
+            whole_feed(node) if is_pool else self.sizes.worker_rows(node, worker)
+        )
+        return rows
+
+
+__all__ = ["PARTY", "ServedWindow"]

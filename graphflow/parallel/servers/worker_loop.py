@@ -1,0 +1,111 @@
+"""The loop of a worker: it pulls variables, takes a micro-batch through the turn, and pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphflow.frontend.concurrent_loops import Party
+from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.parallel.servers.consistency import Rules
+from graphflow.parallel.servers.party_copy import PartyCopy
+from graphflow.parallel.servers.routes import Route, State
+from graphflow.parallel.servers.server_loop import ServerPorts
+
+
+class WorkerLoop:
+    """The loop of one worker.
+
+    Args:
+        rules: the rules of the window.
+        worker: the number of the worker.
+        nodes: the nodes of a turn, in order.
+        ports: its channels to each server.
+        batches: for each placeholder of the batch the micro-batches, (K, b, …); in a pool those of
+            all workers, (K·W, b, …).
+        outside: the values of other placeholders and variables that a turn reads.
+        copy: writes nodes on the worker's device.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        worker: int,
+        nodes: Sequence[Node],
+        ports: Sequence[ServerPorts],
+        batches: Mapping[Node, Tensor],
+        outside: Mapping[Node, Tensor],
+        copy: PartyCopy,
+    ) -> None:
+        self._rules = rules
+        self._worker = worker
+        self._nodes = nodes
+        self._ports = ports
+        self._batches = batches
+        self._outside = outside
+        self._copy = copy
+        pulls: list[Route] = [route for port in ports for route in port.pulls.values()]
+        pushes: list[Route] = [route for port in ports for route in port.pushes.values()]
+        self._routes = (*pulls, *pushes)
+
+    @property
+    def states(self) -> list[Node]:
+        """The variables of the states of routes."""
+        return [v for route in self._routes for v in route.worker_states(self._worker)]
+
+    def __call__(self, party: Party) -> list[Tensor]:
+        """Write the loop into a party; return the last values of the states of routes."""
+        states = [
+            [v.outputs[0] for v in route.worker_states(self._worker)] for route in self._routes
+        ]
+        turns = self._rules.turns
+        if self._rules.is_pool:
+            _, states = party.while_loop(
+                lambda state: state[0] >= 0,
+                lambda state: self._take_next(party, *state),
+                (np.int32(self._worker), states),
+            )
+            return [t for state in states for t in state]
+        numbers = np.arange(self._worker, turns.total, turns.workers, dtype=np.int32)
+        states, _ = party.scan(
+            lambda state, x: (self._turn(party, state, x[0], x[1]), None),
+            states,
+            (numbers, [*self._batches.values()]),
+        )
+        return [t for state in states for t in state]
+
+    def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
+        """Take the micro-batch of a number through the turn; receive the next number."""
+        rows = [FUNCTIONS["take"](batch, number, 0) for batch in self._batches.values()]
+        states = self._turn(party, states, number, rows)
+        return party.receive(self._ports[0].numbers[self._worker]), states
+
+    def _turn(
+        self, party: Party, states: list[State], number: Tensor, rows: Sequence[Tensor]
+    ) -> list[State]:
+        """Write a turn."""
+        left = iter(states)
+        after: list[State] = []
+        mapped = {node.outputs[0]: row for node, row in zip(self._batches, rows, strict=True)}
+        mapped |= {node.outputs[0]: value for node, value in self._outside.items()}
+        for port in self._ports:
+            for variable, pull in port.pulls.items():
+                value, state = pull.receive(party, self._worker, next(left))
+                mapped[variable.outputs[0]] = value
+                after.append(state)
+        self._copy.write(self._nodes, mapped)
+        for port in self._ports:
+            party.send(port.tickets[self._worker], number)
+            for push, route in port.pushes.items():
+                value = mapped[push.value]
+                if push.is_difference and push.variable is not None:
+                    value = value - mapped[push.variable.outputs[0]]
+                after.append(route.send(party, self._worker, value, next(left)))
+            for tensor, route in port.fetched.items():
+                route.send(party, self._worker, mapped[tensor], [])
+        return after
+
+
+__all__ = ["WorkerLoop"]

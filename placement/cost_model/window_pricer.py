@@ -1,0 +1,217 @@
+"""Prices `concurrent` nodes: parties on their devices, messages over links.
+
+With rules, the parties' turns are simulated (`simulation/turns.py`). Without, the node takes as
+long as its slowest party computes, sends, and waits for the latencies of what it receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import fsum
+from typing import NamedTuple
+
+import numpy as np
+
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.graph import Body, bind_attrs
+from graphflow.ir.op import Node
+from graphflow.ops.control_flow.concurrent import parties_of
+from graphflow.ops.control_flow.turn_rules import TurnRules
+from graphflow.placement.calibration.roofline import Rates
+from graphflow.placement.calibration.trace_corrections import TraceCorrections, robust_ratio
+from graphflow.placement.cost_model.channel_bytes import Messages, channel_bytes
+from graphflow.placement.cost_model.window_costs import PartyWork, party_works, turn_bucket
+from graphflow.placement.problems.arrays import Floats
+from graphflow.placement.simulation.jitter import Jitter
+from graphflow.placement.simulation.turns import TurnBar, TurnSeconds, simulate_window
+
+
+class WindowLink(NamedTuple):
+    """The messages from one device to another in a window."""
+
+    source: str
+    target: str
+    transfers: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PricedWindow:
+    """A `concurrent` node as it is predicted.
+
+    Attributes:
+        node: the node.
+        devices: device of each party.
+        seconds: from its start to its end.
+        busy: seconds in which each party computes or sends.
+        bars: the parts of a window with rules.
+        links: what travels between devices.
+        high: with jitter, the seconds that nine draws of ten stay below.
+    """
+
+    node: Node
+    devices: tuple[str, ...]
+    seconds: float
+    busy: tuple[float, ...]
+    bars: tuple[TurnBar, ...] = ()
+    links: tuple[WindowLink, ...] = ()
+    high: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WindowPricer:
+    """Prices the `concurrent` nodes of a graph on a cluster.
+
+    Args:
+        rates: of each device.
+        classes: kind of each device, by name.
+        speeds: shares of their machines' speed, by device.
+        busy: their neighbours are busy.
+        latency, bandwidth: (d, d) of links, by the place of a device in `rates`.
+        learned: corrects the turns that were traced.
+        jitter: makes turns longer at random.
+    """
+
+    rates: Mapping[str, Rates]
+    classes: Mapping[str, str]
+    speeds: Mapping[str, float]
+    busy: bool
+    latency: Floats
+    bandwidth: Floats
+    learned: TraceCorrections | None = None
+    jitter: Jitter | None = None
+
+    def price(
+        self, node: Node, bindings: Mapping[str, int], devices: Sequence[str]
+    ) -> PricedWindow:
+        """Return a node's window.
+
+        Args:
+            devices: of each party.
+        """
+        attrs = bind_attrs(node.attrs, bindings)
+        parties = parties_of(attrs)
+        plain = party_works(node, bindings, [self.rates[name] for name in devices])
+        works = list(map(self._correct_work, parties, devices, plain))
+        made = PricedWindow(node, tuple(devices), 0.0, ())
+        if len(set(devices)) == 1:  # one party runs at a time
+            busy = tuple(work.once + work.turns * work.turn for work in works)
+            return replace(made, seconds=fsum(busy), busy=busy)
+        moved = _Traffic(self, tuple(devices), channel_bytes(parties))
+        rules: TurnRules | None = attrs.get("rules")
+        if rules is None or not sum(rules.turns):
+            return _price_without_rules(made, works, moved)
+        return self._simulate(made, works, moved, rules)
+
+    def _correct_work(self, body: Body, device: str, work: PartyWork) -> PartyWork:
+        """Return a party's work with its turns as traces have shown them, at its device's speed."""
+        turn = work.turn
+        if self.learned and turn > 0:
+            bucket = turn_bucket(body, self.classes[device], self.busy, turn)
+            found = self.learned.evidence(bucket)
+            turn *= robust_ratio(found.ratios) if found.is_own else 1.0
+        speed = self.speeds[device]
+        return PartyWork(turn / speed, work.once / speed, work.turns)
+
+    def _simulate(
+        self, made: PricedWindow, works: Sequence[PartyWork], moved: _Traffic, rules: TurnRules
+    ) -> PricedWindow:
+        servers, workers = rules.servers, rules.workers
+        seconds = TurnSeconds(
+            np.array([works[k].turn for k in workers]),
+            np.array([works[s].turn for s in servers]),
+            np.array([[moved.send_seconds(k, s) for s in servers] for k in workers]),
+            np.array([[moved.send_seconds(s, k) for k in workers] for s in servers]),
+            np.array([[moved.delay(k, s) for s in servers] for k in workers]),
+        )
+        scales = [None] if self.jitter is None else self.jitter.scales(rules)
+        draws = sorted(
+            (simulate_window(rules, seconds, scale) for scale in scales),
+            key=lambda each: each.seconds,
+        )
+        middle, high = draws[(len(draws) - 1) // 2], draws[round(0.9 * (len(draws) - 1))]
+        lead = max(work.once for work in works)
+        turns = {k: middle.turns[k] for k in workers}
+        pushes = float(sum(turns.values()))
+        return replace(
+            made,
+            seconds=middle.seconds + lead,
+            busy=tuple(middle.busy.get(i, 0.0) + work.once for i, work in enumerate(works)),
+            bars=tuple(
+                bar._replace(start=bar.start + lead, finish=bar.finish + lead)
+                for bar in middle.bars
+            ),
+            links=moved.links(
+                {(a, b): float(turns.get(a, turns.get(b, pushes))) for a, b in moved.messages}
+            ),
+            high=None if self.jitter is None else high.seconds + lead,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Traffic:
+    """The messages of a node whose parties are on known devices."""
+
+    pricer: WindowPricer
+    devices: tuple[str, ...]
+    messages: Mapping[tuple[int, int], Messages]
+
+    def _link(self, source: int, target: int) -> tuple[float, float]:
+        """Return latency and bandwidth between two parties."""
+        places = list(self.pricer.rates)
+        at, to = places.index(self.devices[source]), places.index(self.devices[target])
+        if at == to:
+            return 0.0, np.inf
+        return float(self.pricer.latency[at, to]), float(self.pricer.bandwidth[at, to])
+
+    def send_seconds(self, source: int, target: int) -> float:
+        """Return for how long the messages of a turn keep their sender busy."""
+        sent = self.messages.get((source, target), Messages())
+        return sent.turn[0] / self._link(source, target)[1]
+
+    def delay(self, source: int, target: int) -> float:
+        """Return how much later than it was sent a message arrives."""
+        return self._link(source, target)[0]
+
+    def links(self, turns: Mapping[tuple[int, int], float]) -> tuple[WindowLink, ...]:
+        """Return what travels between devices.
+
+        Args:
+            turns: how many iterations of a sender send to a receiver.
+        """
+        found: dict[tuple[str, str], WindowLink] = {}
+        for pair, sent in self.messages.items():
+            ends = self.devices[pair[0]], self.devices[pair[1]]
+            if ends[0] == ends[1]:
+                continue
+            size, count = sent.total(turns[pair])
+            latency, bandwidth = self._link(*pair)
+            before = found.get(ends, WindowLink(*ends, 0, 0, 0.0))
+            found[ends] = WindowLink(
+                *ends,
+                before.transfers + count,
+                before.bytes + size,
+                before.seconds + size / bandwidth + count * latency,
+            )
+        return tuple(found.values())
+
+
+def _price_without_rules(
+    made: PricedWindow, works: Sequence[PartyWork], moved: _Traffic
+) -> PricedWindow:
+    """Return the window as long as its slowest party takes."""
+    turns = {pair: works[pair[0]].turns * sent.share for pair, sent in moved.messages.items()}
+    busy = [work.once + work.turns * work.turn for work in works]
+    waits = [0.0] * len(works)
+    for (source, target), sent in moved.messages.items():
+        count = turns[source, target]
+        busy[source] += count * moved.send_seconds(source, target)
+        waits[target] += sent.total(count)[1] * moved.delay(source, target)
+    return replace(
+        made,
+        seconds=max(map(sum, zip(busy, waits, strict=True))),
+        busy=tuple(busy),
+        links=moved.links(turns),
+    )

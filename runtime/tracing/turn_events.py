@@ -1,0 +1,159 @@
+"""Events of the turns of a window, from the sends and waits of its parties.
+
+A worker computes its turn between a wait and the next send, and a server its update between the
+waits for a push and whatever follows. So windows are traced without a reading of the clock in their
+turns beyond those around messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from graphflow.ir.graph import Graph
+from graphflow.ops.communication.send_recv import RECEIVING_OPS, edges_of
+from graphflow.ops.control_flow.concurrent import walk_parties
+from graphflow.ops.control_flow.turn_rules import TurnRules
+from graphflow.runtime.partitioning.partition import Partition
+from graphflow.runtime.tracing.events import TraceEvent
+
+_TURN = re.compile(r"(.*)/([0-9]+)/([TA])([0-9]+)")
+
+
+class WindowEdge(NamedTuple):
+    """An edge between two parties of a window.
+
+    Attributes:
+        window: name of the `concurrent` node.
+        sender, receiver: the parties.
+        servers: the parties of the window that are servers.
+        is_pool: workers take their turns from one queue.
+    """
+
+    window: str
+    sender: int
+    receiver: int
+    servers: tuple[int, ...]
+    is_pool: bool
+
+
+class TurnName(NamedTuple):
+    """The name of a turn's event: window, party, "T" or "A", and number."""
+
+    window: str
+    party: int
+    letter: str
+    number: int
+
+
+def turn_name(name: str) -> TurnName | None:
+    """Return the parts of the name of a turn's event; None of other events."""
+    found = _TURN.fullmatch(name)
+    return found and TurnName(found[1], int(found[2]), found[3], int(found[4]))
+
+
+def window_edges(graph: Graph, partitions: Mapping[str, Partition]) -> dict[int, WindowEdge]:
+    """Return the cut edges between parties of a graph's windows that have rules."""
+    found: dict[int, WindowEdge] = {}
+    for whole in graph.of_op("concurrent"):
+        rules: TurnRules | None = whole.attrs.get("rules")
+        if rules is None:
+            continue
+        name = graph.names[whole]
+        senders: dict[int, int] = {}
+        receivers: dict[int, int] = {}
+        for part in partitions.values():
+            for node in part.graph.of_op("concurrent"):
+                if part.graph.names.get(node, node.name).partition("@")[0] == name:
+                    for party, inner in walk_parties(node):
+                        ends = receivers if inner.op.name in RECEIVING_OPS else senders
+                        ends.update(dict.fromkeys(edges_of(inner), party))
+        is_pool = rules.consistency == "pool"
+        for edge in senders.keys() & receivers.keys():
+            found[edge] = WindowEdge(name, senders[edge], receivers[edge], rules.servers, is_pool)
+    return found
+
+
+def add_turns(events: Iterable[TraceEvent], edges: Mapping[int, WindowEdge]) -> list[TraceEvent]:
+    """Return events with those of turns and updates, and with sends named by their turn.
+
+    Turns are named "window/1/T3": turn 3 of party 1. A is an update of a server, and E a send. The
+    turns of a pool are numbered in the order in which they begin, over all workers.
+
+    Args:
+        edges: those between parties of windows with rules, by number.
+    """
+    found: list[TraceEvent] = []
+    parties: dict[tuple[str, int], list[TraceEvent]] = {}
+    for event in events:
+        ends = edges.get(event.edge) if event.edge is not None else None
+        if ends is None or event.kind not in ("send", "wait"):
+            found.append(event)
+            continue
+        party = ends.sender if event.kind == "send" else ends.receiver
+        parties.setdefault((ends.window, party), []).append(event)
+    pools: dict[str, list[TraceEvent]] = {}
+    for (window, party), mine in parties.items():
+        mine.sort(key=lambda event: (event.start, event.end))
+        some = edges[_edge(mine[0])]
+        is_server = party in some.servers
+        turns = list(_turns(mine, edges, f"{window}/{party}", "A" if is_server else "T"))
+        found += _named_sends(mine, turns, f"{window}/{party}")
+        if some.is_pool and not is_server:
+            pools.setdefault(window, []).extend(turns)
+        else:
+            found += turns
+    for turns in pools.values():
+        turns.sort(key=lambda event: event.start)
+        for number, event in enumerate(turns):
+            found.append(replace(event, name=f"{event.name.rpartition('/')[0]}/T{number}"))
+    return found
+
+
+def _edge(event: TraceEvent) -> int:
+    return -1 if event.edge is None else event.edge
+
+
+def _turns(
+    mine: Sequence[TraceEvent], edges: Mapping[int, WindowEdge], name: str, letter: str
+) -> Iterable[TraceEvent]:
+    """Yield the turns of a party, which lie between its waits and what follows these."""
+    count = 0
+    for before, after in pairwise(mine):
+        if before.kind != "wait":
+            continue
+        is_next_part = after.kind == "wait" and (
+            letter == "T" or edges[_edge(after)].sender == edges[_edge(before)].sender
+        )
+        if is_next_part or after.start < before.end:
+            continue
+        yield TraceEvent(
+            before.track, f"{name}/{letter}{count}", "compute", before.end, after.start
+        )
+        count += 1
+
+
+def _named_sends(
+    mine: Sequence[TraceEvent], turns: Sequence[TraceEvent], name: str
+) -> Iterable[TraceEvent]:
+    """Yield the sends of a party, named by the turns before them; and its waits."""
+    passed = 0
+    for event in mine:
+        while passed < len(turns) and turns[passed].end <= event.start:
+            passed += 1
+        is_send = event.kind == "send"
+        yield replace(event, name=f"{name}/E{max(passed - 1, 0)}") if is_send else event
+
+
+def without_windows(events: Sequence[TraceEvent]) -> list[TraceEvent]:
+    """Return events without those of windows whose turns are among them."""
+    parts = {(e.track, t.window) for e in events if (t := turn_name(e.name)) is not None}
+    windows = {window for _, window in parts}
+    return [
+        event
+        for event in events
+        if event.kind != "compute" or event.name.partition("@")[0] not in windows
+    ]
