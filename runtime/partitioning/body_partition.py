@@ -111,10 +111,11 @@ class _BodyPartitioner:
         position = {node: i for i, node in enumerate(order)}
         last = len(position)
 
-        def place(node: Node) -> tuple[int, int]:
-            return position.get(node, last if node.inputs else -1), node.serial
-
-        for node in sorted(graph.nodes, key=place):
+        places: dict[Node, tuple[int, int]] = {}
+        for node in graph.nodes:  # parties may begin before all operands of their node are there
+            own = (position.get(node, last if node.inputs else -1), node.serial)
+            places[node] = max([own, *(places[t.node] for t in node.inputs)])
+        for node in sorted(graph.nodes, key=places.__getitem__):
             inputs = tuple(result.mapped[t] for t in node.inputs)
             home = devices.get(node, "")
             same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))

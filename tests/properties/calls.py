@@ -181,7 +181,8 @@ INITIAL: dict[str, Any] = {
     **_same({"shape": (2, 3)}, "glorot", "he", "normal", "ones", "uniform", "zeros"),
     "full": {"shape": (2, 3), "value": 1.0},
     **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad"),
-    "LossScaling": {}, "Emso": {"inner": gf.optim.SGD(0.1), "inner_steps": 2, "gamma": 1.0},
+    "LossScaling": {}, "DelayCompensated": {"inner": gf.optim.SGD(0.1), "lam": 0.1},
+    "Emso": {"inner": gf.optim.SGD(0.1), "inner_steps": 2, "gamma": 1.0},
     "clip_by_global_norm": {"grads": [F, M], "max_norm": 1.0},
 }  # fmt: skip
 

@@ -28,8 +28,9 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
         count = len(apart) * turns.each
 
         def record(
-            kind: str, name: str, cause: Node, size: int, times: int = count, server: int = server
-        ) -> None:
+            kind: str, name: str, cause: Node, size: int, times: int = count, server: int = server,
+            plain: int | None = None,
+        ) -> None:  # fmt: skip
             if size * times:
                 to = fetched if kind == "fetch" else records
                 number = (kind, server, name, len(to))
@@ -37,17 +38,31 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
                 axis = f"{PARTY} {server}"
                 to.append(
                     CommunicationRecord(
-                        kind, axis, name, size * times, cause.name, cause.location, sent
+                        kind,
+                        axis,
+                        name,
+                        size * times,
+                        cause.name,
+                        cause.location,
+                        sent,
+                        None if plain is None else plain * times,
                     )
                 )
 
         for push, route in port.pushes.items():
             cause = push.value.node if push.variable is None else push.variable
-            record("push", window.name_of(cause), cause, route.nbytes)
+            plain = int(route.spec.nbytes) if route.is_filtered else None
+            record("push", window.name_of(cause), cause, route.nbytes, plain=plain)
         for tensor, route in port.fetched.items():
             record("fetch", tensor.node.name, tensor.node, _guess(window, route))
         for variable, pull in port.pulls.items():
-            record("pull", window.name_of(variable), variable, pull.nbytes)
+            size = int(pull.spec.nbytes)
+            if not pull.is_filtered:
+                record("pull", window.name_of(variable), variable, size)
+                continue
+            record("first pull", window.name_of(variable), variable, size, len(apart))
+            after = count - len(apart)
+            record("pull", window.name_of(variable), variable, pull.nbytes, after, plain=size)
         for variable in window.dealt.carried[server]:
             home = window.dealt.server[variable]
             if window.device(home) != window.device(server):

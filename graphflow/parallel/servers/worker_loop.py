@@ -11,7 +11,7 @@ from graphflow.frontend.concurrent_loops import Party
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import Route, State
+from graphflow.parallel.servers.routes import PullRoute, Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 
 
@@ -58,7 +58,10 @@ class WorkerLoop:
     def __call__(self, party: Party) -> list[Tensor]:
         """Write the loop into a party; return the last values of the states of routes."""
         states = [
-            [v.outputs[0] for v in route.worker_states(self._worker)] for route in self._routes
+            route.begin(party, self._worker)
+            if isinstance(route, PullRoute)
+            else [v.outputs[0] for v in route.worker_states(self._worker)]
+            for route in self._routes
         ]
         turns = self._rules.turns
         if self._rules.is_pool:
@@ -67,14 +70,22 @@ class WorkerLoop:
                 lambda state: self._take_next(party, *state),
                 (np.int32(self._worker), states),
             )
-            return [t for state in states for t in state]
+            return self._kept(states)
         numbers = np.arange(self._worker, turns.total, turns.workers, dtype=np.int32)
         states, _ = party.scan(
             lambda state, x: (self._turn(party, state, x[0], x[1]), None),
             states,
             (numbers, [*self._batches.values()]),
         )
-        return [t for state in states for t in state]
+        return self._kept(states)
+
+    def _kept(self, states: Sequence[State]) -> list[Tensor]:
+        """Return the last values of the variables of states."""
+        return [
+            value
+            for route, state in zip(self._routes, states, strict=True)
+            for _, value in zip(route.worker_states(self._worker), state, strict=False)
+        ]
 
     def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
         """Take the micro-batch of a number through the turn; receive the next number."""
@@ -102,7 +113,10 @@ class WorkerLoop:
                 value = mapped[push.value]
                 if push.is_difference and push.variable is not None:
                     value = value - mapped[push.variable.outputs[0]]
-                after.append(route.send(party, self._worker, value, next(left)))
+                at = None
+                if route.reads_value and push.variable is not None:
+                    at = mapped[push.variable.outputs[0]]
+                after.append(route.send(party, self._worker, value, next(left), at))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
         return after

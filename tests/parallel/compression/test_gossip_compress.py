@@ -155,12 +155,13 @@ def test_devices_of_a_replica_share_one_exchange() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
+    needed = "compress must be a filter with encode and decode"
     for rule, how, text in (
         (TopK(0.1), {}, r"needs consensus=, a number above 0 and up to 1, not None"),
         (TopK(0.1), {"consensus": 1.5}, "not 1.5"),
-        (8, {"consensus": 1.0}, "compress must be a filter with encode and decode"),
-        (gf.parallel.Filter(), {"consensus": 1.0}, "compress must be a filter with encode and decode"),
-        (None, {"consensus": 1.0}, "compress must be a filter with encode and decode"),
+        (8, {"consensus": 1.0}, needed),
+        (gf.parallel.Filter(), {"consensus": 1.0}, needed),
+        (None, {"consensus": 1.0}, needed),
         (TopK(0.1), {"consensus": 0.4, "one_peer": True}, "neighbours that stay the same"),
     ):
         with pytest.raises(ShardingError, match=text) as caught:
