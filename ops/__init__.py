@@ -66,6 +66,7 @@ from graphflow.ops.reductions import (
     variance,
 )
 from graphflow.ops.spectral import fft, fft_ops, signal
+from graphflow.ops.tables import id_routes
 from graphflow.ops.tensors import (
     creation,
     embedding,
@@ -87,8 +88,8 @@ __all__ = [
     "convert", "creation", "cumulative", "debug",
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
-    "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn", "norm",
-    "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "pushed_gradient",
+    "id_routes", "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn",
+    "norm", "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "pushed_gradient",
     "quantiles", "random",
     "rectifiers", "reduce", "repetition", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
