@@ -127,10 +127,10 @@ class ServerLoop:
         ]  # fmt: skip
         which, staleness, micro, *fetched = flat
         last = dict(zip(self._first, values, strict=True))
-        states = self._kept(light)
+        states = self._last_states(light)
         return ServedResults(last, which, staleness, micro, fetched, computed, states)
 
-    def _kept(self, light: Mapping[str, Any]) -> list[Tensor]:
+    def _last_states(self, light: Mapping[str, Any]) -> list[Tensor]:
         """Return the last values of the variables of states."""
         routes: list[Route] = [*self._ports.pushes.values(), *self._ports.pulls.values()]
         counts = [len(route.server_states()) for route in routes]

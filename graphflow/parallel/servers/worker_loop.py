@@ -70,16 +70,16 @@ class WorkerLoop:
                 lambda state: self._take_next(party, *state),
                 (np.int32(self._worker), states),
             )
-            return self._kept(states)
+            return self._last_states(states)
         numbers = np.arange(self._worker, turns.total, turns.workers, dtype=np.int32)
         states, _ = party.scan(
             lambda state, x: (self._turn(party, state, x[0], x[1]), None),
             states,
             (numbers, [*self._batches.values()]),
         )
-        return self._kept(states)
+        return self._last_states(states)
 
-    def _kept(self, states: Sequence[State]) -> list[Tensor]:
+    def _last_states(self, states: Sequence[State]) -> list[Tensor]:
         """Return the last values of the variables of states."""
         return [
             value
