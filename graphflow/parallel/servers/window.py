@@ -16,6 +16,7 @@ from graphflow.ir.spec import Span, TensorSpec, substitute
 from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.servers.bundles import Bundle, make_bundles
 from graphflow.parallel.servers.compensated_update import CompensatedUpdate
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import Dealt
@@ -28,6 +29,8 @@ from graphflow.parallel.servers.routes import (
     Route,
     make_pull,
     make_push,
+    may_share_pull,
+    may_share_push,
 )
 from graphflow.parallel.servers.server_loop import (
     ServedResults,
@@ -182,9 +185,20 @@ class ServedWindow:
         is_queue = self.rules.is_pool and server == 0
         return ServerPorts(
             make_tickets(loops, workers),
-            {push: self._make_push(push) for push in self._updates[server].pushes},
-            {t: make_push(loops, None, self._in_turn(t.spec), workers) for t in fetched},
-            {v: self._make_pull(v, server) for v in dict.fromkeys(read)},
+            {
+                bundle: self._make_push(bundle)
+                for bundle in make_bundles(
+                    (push, self._in_turn(push.value.spec), self._may_share_push(push))
+                    for push in self._updates[server].pushes
+                )
+            },
+            {t: make_push(loops, (), self._in_turn(t.spec), workers) for t in fetched},
+            {
+                bundle: self._make_pull(bundle, server)
+                for bundle in make_bundles(
+                    (v, v.specs[0], self._may_share_pull(v)) for v in dict.fromkeys(read)
+                )
+            },
             make_tickets(loops, workers) if is_queue else (),
         )
 
@@ -193,23 +207,31 @@ class ServedWindow:
         rule = self.filters.push if self.filters is not None else None
         return push.is_difference or (push.is_gradient and rule is not None and rule.reads_value)
 
-    def _make_push(self, push: PushedTensor) -> PushRoute:
+    def _may_share_push(self, push: PushedTensor) -> bool:
         spec = self._in_turn(push.value.spec)
-        route = None
-        if self.filters is not None and push.is_gradient and push.variable is not None:
-            route = self.filters.make_push(
-                self._loops, spec, push.variable, self.mesh, self.servers, self._known
-            )
-        return route or make_push(self._loops, push, spec, self.rules.turns.workers)
+        filtered = self.filters is not None and self.filters.takes_push(push, spec)
+        return may_share_push(push) and not filtered
 
-    def _make_pull(self, variable: Node, server: int) -> PullRoute:
-        route = None
-        if self.filters is not None:
-            route = self.filters.make_pull(
-                self._loops, variable, self.rules.consistency, server, self.mesh, self.servers,
+    def _may_share_pull(self, variable: Node) -> bool:
+        filtered = self.filters is not None and self.filters.takes_pull(variable)
+        return may_share_pull(variable) and not filtered
+
+    def _make_push(self, bundle: Bundle[PushedTensor]) -> PushRoute:
+        first, *others = bundle.items
+        if not others and self.filters is not None and self.filters.takes_push(first, bundle.spec):
+            return self.filters.make_push(
+                self._loops, first, bundle.spec, self.mesh, self.servers, self._known
+            )
+        return make_push(self._loops, bundle.items, bundle.spec, self.rules.turns.workers)
+
+    def _make_pull(self, bundle: Bundle[Node], server: int) -> PullRoute:
+        first, *others = bundle.items
+        if not others and self.filters is not None and self.filters.takes_pull(first):
+            return self.filters.make_pull(
+                self._loops, first, self.rules.consistency, server, self.mesh, self.servers,
                 self._known,
             )  # fmt: skip
-        return route or make_pull(self._loops, variable, self.rules.turns.workers)
+        return make_pull(self._loops, bundle.items, bundle.spec, self.rules.turns.workers)
 
     def _in_turn(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of a tensor in a turn."""

@@ -16,6 +16,7 @@ from graphflow.parallel.compression.filters.chain import Chain
 from graphflow.parallel.compression.traffic import first_state, message_parts
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.filters.filtered_routes import (
     Answered,
     FilteredPull,
@@ -24,6 +25,7 @@ from graphflow.parallel.servers.filters.filtered_routes import (
     count_estimates,
 )
 from graphflow.parallel.servers.server_loop import ServerPorts
+from graphflow.parallel.servers.step_cut import PushedTensor
 from graphflow.parallel.sharding.sharded_graph import ShardedVariable
 
 Known = Mapping[Node, ShardedVariable]
@@ -50,28 +52,39 @@ class RouteFilters:
         self._where = where
         self._states: dict[tuple[Node, str, int, int], Node] = {}
 
+    def takes_push(self, push: PushedTensor, spec: TensorSpec) -> bool:
+        """Return True if a pushed tensor of a spec is a gradient that a filter makes smaller."""
+        if not push.is_gradient or push.variable is None:
+            return False
+        return self._choose(self.push, spec, push.variable, 0) is not None
+
+    def takes_pull(self, variable: Node) -> bool:
+        """Return True if a filter makes what workers pull of a variable smaller."""
+        return self._choose(self.pull, variable.specs[0], variable, 1) is not None
+
     def make_push(
         self,
         loops: ConcurrentLoops,
-        gradient: TensorSpec,
-        variable: Node,
+        push: PushedTensor,
+        spec: TensorSpec,
         mesh: Mesh,
         servers: int,
         known: Known,
-    ) -> FilteredPush | None:
-        """Return the route of a gradient; None if the filter saves nothing of it.
+    ) -> FilteredPush:
+        """Return the route of a gradient that a filter takes.
 
         Args:
             loops: the loops of the window.
-            gradient: its spec in a turn.
-            variable: the variable.
+            push: the gradient.
+            spec: its spec in a turn.
             mesh: the places of servers and workers.
             servers: the number of servers.
             known: the shards of variables that exist already.
         """
-        sent = self._choose(self.push, gradient, variable, 0)
-        if sent is None:
-            return None
+        variable = push.variable
+        assert variable is not None
+        sent = self._choose(self.push, spec, variable, 0)
+        assert sent is not None
         workers = len(mesh.places) - servers
         states = {}
         for number, first in enumerate(first_state(sent.rule, sent.spec)):
@@ -86,8 +99,8 @@ class RouteFilters:
     def make_pull(
         self, loops: ConcurrentLoops, variable: Node, consistency: Consistency, server: int,
         mesh: Mesh, servers: int, known: Known,
-    ) -> FilteredPull | None:  # fmt: skip
-        """Return the route of a variable's values; None if the filter saves nothing of it.
+    ) -> FilteredPull:  # fmt: skip
+        """Return the route of a variable whose values a filter takes.
 
         Args:
             loops, variable, mesh, servers, known: see `make_push`.
@@ -95,8 +108,7 @@ class RouteFilters:
             server: the server that has the variable.
         """
         sent = self._choose(self.pull, variable.specs[0], variable, 1)
-        if sent is None:
-            return None
+        assert sent is not None
         workers, answered = len(mesh.places) - servers, _ANSWERED[consistency]
         count = count_estimates(answered, workers)
         states = {}
@@ -141,8 +153,8 @@ class RouteFilters:
         Raises:
             ShardingError: a filter saves nothing of any tensor.
         """
-        pushed = [r for port in ports for push, r in port.pushes.items() if push.is_gradient]
-        pulled = [route for port in ports for route in port.pulls.values()]
+        pushed = [each for port in ports for each in port.pushes.items() if _is_gradient(each[0])]
+        pulled = [each for port in ports for each in port.pulls.items()]
         found = []
         for rule, routes, what, whole_ones in (
             (self.push, pushed, "gradients of a push", "gradients"),
@@ -150,14 +162,19 @@ class RouteFilters:
         ):
             if rule is None:
                 continue
-            filtered = [route.spec for route in routes if route.is_filtered]
+            filtered = [route.spec for _, route in routes if route.is_filtered]
             if not filtered:
                 raise ShardingError(
-                    f"{self._where}: {rule!r} saves nothing of the {len(routes)} {whole_ones}; "
-                    "send less of each, or leave it out of filters="
+                    f"{self._where}: {rule!r} saves nothing of the "
+                    f"{sum(len(bundle.items) for bundle, _ in routes)} {whole_ones}; send less of "
+                    "each, or leave it out of filters="
                 )
             found.append(f"{what}: {_describe_stages(rule, filtered)}")
         return found
+
+
+def _is_gradient(bundle: Bundle[PushedTensor]) -> bool:
+    return bundle.items[0].is_gradient
 
 
 def _describe_stages(rule: Filter, specs: Sequence[TensorSpec]) -> str:
