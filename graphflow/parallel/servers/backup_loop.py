@@ -28,7 +28,7 @@ class BackupServerLoop(ServerLoop):
     def __call__(self, party: Party) -> ServedResults:
         """Write the loop into a party."""
         turns = self._rules.turns
-        light = self._send(party, self._first_light(), self._first, None, np.int32(0))
+        light = self._send(party, self._first_light(party), self._first, None, np.int32(0))
         none = np.full(turns.total, -1, np.int32)
         zeros = [
             FUNCTIONS["zeros"]((turns.total,), route.spec.dtype.name)
