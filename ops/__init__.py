@@ -8,6 +8,7 @@ from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops
 from graphflow.ops.communication import (
+    active_sum,
     channels,
     collectives,
     compressed_sum,
@@ -83,9 +84,9 @@ from graphflow.ops.tensors import (
 from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unfold
 
 __all__ = [
-    "activations", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise", "channels",
-    "collectives", "complex", "compressed_sum", "concurrent", "control", "conv", "conv_ops",
-    "convert", "creation", "cumulative", "debug",
+    "activations", "active_sum", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise",
+    "channels", "collectives", "complex", "compressed_sum", "concurrent", "control", "conv",
+    "conv_ops", "convert", "creation", "cumulative", "debug",
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
     "id_routes", "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn",
