@@ -36,7 +36,7 @@ from graphflow.parallel.servers.server_loop import (
 )
 from graphflow.parallel.servers.server_update import ServerUpdate
 from graphflow.parallel.servers.step_cut import StepCut
-from graphflow.parallel.servers.worker_loop import WorkerLoop
+from graphflow.parallel.servers.worker_loop import WorkerLoop, draw_key
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 
 PARTY = "party"
@@ -325,7 +325,8 @@ class ServedWindow:
             if n not in batches and n not in self.dealt.server
         }
         copy = PartyCopy(self.sizes.sizes, self.device(place))
-        return WorkerLoop(self.rules, worker, self.turn, self.ports, batches, outside, copy)
+        key = draw_key(self.turn, self.device(place))
+        return WorkerLoop(self.rules, worker, self.turn, self.ports, batches, outside, copy, key)
 
     def _micro_batches(self, node: Node, worker: int) -> Tensor:
         """Return the micro-batches of a worker, or of all in a pool, (number, b, …)."""
