@@ -33,6 +33,7 @@ class PushedTensor:
         variable: the variable whose gradient or difference it is; None for other floats.
         is_difference: the variable's value at the worker is subtracted before it is pushed.
         is_gradient: it is a gradient of the variable.
+        compensation: λ, by which a server corrects a late gradient.
     """
 
     value: Tensor
@@ -40,6 +41,7 @@ class PushedTensor:
     variable: Node | None
     is_difference: bool = False
     is_gradient: bool = False
+    compensation: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +140,13 @@ def cut_step(graph: Graph, batch: Sequence[Tensor], symbols_of_batch: Iterable[s
             "no gradient is pushed; give the strategy to minimize of a gf.optim optimiser"
         )
     gradients = tuple(
-        PushedTensor(node.inputs[0], node.outputs[0], node.inputs[1].node, is_gradient=True)
+        PushedTensor(
+            node.inputs[0],
+            node.outputs[0],
+            node.inputs[1].node,
+            is_gradient=True,
+            compensation=node.attrs.get("compensation", 0.0),
+        )
         for node in marks
     )
     after, direct = _spread(merged, {t.node for t in batch}, gradients)

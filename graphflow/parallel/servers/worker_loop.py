@@ -14,7 +14,7 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device, origin_sc
 from graphflow.ops.control_flow.control import fold_in
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import Route, State
+from graphflow.parallel.servers.routes import PullRoute, Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
@@ -68,7 +68,10 @@ class WorkerLoop:
     def __call__(self, party: Party) -> list[Tensor]:
         """Write the loop into a party; return the last values of the states of routes."""
         states = [
-            [v.outputs[0] for v in route.worker_states(self._worker)] for route in self._routes
+            route.begin(party, self._worker)
+            if isinstance(route, PullRoute)
+            else [v.outputs[0] for v in route.worker_states(self._worker)]
+            for route in self._routes
         ]
         turns = self._rules.turns
         if self._rules.is_pool:
@@ -77,14 +80,22 @@ class WorkerLoop:
                 lambda state: self._take_next(party, *state),
                 (np.int32(self._worker), states),
             )
-            return [t for state in states for t in state]
+            return self._last_states(states)
         numbers = np.arange(self._worker, turns.total, turns.workers, dtype=np.int32)
         states, _ = party.scan(
             lambda state, x: (self._turn(party, state, x[0], x[1]), None),
             states,
             (numbers, [*self._batches.values()]),
         )
-        return [t for state in states for t in state]
+        return self._last_states(states)
+
+    def _last_states(self, states: Sequence[State]) -> list[Tensor]:
+        """Return the last values of the variables of states."""
+        return [
+            value
+            for route, state in zip(self._routes, states, strict=True)
+            for _, value in zip(route.worker_states(self._worker), state, strict=False)
+        ]
 
     def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
         """Take the micro-batch of a number through the turn; receive the next number."""
@@ -128,7 +139,10 @@ class WorkerLoop:
         for port in self._ports:
             for pushes, route in port.pushes.items():
                 message = pushes.join([_pushed_value(push, mapped) for push in pushes.items])
-                after.append(route.send(party, self._worker, message, next(left)))
+                at = None
+                if route.reads_value and (variable := pushes.items[0].variable) is not None:
+                    at = mapped[variable.outputs[0]]
+                after.append(route.send(party, self._worker, message, next(left), at))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
             # Last, since a server that has the ticket waits for the push and takes no other one.
