@@ -97,7 +97,7 @@ def session(**options: Any) -> gf.Session:
     return gf.Session(gf.Cluster.local(3, threads=1), trial=False, ops=OPS, **options)
 
 
-@pytest.mark.parametrize("party", ["server", "worker"])
+@pytest.mark.parametrize("party", ["server", pytest.param("worker", marks=SLOW)])
 def test_a_party_killed_at_each_push_costs_no_bit(party: str, tmp_path: Path) -> None:
     """The windows before it are as they were seen, and its own counts each push once."""
     bomb = tmp_path / "bomb"
@@ -113,9 +113,8 @@ def test_a_party_killed_at_each_push_costs_no_bit(party: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "number", [number if number in (0, 3, 5) else pytest.param(number, marks=SLOW)
-               for number in range(2 * WINDOW)],
-)  # fmt: skip
+    "number", [pytest.param(number, marks=[SLOW] * (number != 3)) for number in range(2 * WINDOW)]
+)
 def test_the_mirror_of_a_server_killed_at_a_push_goes_on(number: int, tmp_path: Path) -> None:
     bomb = tmp_path / "bomb"
     window = Window(lambda x: crashes.crash_once(x, path=str(bomb)))
@@ -177,7 +176,8 @@ def test_a_process_that_stops_in_its_turn_is_replaced(worker: int, tmp_path: Pat
         window.run(s)
 
 
-@pytest.mark.parametrize("cut", [pytest.param(0, marks=SLOW), 1])
+@pytest.mark.slow  # a silent link is given five seconds
+@pytest.mark.parametrize("cut", [0, 1])
 def test_a_cut_between_server_and_worker_alone_is_told_and_heals(
     cut: int,
     workers: Callable[..., list[Worker]],
