@@ -13,13 +13,16 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, user_location
+from graphflow.ir.op import REGISTRY, Location, Node, Tensor, next_stream, user_location
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
+from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
+from graphflow.parallel.servers.filters.filter_arguments import check_filters
+from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
@@ -57,6 +60,10 @@ class ParameterServer:
             "bsp", else 1.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
+        filters: filters through which pushes and pulls go, one after the other:
+            `[TopK(0.01), FixedPoint(8)]`. `{"push": [...], "pull": [...]}` gives each its own. What
+            a push does not send is added to the worker's next one. A pull sends what changed since
+            the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
         devices: a device for each server, then one for each worker; names may repeat. Default: the
@@ -82,7 +89,9 @@ class ParameterServer:
     workers: int | None = None
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
+    filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
     line: Location = field(default_factory=user_location, init=False, repr=False)
+    _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("servers", "window", "workers", "aggregate"):
@@ -99,6 +108,10 @@ class ParameterServer:
                 f"not {self.consistency!r}"
             )
         self._check_staleness()
+        push, pull = check_filters(self.filters, self._where)
+        if push is not None or pull is not None:
+            made = RouteFilters(push, pull, next_stream(), self._where)
+            set_frozen_fields(self, _filters=made)
 
     def _check_staleness(self) -> None:
         """Check the bound of staleness, which "ssp" needs and nothing else has.
@@ -186,8 +199,13 @@ class ParameterServer:
             if node in cut.assigned and own.nodes[0].device in homes
         }
         dealt = deal_variables(cut, self.servers, before)
-        window = ServedWindow(cut, batch, sizes, rules, mesh, dealt, pieces, self.order)
-        return finish_window(window, graph, notes=(self._describe(rules),))
+        window = ServedWindow(
+            cut, batch, sizes, rules, mesh, dealt, pieces, self.order, self._filters
+        )
+        notes = [self._describe(rules)]
+        if self._filters is not None:
+            notes += self._filters.describe(window.ports)
+        return finish_window(window, graph, notes=tuple(notes))
 
     def _rules(self, workers: int) -> Rules:
         """Return the rules of a window with a number of workers.
