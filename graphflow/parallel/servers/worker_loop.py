@@ -140,7 +140,6 @@ class WorkerLoop:
                 after.append(state)
         self._compute(number, mapped)
         for port in self._ports:
-            party.send(port.tickets[self._worker], number)
             for pushes, route in port.pushes.items():
                 message = pushes.join([_pushed_value(push, mapped) for push in pushes.items])
                 at = None
@@ -149,6 +148,8 @@ class WorkerLoop:
                 after.append(route.send(party, self._worker, message, next(left), at))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
+            # Last, since a server that has the ticket waits for the push and takes no other one.
+            party.send(port.tickets[self._worker], number)
         return after
 
 
