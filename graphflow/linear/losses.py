@@ -1,248 +1,197 @@
-"""Losses of linear models: values, slopes, conjugates, and steps of the dual coordinates.
+"""Losses of linear models: values, slopes, curvatures, and conjugates for certificates.
 
-A loss φ(z; y) compares a prediction z with a target y. Its conjugate φ*(u) = max_z (u·z − φ(z))
-gives the dual objective. Everything here is numpy in float64: it certifies results, and is the
-reference of the kernels.
+A loss is a function of a prediction f and a target y. Targets of classification are -1 and 1. The
+conjugate is given as a model's dual needs it, for a dual variable β of a row with weight c:
+
+    c · ℓ*(y, -β / c)
 """
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import ArgumentError
-from graphflow.ir.op import user_location
 
-Array = np.ndarray[Any, Any]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Pointwise = Callable[[Floats, Floats, float], Floats]
+"""A function of predictions, targets and the loss's parameter, by row."""
 
 
+@dataclass(frozen=True)
 class Loss:
-    """A convex function of a prediction and a target: the base of all losses.
+    """A loss.
 
     Attributes:
-        is_classifier: whether targets are −1 and 1.
+        name: its name.
+        code: its number in the loops, see `loops/dual_steps.py`.
+        value: the loss.
+        slope: its derivative in the prediction; None where it has kinks.
+        curvature: its second derivative; None where it has kinks.
+        conjugate: c · ℓ*(y, -β/c) of (β, targets, weights, parameter), by row; infinite where β is
+            not feasible.
+        parameter: ε of the insensitive losses, the threshold of Huber's.
+        classifies: True if targets are -1 and 1.
     """
 
-    is_classifier: bool = False
+    name: str
+    code: int
+    value: Pointwise
+    slope: Pointwise | None
+    curvature: Pointwise | None
+    conjugate: Callable[[Floats, Floats, Floats, float], Floats]
+    parameter: float = 0.0
+    classifies: bool = False
 
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        raise NotImplementedError
+    def values(self, f: Floats, y: Floats) -> Floats:
+        """Return the loss of each row."""
+        return self.value(f, y, self.parameter)
 
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return the derivative by each prediction; where there are several, one of them."""
-        raise NotImplementedError
+    def slopes(self, f: Floats, y: Floats) -> Floats:
+        """Return the derivative of each row's loss."""
+        assert self.slope is not None
+        return self.slope(f, y, self.parameter)
 
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return φ*(u) for each dual u; inf outside of its domain."""
-        raise NotImplementedError
+    def curvatures(self, f: Floats, y: Floats) -> Floats:
+        """Return the second derivative of each row's loss."""
+        assert self.curvature is not None
+        return self.curvature(f, y, self.parameter)
 
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the nearest duals in the domain of φ*. It contains 0."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Squared(Loss):
-    """½(z − y)²."""
-
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        value: Array = 0.5 * (predictions - targets) ** 2
-        return value
-
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return z − y."""
-        slope: Array = predictions - targets
-        return slope
-
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return ½u² + u·y."""
-        value: Array = duals * (0.5 * duals + targets)
-        return value
-
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the duals: all are feasible."""
-        return duals
+    def conjugates(self, beta: Floats, y: Floats, c: Floats) -> Floats:
+        """Return c · ℓ*(y, -β/c) of each row."""
+        return self.conjugate(beta, y, c, self.parameter)
 
 
-@dataclass(frozen=True)
-class Logistic(Loss):
-    """log(1 + exp(−y·z)), for y of −1 and 1."""
-
-    is_classifier = True
-
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        value: Array = np.logaddexp(0.0, -targets * predictions)
-        return value
-
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return −y / (1 + exp(y·z))."""
-        slope: Array = -targets * np.exp(-np.logaddexp(0.0, targets * predictions))
-        return slope
-
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return a·log a + (1 − a)·log(1 − a), with a = −u·y from 0 to 1."""
-        share = -duals * targets
-        inside = (share >= 0) & (share <= 1)
-        return np.where(inside, -_entropy(np.clip(share, 0.0, 1.0)), np.inf)
-
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the duals with −u·y moved into [0, 1]."""
-        return -targets * np.clip(-duals * targets, 0.0, 1.0)
+SQUARED, LOGISTIC, HINGE, SQUARED_HINGE, HUBER, INSENSITIVE, SQUARED_INSENSITIVE = range(7)
 
 
-@dataclass(frozen=True)
-class Hinge(Loss):
-    """max(0, 1 − y·z), for y of −1 and 1."""
-
-    is_classifier = True
-
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        value: Array = np.maximum(0.0, 1.0 - targets * predictions)
-        return value
-
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return −y where the margin is less than 1, else 0."""
-        return np.where(targets * predictions < 1.0, -targets, 0.0)
-
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return u·y, with −u·y from 0 to 1."""
-        share = -duals * targets
-        return np.where((share >= 0) & (share <= 1), -share, np.inf)
-
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the duals with −u·y moved into [0, 1]."""
-        return -targets * np.clip(-duals * targets, 0.0, 1.0)
+def sigmoid(z: Floats) -> Floats:
+    """Return 1 / (1 + exp(-z)) without overflow."""
+    small = np.exp(-np.abs(z))
+    return np.where(z >= 0, 1.0, small) / (1.0 + small)
 
 
-@dataclass(frozen=True)
-class SquaredHinge(Loss):
-    """max(0, 1 − y·z)², for y of −1 and 1."""
-
-    is_classifier = True
-
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        value: Array = np.maximum(0.0, 1.0 - targets * predictions) ** 2
-        return value
-
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return −2y·max(0, 1 − y·z)."""
-        slope: Array = -2.0 * targets * np.maximum(0.0, 1.0 - targets * predictions)
-        return slope
-
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return a²/4 − a, with a = −u·y from 0."""
-        share = -duals * targets
-        return np.where(share >= 0, share * (0.25 * share - 1.0), np.inf)
-
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the duals with −u·y no less than 0."""
-        return -targets * np.maximum(-duals * targets, 0.0)
+def _entropy(a: Floats) -> Floats:
+    """Return a·log(a), 0 at 0."""
+    return a * np.log(np.where(a > 0, a, 1.0))
 
 
-@checks_argument_names(ArgumentError)
-@dataclass(frozen=True)
-class Huber(Loss):
-    """½r² for |r| up to `delta`, and delta·(|r| − delta/2) beyond, with r = z − y.
-
-    Args:
-        delta: a positive number.
-
-    Raises:
-        ArgumentError: delta is none.
-    """
-
-    delta: float = 1.35
-
-    def __post_init__(self) -> None:
-        _set_number(self, "delta", above=True)
-
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        size = abs(predictions - targets)
-        return np.where(size <= self.delta, 0.5 * size**2, self.delta * (size - 0.5 * self.delta))
-
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return r, from −delta to delta."""
-        return np.clip(predictions - targets, -self.delta, self.delta)
-
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return ½u² + u·y, with |u| up to delta."""
-        return np.where(abs(duals) <= self.delta, duals * (0.5 * duals + targets), np.inf)
-
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the duals, from −delta to delta."""
-        return np.clip(duals, -self.delta, self.delta)
+def _feasible(value: Floats, is_feasible: Any) -> Floats:
+    return np.where(is_feasible, value, np.inf)
 
 
-@checks_argument_names(ArgumentError)
-@dataclass(frozen=True)
-class EpsilonInsensitive(Loss):
-    """max(0, |z − y| − epsilon).
-
-    Args:
-        epsilon: a number from 0.
-
-    Raises:
-        ArgumentError: epsilon is none.
-    """
-
-    epsilon: float = 0.1
-
-    def __post_init__(self) -> None:
-        _set_number(self, "epsilon", above=False)
-
-    def value(self, predictions: Array, targets: Array) -> Array:
-        """Return the loss of each prediction."""
-        value: Array = np.maximum(0.0, abs(predictions - targets) - self.epsilon)
-        return value
-
-    def slope(self, predictions: Array, targets: Array) -> Array:
-        """Return the sign of z − y where it is beyond epsilon, else 0."""
-        error = predictions - targets
-        return np.where(abs(error) > self.epsilon, np.sign(error), 0.0)
-
-    def conjugate(self, duals: Array, targets: Array) -> Array:
-        """Return u·y + epsilon·|u|, with |u| up to 1."""
-        return np.where(abs(duals) <= 1, duals * targets + self.epsilon * abs(duals), np.inf)
-
-    def nearest_feasible(self, duals: Array, targets: Array) -> Array:
-        """Return the duals, from −1 to 1."""
-        return np.clip(duals, -1.0, 1.0)
+def _margin(f: Floats, y: Floats) -> Floats:
+    return np.maximum(0.0, 1.0 - y * f)
 
 
-def _entropy(share: Array) -> Array:
-    """Return −a·log a − (1 − a)·log(1 − a); 0 at 0 and 1."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = -share * np.log(share) - (1.0 - share) * np.log1p(-share)
-    return np.where((share > 0) & (share < 1), value, 0.0)
+def _excess(f: Floats, y: Floats, epsilon: float) -> Floats:
+    """Return by how much a prediction is off beyond ε, with its sign."""
+    off = f - y
+    return np.sign(off) * np.maximum(0.0, np.abs(off) - epsilon)
 
 
-def _set_number(loss: Loss, name: str, above: bool) -> None:
-    """Check a number of a loss, and store it as a float.
+def _logistic_conjugate(beta: Floats, y: Floats, c: Floats, _: float) -> Floats:
+    a = beta * y / c
+    inside = np.clip(a, 0.0, 1.0)
+    return _feasible(c * (_entropy(inside) + _entropy(1.0 - inside)), inside == a)
 
-    Raises:
-        ArgumentError: it is no finite number from 0, or above 0.
-    """
-    given = getattr(loss, name)
-    number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
-    if not number or not isfinite(given) or given < 0 or (above and not given):
-        bound = "above 0" if above else "from 0"
-        raise ArgumentError(
-            f"{type(loss).__name__} at {user_location()}: {name} must be a number {bound}, not "
-            f"{given!r}"
-        )
-    object.__setattr__(loss, name, float(given))
+
+def _hinge_conjugate(beta: Floats, y: Floats, c: Floats, _: float) -> Floats:
+    a = beta * y
+    return _feasible(-a, (a >= 0.0) & (a <= c))
+
+
+def _squared_hinge_conjugate(beta: Floats, y: Floats, c: Floats, _: float) -> Floats:
+    a = beta * y
+    return _feasible(a * a / (4.0 * c) - a, a >= 0.0)
+
+
+def _huber_value(f: Floats, y: Floats, threshold: float) -> Floats:
+    off = np.abs(f - y)
+    return np.where(off <= threshold, 0.5 * off * off, threshold * (off - 0.5 * threshold))
+
+
+squared = Loss(
+    "squared",
+    SQUARED,
+    value=lambda f, y, _: 0.5 * (f - y) ** 2,
+    slope=lambda f, y, _: f - y,
+    curvature=lambda f, y, _: np.ones_like(f),
+    conjugate=lambda beta, y, c, _: beta * (0.5 * beta / c - y),
+)
+logistic = Loss(
+    "logistic",
+    LOGISTIC,
+    value=lambda f, y, _: np.logaddexp(0.0, -y * f),
+    slope=lambda f, y, _: -y * sigmoid(-y * f),
+    curvature=lambda f, y, _: sigmoid(f) * sigmoid(-f),
+    conjugate=_logistic_conjugate,
+    classifies=True,
+)
+hinge = Loss(
+    "hinge",
+    HINGE,
+    value=lambda f, y, _: _margin(f, y),
+    slope=None,
+    curvature=None,
+    conjugate=_hinge_conjugate,
+    classifies=True,
+)
+squared_hinge = Loss(
+    "squared_hinge",
+    SQUARED_HINGE,
+    value=lambda f, y, _: _margin(f, y) ** 2,
+    slope=lambda f, y, _: -2.0 * y * _margin(f, y),
+    curvature=lambda f, y, _: np.where(y * f < 1.0, 2.0, 0.0),
+    conjugate=_squared_hinge_conjugate,
+    classifies=True,
+)
+
+
+def huber(threshold: float = 1.35) -> Loss:
+    """Return Huber's loss: squared up to a threshold, linear beyond."""
+    return Loss(
+        "huber",
+        HUBER,
+        value=_huber_value,
+        slope=lambda f, y, limit: np.clip(f - y, -limit, limit),
+        curvature=lambda f, y, limit: (np.abs(f - y) <= limit).astype(np.float64),
+        conjugate=lambda beta, y, c, limit: _feasible(
+            beta * (0.5 * beta / c - y), np.abs(beta) <= c * limit
+        ),
+        parameter=float(threshold),
+    )
+
+
+def epsilon_insensitive(epsilon: float = 0.0) -> Loss:
+    """Return the loss max(0, |f - y| - ε)."""
+    return Loss(
+        "epsilon_insensitive",
+        INSENSITIVE,
+        value=lambda f, y, e: np.abs(_excess(f, y, e)),
+        slope=None,
+        curvature=None,
+        conjugate=lambda beta, y, c, e: _feasible(e * np.abs(beta) - beta * y, np.abs(beta) <= c),
+        parameter=float(epsilon),
+    )
+
+
+def squared_epsilon_insensitive(epsilon: float = 0.0) -> Loss:
+    """Return the loss max(0, |f - y| - ε)²."""
+    return Loss(
+        "squared_epsilon_insensitive",
+        SQUARED_INSENSITIVE,
+        value=lambda f, y, e: _excess(f, y, e) ** 2,
+        slope=lambda f, y, e: 2.0 * _excess(f, y, e),
+        curvature=lambda f, y, e: np.where(np.abs(f - y) > e, 2.0, 0.0),
+        conjugate=lambda beta, y, c, e: e * np.abs(beta) - beta * y + beta * beta / (4.0 * c),
+        parameter=float(epsilon),
+    )
 
 
 __all__ = [
-    "EpsilonInsensitive", "Hinge", "Huber", "Logistic", "Loss", "Squared", "SquaredHinge",
+    "Floats", "Loss", "epsilon_insensitive", "hinge", "huber", "logistic", "sigmoid",
+    "squared", "squared_epsilon_insensitive", "squared_hinge",
 ]  # fmt: skip
