@@ -116,8 +116,8 @@ def add_turns(events: Iterable[TraceEvent], edges: Mapping[int, WindowEdge]) -> 
         turns.sort(key=lambda event: event.start)
         numbers = {name: i for i, name in enumerate(dict.fromkeys(e.name for e in turns))}
         for event in turns:
-            party = event.name.rpartition("/")[0]
-            found.append(replace(event, name=f"{party}/T{numbers[event.name]}"))
+            whose = event.name.rpartition("/")[0]
+            found.append(replace(event, name=f"{whose}/T{numbers[event.name]}"))
     return found
 
 
