@@ -57,6 +57,10 @@ class ParameterServer:
             "bsp", else 1.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
+        tables: variables, their names, or patterns: their rows lie in ranges on all servers, each
+            with its slots. Only rows that a turn looks up travel, and a window keeps those that it
+            uses beside the table. `["*"]` means all variables that are looked up by ids only, and
+            whose optimiser updates looked-up rows.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
         devices: a device for each server, then one for each worker; names may repeat. Default: the
@@ -80,6 +84,7 @@ class ParameterServer:
     aggregate: int | None = None
     window: int = 32
     workers: int | None = None
+    tables: Sequence[Tensor | str] = ()
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     line: Location = field(default_factory=user_location, init=False, repr=False)
@@ -97,6 +102,11 @@ class ParameterServer:
             raise ShardingError(
                 f"{self._where}: consistency must be one of {', '.join(map(repr, CONSISTENCIES))}, "
                 f"not {self.consistency!r}"
+            )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{self._where}: tables must be a list of variables, names or patterns, "
+                f'["*"], not {self.tables!r}'
             )
         self._check_staleness()
 
@@ -174,11 +184,11 @@ class ParameterServer:
         pieces = known or {}
         mesh = Mesh({PARTY: len(devices)}, devices)
         if strategy_of(graph) is None:
-            return divide_evaluation(graph, mesh, pieces)
+            return divide_evaluation(graph, mesh, pieces, devices[: self.servers], self.tables)
         rules = self._rules(workers)
         batch = batch_placeholders(graph, self.batch)
         sizes = MicroBatches(mesh, graph, batch, rules.turns)
-        cut = cut_step(graph, batch, sizes.symbols_of_batch)
+        cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
         homes = devices[: self.servers]
         before = {
             node: homes.index(own.nodes[0].device)

@@ -211,6 +211,64 @@ split_row_sums = register(
 # The owner of a piece -----------------------------------------------------------------------------
 
 
+def _infer_window(
+    ids: TensorSpec,
+    *first: TensorSpec,
+    start: int,
+    stop: int,
+    rows: int,
+    most: Size,
+    width: int = 0,
+) -> tuple[TensorSpec, ...]:
+    require_kind(ids, "int")
+    turns, lookups = ids.shape
+    dtype = as_dtype(key_dtype(stop - start))
+    size = minimum(lookups, stop - start)
+    return TensorSpec((most,), dtype), _INT, TensorSpec((turns, size), dtype)
+
+
+def _window_into(
+    xp: Any, outs: Any, ids: Any, *first: Any, start: int, stop: int, rows: int, most: int,
+    width: int = 0,
+) -> None:  # fmt: skip
+    keys, number, turns = outs
+    parts = []
+    for own in ids:
+        places = normalize_indices(xp, own, rows, 0)
+        if first:
+            places = first[0][places // width] + places % width
+        parts.append(xp.unique(places[(places >= start) & (places < stop)]))
+    every = xp.unique(xp.concatenate(parts)) if parts else xp.zeros(0, np.int64)
+    if every.shape[0] > keys.shape[0]:
+        raise ShapeError(f"{every.shape[0]} distinct rows, there is room for {keys.shape[0]}")
+    number[...] = every.shape[0]
+    _fill(keys, every - (start - 1))
+    for out, own in zip(turns, parts, strict=True):
+        _fill(out, xp.searchsorted(every, own) + 1)
+
+
+# For the owner of rows start to stop of a table of `rows`, given the ids of each turn, (turns, k):
+# the keys of all its rows that turns look up, padded to `most`; their number; and for each turn,
+# the keys of its rows among these, padded. Rows are positions, if the table is stored in ranges of
+# `width` rows whose first positions are a second input.
+window_rows = register(
+    Op(
+        "window_rows",
+        infer=_infer_window,
+        kernel=_kernel(_infer_window, _window_into),
+        into=_window_into,
+        cost=lambda ids, *first, **attrs: Cost(flops=ids.size * 16, bytes=ids.size * 64),
+        samples=(
+            sample(spec(I64, (2, 3)), start=1, stop=4, rows=4, most=3),
+            sample(
+                spec("int32", (2, 2)), spec(I64, (2,)), start=0, stop=2, rows=4, most=2, width=2,
+                make=lambda xs: [xs[0], np.array([2, 0])],
+            ),
+        ),
+    )
+)  # fmt: skip
+
+
 def _infer_read(x: TensorSpec, keys: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
     require_kind(keys, "int")
     return x.with_shape((keys.shape[0], *x.shape[1:])), _INT
@@ -334,5 +392,5 @@ def piece_sizes(count: Size, starts: Sequence[int]) -> tuple[Size, ...]:
 
 __all__ = [
     "key_dtype", "merge_keys", "merge_row_sums", "piece_sizes", "place_rows", "read_rows",
-    "route_rows", "split_row_sums",
+    "route_rows", "split_row_sums", "window_rows",
 ]  # fmt: skip

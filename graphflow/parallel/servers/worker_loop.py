@@ -9,6 +9,8 @@ import numpy as np
 
 from graphflow.frontend.concurrent_loops import Party
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.parallel.served_tables.party_tables import WorkerTables
+from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
 from graphflow.parallel.servers.routes import Route, State
@@ -27,6 +29,7 @@ class WorkerLoop:
             all workers, (K·W, b, …).
         outside: the values of other placeholders and variables that a turn reads.
         copy: writes nodes on the worker's device.
+        tables: the routes of tables.
     """
 
     def __init__(
@@ -38,8 +41,10 @@ class WorkerLoop:
         batches: Mapping[Node, Tensor],
         outside: Mapping[Node, Tensor],
         copy: PartyCopy,
+        tables: Sequence[TableRoute] = (),
     ) -> None:
         self._rules = rules
+        self._tables = WorkerTables(worker, tables, copy)
         self._worker = worker
         self._nodes = nodes
         self._ports = ports
@@ -95,6 +100,7 @@ class WorkerLoop:
                 value, state = pull.receive(party, self._worker, next(left))
                 mapped[variable.outputs[0]] = value
                 after.append(state)
+        pulled = self._tables.pull(party, mapped)
         self._copy.write(self._nodes, mapped)
         for port in self._ports:
             party.send(port.tickets[self._worker], number)
@@ -105,6 +111,7 @@ class WorkerLoop:
                 after.append(route.send(party, self._worker, value, next(left)))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
+        self._tables.push(party, mapped, pulled)
         return after
 
 
