@@ -188,6 +188,11 @@ class Op:
         in_place: `out` may be input 0's buffer. `into` then writes only elements that change, after
             all checks that could raise.
         alias: the output is input 0's memory under another shape.
+        counted: (number of inputs) -> for each input of which the op reads only the first rows, the
+            input that is their number.
+        leading: attrs -> the inputs whose first n rows, with all of the other inputs, make the
+            first n rows of the outputs. `into` then takes views of these rows. None: no such
+            inputs. Elementwise ops need none.
         pure: nodes may be merged, folded and run again. False for state, randomness and effects.
         random: the kernel takes `step=`, the session's step number.
         halves: the kernel takes float16 and bfloat16 as they are, since it only moves numbers or
@@ -220,6 +225,8 @@ class Op:
     elementwise: bool = False
     in_place: bool = False
     alias: bool = False
+    counted: Callable[[int], Mapping[int, int]] | None = None
+    leading: Callable[..., tuple[int, ...] | None] | None = None
     pure: bool = True
     random: bool = False
     halves: bool = False

@@ -30,7 +30,7 @@ def observe_turns(
     """Learn the seconds of the parties of each window that the steps ran.
 
     A worker's turns are observed one by one, `RECENT` of a step at most, evenly over the window. Of
-    a server, the mean over the pushes of a step is observed.
+    a server, the mean over the pushes of a step counts in the place of each.
 
     Args:
         bindings: the sizes of symbols in these steps.
@@ -54,7 +54,7 @@ def observe_turns(
                 picked = np.linspace(0, len(each) - 1, min(RECENT, len(each))).astype(int)
                 seconds = [each[k] for k in picked]
                 if i in rules.servers:
-                    seconds = [sum(each) / sum(rules.turns)]
+                    seconds = [sum(each) / sum(rules.turns)] * len(picked)
                 for one in seconds:
                     learned.observe(bucket, one * speed, work.turn)
 

@@ -40,7 +40,7 @@ class NoRecovery:
         """Run an operation on the workers, once."""
         return operation()
 
-    def on_worker_lost(self, error: WorkerLost) -> NoReturn:
+    def on_worker_lost(self, error: WorkerLost) -> None:
         """Refuse every call after a worker was lost.
 
         Raises:

@@ -51,6 +51,8 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.planning.migration import advance_check, has_drifted, migrate
+from graphflow.planning.mirror_devices import check_replicas
+from graphflow.planning.mirror_report import MirrorReport, report_mirrors
 from graphflow.planning.table_balance import balance_tables, find_row_moves
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
@@ -101,6 +103,9 @@ class Session:
         strict, rename: how the checkpoint's names meet the variables, as for `load`.
         rejoin: seconds to wait for a lost worker of another machine; then the session continues
             with the remaining ones. Default: 10.
+        replicas: 2 keeps a mirror of each variable in another process, on another host where there
+            are several, which changes with the same commit. When a worker is lost, another takes
+            its part at once, with the state of the last commit. See docs/checkpoints.md.
         metrics: address at which this process serves metrics to Prometheus, such as
             "127.0.0.1:9100"; default: `$GRAPHFLOW_METRICS`, else nowhere. See
             docs/observability.md.
@@ -109,8 +114,8 @@ class Session:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
         CheckpointError: the directory cannot be used.
         ModuleNotAllowed: a worker does not allow one of the modules.
-        ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does
-            not start.
+        ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, does not
+            start, or has fewer hosts or workers than replicas.
     """
 
     @passes_interrupts
@@ -132,6 +137,7 @@ class Session:
         strict: bool = True,
         rename: Mapping[str, str] | None = None,
         metrics: str | None = None,
+        replicas: int = 1,
     ) -> None:
         allowed = as_seconds(deadline)
         if not allowed:
@@ -151,8 +157,11 @@ class Session:
         check_environment()
         configure_by_environment()
         import_allowed(names)
+        used = cluster_of(cluster, plan)
+        with error_location("Session"):
+            copies = check_replicas(replicas, used)
         parts = open_session(
-            cluster_of(cluster, plan),
+            used,
             plan=plan,
             placer=placer,
             deadline=allowed,
@@ -162,6 +171,7 @@ class Session:
             check_finite=check_finite,
             policy=policy,
             metrics=metrics,
+            replicas=copies,
         )
         self._life, self._steps, self._state, self._planner = parts[:4]
         self._deployment, self._runner, self._recovery, self._runs_cached = parts[4:]
@@ -563,6 +573,12 @@ class Session:
         Training continues, and the next checkpoint is tried when it is due.
         """
         return self._recovery.error
+
+    def mirrors(self) -> MirrorReport:
+        """Report where the mirrors of variables are, and what they cost; see `replicas=`."""
+        self._life.check_not_reentrant()
+        with self._lock:
+            return report_mirrors(self._state, self._steps.last)
 
     @property
     def cluster(self) -> Cluster:

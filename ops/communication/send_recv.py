@@ -32,9 +32,10 @@ recv = register(
     )
 )
 
-# x, of which only the first `number` rows are in use; the others are zeros. An edge between devices
-# that carries it is ragged: only the rows in use travel. They are the distinct rows of a piece of
-# `piece` rows among `lookups` in a table of `rows`; `expected_rows` says how many that may be.
+# x, of which only the first `number` rows are in use: no reader depends on the others. An edge
+# between devices that carries it is ragged: only the rows in use travel. They are the distinct rows
+# of a piece of `piece` rows among `lookups` in a table of `rows`; `expected_rows` says how many
+# that may be.
 used_rows = register(
     Op(
         "used_rows",
@@ -42,6 +43,7 @@ used_rows = register(
         kernel=lambda xp, x, number, **attrs: x,
         cost=_no_cost,
         alias=True,
+        counted=lambda inputs: {0: 1},
     )
 )
 
@@ -53,6 +55,7 @@ send = register(
         infer=lambda x, *number, edge, target: TensorSpec((0,), np.dtype("bool")),
         cost=_no_cost,
         pure=False,
+        counted=lambda inputs: {0: 1} if inputs > 1 else {},
     )
 )
 

@@ -3,10 +3,10 @@
 A table's rows lie in one piece after the other, and each piece belongs to a device. A device that
 looks rows up asks each owner for distinct rows, by keys: 1 + the row's number in the owner's piece,
 in ascending order. Zeros behind the keys are padding, because buffers have room for the most
-distinct rows that there can be. Padding does not travel (`used_rows` in
+distinct rows that there can be. Padding does not travel, nor is it computed (`used_rows` in
 `communication/send_recv.py`).
 
-    ids ─route_rows→ keys of each owner ─read_rows→ rows ─place_rows→ a row for each id
+    ids ─route_rows→ keys of each owner ─count_keys, read_rows→ rows ─place_rows→ a row for each id
     gradients of these rows ─split_row_sums→ sums for each owner ┐
     keys of all who asked ─merge_keys→ distinct rows of the piece ┴─merge_row_sums→ their gradient
 
@@ -25,6 +25,8 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import Size, TensorSpec, as_dtype, equate, minimum, product, spec
 from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.sparse.distinct_numbers import find_distinct
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 
 I64 = "int64"
@@ -36,7 +38,7 @@ def key_dtype(rows: int) -> str:
     return "int32" if rows < np.iinfo(np.int32).max else I64
 
 
-def _kernel(infer: Any, into: Any) -> Any:
+def into_kernel(infer: Any, into: Any) -> Any:
     """Return a kernel that allocates its results and calls one that writes into them."""
 
     def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
@@ -50,7 +52,13 @@ def _kernel(infer: Any, into: Any) -> Any:
     return kernel
 
 
-def _fill(out: Any, part: Any) -> None:
+def _count_halves(inputs: int) -> dict[int, int]:
+    """Return which input counts the rows of which, if numbers come first and then pieces."""
+    pieces = inputs // 2
+    return {i + pieces: i for i in range(1, pieces + 1)}
+
+
+def fill_front(out: Any, part: Any) -> None:
     """Write some rows to the front of an array, and zeros behind them."""
     count = part.shape[0]
     out[:count] = part
@@ -86,14 +94,13 @@ def _route_into(
     rows = normalize_indices(xp, ids.reshape(-1), starts[-1], 0)
     if first:
         rows = first[0][rows // width] + rows % width
-    distinct, places = xp.unique(rows, return_inverse=True)
-    inverse[...] = places.reshape(-1)
+    distinct, inverse[...] = find_distinct(xp, rows, starts[-1])
     bounds = xp.searchsorted(distinct, xp.asarray(starts)).tolist()
     for number, out, start, (low, high) in zip(
         numbers, keys, starts, pairwise(bounds), strict=False
     ):
         number[...] = high - low
-        _fill(out, distinct[low:high] - (start - 1))
+        fill_front(out, distinct[low:high] - (start - 1))
 
 
 # The distinct rows among ids, (k,) int64: the position of each id among them; for each piece the
@@ -104,7 +111,7 @@ route_rows = register(
     Op(
         "route_rows",
         infer=_infer_route,
-        kernel=_kernel(_infer_route, _route_into),
+        kernel=into_kernel(_infer_route, _route_into),
         into=_route_into,
         cost=lambda ids, *first, starts, sizes, width=0: Cost(
             flops=ids.size * 16, bytes=ids.size * 64
@@ -138,7 +145,13 @@ def _place_into(xp: Any, out: Any, inverse: Any, *others: Any) -> None:
         return
     count = len(others) // 2
     parts = [rows[: int(n)] for n, rows in zip(others[:count], others[count:], strict=True)]
-    take_into(xp, out, xp.concatenate(parts) if count > 1 else parts[0], inverse, 0)
+    if count > 1:
+        shape = (sum(part.shape[0] for part in parts), *out.shape[1:])
+        every = scratch(xp, "rows", shape, out.dtype)
+        xp.concatenate(parts, out=every)
+    else:
+        every = parts[0]
+    take_into(xp, out, every, inverse, 0)
 
 
 # A row for each id, (k, …), given their positions among the distinct rows, and for each piece the
@@ -147,8 +160,9 @@ place_rows = register(
     Op(
         "place_rows",
         infer=_infer_place,
-        kernel=_kernel(_infer_place, _place_into),
+        kernel=into_kernel(_infer_place, _place_into),
         into=_place_into,
+        counted=_count_halves,
         cost=lambda inverse, *others: Cost(
             flops=0, bytes=_infer_place(inverse, *others).nbytes * 2 + inverse.nbytes
         ),
@@ -179,11 +193,12 @@ def _split_into(
     outs = outs if isinstance(outs, tuple) else (outs,)
     counts = [int(n) for n in numbers]
     width = int(product(g.shape[1:]))
-    total = xp.zeros((sum(counts), width), g.dtype)
+    total = scratch(xp, "rows", (sum(counts), width), g.dtype)
+    total[...] = 0
     combine_rows(xp, total, inverse, g.reshape(g.shape[0], width), "add")
     at = 0
     for out, count in zip(outs, counts, strict=True):
-        _fill(out, total[at : at + count].reshape(count, *g.shape[1:]))
+        fill_front(out, total[at : at + count].reshape(count, *g.shape[1:]))
         at += count
 
 
@@ -193,8 +208,9 @@ split_row_sums = register(
     Op(
         "split_row_sums",
         infer=_infer_split,
-        kernel=_kernel(_infer_split, _split_into),
+        kernel=into_kernel(_infer_split, _split_into),
         into=_split_into,
+        leading=lambda sizes: (),
         cost=lambda g, inverse, *numbers, sizes: Cost(
             flops=g.size, bytes=g.nbytes * 4 + inverse.nbytes
         ),
@@ -211,89 +227,52 @@ split_row_sums = register(
 # The owner of a piece -----------------------------------------------------------------------------
 
 
-def _infer_window(
-    ids: TensorSpec,
-    *first: TensorSpec,
-    start: int,
-    stop: int,
-    rows: int,
-    most: Size,
-    width: int = 0,
-) -> tuple[TensorSpec, ...]:
-    require_kind(ids, "int")
-    turns, lookups = ids.shape
-    dtype = as_dtype(key_dtype(stop - start))
-    size = minimum(lookups, stop - start)
-    return TensorSpec((most,), dtype), _INT, TensorSpec((turns, size), dtype)
+def _infer_count(keys: TensorSpec) -> TensorSpec:
+    require_kind(keys, "int")
+    return _INT
 
 
-def _window_into(
-    xp: Any, outs: Any, ids: Any, *first: Any, start: int, stop: int, rows: int, most: int,
-    width: int = 0,
-) -> None:  # fmt: skip
-    keys, number, turns = outs
-    parts = []
-    for own in ids:
-        places = normalize_indices(xp, own, rows, 0)
-        if first:
-            places = first[0][places // width] + places % width
-        parts.append(xp.unique(places[(places >= start) & (places < stop)]))
-    every = xp.unique(xp.concatenate(parts)) if parts else xp.zeros(0, np.int64)
-    if every.shape[0] > keys.shape[0]:
-        raise ShapeError(f"{every.shape[0]} distinct rows, there is room for {keys.shape[0]}")
-    number[...] = every.shape[0]
-    _fill(keys, every - (start - 1))
-    for out, own in zip(turns, parts, strict=True):
-        _fill(out, xp.searchsorted(every, own) + 1)
+def _count_into(xp: Any, out: Any, keys: Any) -> None:
+    out[...] = xp.count_nonzero(keys)
 
 
-# For the owner of rows start to stop of a table of `rows`, given the ids of each turn, (turns, k):
-# the keys of all its rows that turns look up, padded to `most`; their number; and for each turn,
-# the keys of its rows among these, padded. Rows are positions, if the table is stored in ranges of
-# `width` rows whose first positions are a second input.
-window_rows = register(
+# How many keys are not padding.
+count_keys = register(
     Op(
-        "window_rows",
-        infer=_infer_window,
-        kernel=_kernel(_infer_window, _window_into),
-        into=_window_into,
-        cost=lambda ids, *first, **attrs: Cost(flops=ids.size * 16, bytes=ids.size * 64),
+        "count_keys",
+        infer=_infer_count,
+        kernel=into_kernel(_infer_count, _count_into),
+        into=_count_into,
+        cost=lambda keys: Cost(flops=keys.size),
         samples=(
-            sample(spec(I64, (2, 3)), start=1, stop=4, rows=4, most=3),
-            sample(
-                spec("int32", (2, 2)), spec(I64, (2,)), start=0, stop=2, rows=4, most=2, width=2,
-                make=lambda xs: [xs[0], np.array([2, 0])],
-            ),
+            sample(spec("int32", (5,)), make=lambda xs: [np.array([1, 3, 4, 0, 0], np.int32)]),
         ),
     )
-)  # fmt: skip
+)
 
 
-def _infer_read(x: TensorSpec, keys: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+def _infer_read(x: TensorSpec, keys: TensorSpec) -> TensorSpec:
     require_kind(keys, "int")
-    return x.with_shape((keys.shape[0], *x.shape[1:])), _INT
+    return x.with_shape((keys.shape[0], *x.shape[1:]))
 
 
-def _read_into(xp: Any, outs: Any, x: Any, keys: Any) -> None:
-    rows, number = outs
+def _read_into(xp: Any, out: Any, x: Any, keys: Any) -> None:
     count = int(xp.count_nonzero(keys))
-    number[...] = count
     if count:
-        take_into(xp, rows[:count], x, keys[:count] - 1, 0)
-    rows[count:] = 0
+        take_into(xp, out[:count], x, keys[:count] - 1, 0)
+    out[count:] = 0
 
 
-# The rows of a piece that keys ask for, with zeros for padding; and their number.
+# The rows of a piece that keys ask for, with zeros for padding.
 read_rows = register(
     Op(
         "read_rows",
         infer=_infer_read,
-        kernel=_kernel(_infer_read, _read_into),
+        kernel=into_kernel(_infer_read, _read_into),
         into=_read_into,
-        cost=lambda x, keys: Cost(
-            flops=0, bytes=_infer_read(x, keys)[0].nbytes * 2 + keys.nbytes
-        ),
+        cost=lambda x, keys: Cost(flops=0, bytes=_infer_read(x, keys).nbytes * 2 + keys.nbytes),
         halves=True,
+        leading=lambda: (1,),
         samples=(
             sample(spec("float32", (4, 3)), spec("int32", (5,)),
                    make=lambda xs: [xs[0], np.array([1, 3, 4, 0, 0], np.int32)]),
@@ -317,13 +296,14 @@ def _merge_into(xp: Any, outs: Any, *keys: Any, size: int) -> None:
     rows, inverse, number = outs
     every = xp.concatenate(keys)
     (used,) = xp.nonzero(every)
-    distinct, places = xp.unique(every[used], return_inverse=True)
+    bound = int(every.max(initial=0)) + 1
+    distinct, places = find_distinct(xp, every[used], bound)
     if distinct.shape[0] > size:
         raise ShapeError(f"{distinct.shape[0]} distinct rows, there is room for {size}")
     number[...] = distinct.shape[0]
-    _fill(rows, distinct.astype(np.int64) - 1)
+    fill_front(rows, distinct - 1)
     inverse[...] = -1
-    inverse[used] = places.reshape(-1)
+    inverse[used] = places
 
 
 # The distinct rows that all devices ask a piece for, ascending and padded to `size`; the position
@@ -332,7 +312,7 @@ merge_keys = register(
     Op(
         "merge_keys",
         infer=_infer_merge,
-        kernel=_kernel(_infer_merge, _merge_into),
+        kernel=into_kernel(_infer_merge, _merge_into),
         into=_merge_into,
         cost=lambda *keys, size: Cost(
             flops=sum(k.size for k in keys) * 16, bytes=sum(k.size for k in keys) * 64
@@ -345,41 +325,51 @@ merge_keys = register(
 )  # fmt: skip
 
 
-def _infer_sums(inverse: TensorSpec, *gradients: TensorSpec, start: Size, size: Size) -> TensorSpec:
-    if not gradients:
-        raise ArgumentError("there are no gradients; give those of one device at least")
+def _infer_sums(
+    inverse: TensorSpec, *others: TensorSpec, starts: tuple[Size, ...], size: Size
+) -> TensorSpec:
+    gradients = others[len(starts) :]
+    if not starts or len(gradients) != len(starts):
+        raise ArgumentError(
+            f"{len(others)} numbers and gradients for {len(starts)} starts; give as many of each, "
+            "at least one"
+        )
     return gradients[0].with_shape((size, *gradients[0].shape[1:]))
 
 
-def _sums_into(xp: Any, out: Any, inverse: Any, *gradients: Any, start: int, size: int) -> None:
+def _sums_into(
+    xp: Any, out: Any, inverse: Any, *others: Any, starts: tuple[int, ...], size: int
+) -> None:
     out[...] = 0
     width = int(product(out.shape[1:]))
-    total = out.reshape(size, width)
-    for g in gradients:
-        places = inverse[start : start + g.shape[0]]
+    total = out.reshape(out.shape[0], width)
+    pieces = len(starts)
+    for start, number, g in zip(starts, others[:pieces], others[pieces:], strict=True):
+        places = inverse[start : start + min(int(number), g.shape[0])]
         places = places[places >= 0]
         count = places.shape[0]
         combine_rows(xp, total, places, g[:count].reshape(count, width), "add")
-        start += g.shape[0]
 
 
 # The gradient of the distinct rows of a piece, (size, …): the sum of what devices send, in their
-# order. Their keys begin at `start` among those of `merge_keys`, and each one's padding is at its
-# end.
+# order, given the number of rows of each, and these rows. The keys of each begin at one of `starts`
+# among those of `merge_keys`.
 merge_row_sums = register(
     Op(
         "merge_row_sums",
         infer=_infer_sums,
-        kernel=_kernel(_infer_sums, _sums_into),
+        kernel=into_kernel(_infer_sums, _sums_into),
         into=_sums_into,
-        cost=lambda inverse, *gradients, start, size: Cost(
-            flops=sum(g.size for g in gradients), bytes=sum(g.nbytes for g in gradients) * 3
+        counted=_count_halves,
+        leading=lambda starts, size: (),
+        cost=lambda inverse, *others, starts, size: Cost(
+            flops=sum(g.size for g in others), bytes=sum(g.nbytes for g in others) * 3
         ),
         samples=(
-            sample(spec(I64, (6,)), *[spec("float32", (3, 2))] * 2, start=0, size=4,
-                   make=lambda xs: [xs[0] % 4, *xs[1:]]),
-            sample(spec(I64, (6,)), *[spec("float32", (3, 2))] * 2, start=0, size=4,
-                   make=lambda xs: [np.array([0, 2, -1, 1, 2, 3]), *xs[1:]]),
+            sample(
+                spec(I64, (6,)), _INT, _INT, *[spec("float32", (3, 2))] * 2, starts=(0, 3), size=4,
+                make=lambda xs: [np.array([0, 2, -1, 1, 2, 3]), np.array(2), np.array(3), *xs[3:]],
+            ),
         ),
     )
 )  # fmt: skip
@@ -391,6 +381,6 @@ def piece_sizes(count: Size, starts: Sequence[int]) -> tuple[Size, ...]:
 
 
 __all__ = [
-    "key_dtype", "merge_keys", "merge_row_sums", "piece_sizes", "place_rows", "read_rows",
-    "route_rows", "split_row_sums", "window_rows",
+    "count_keys", "key_dtype", "merge_keys", "merge_row_sums", "piece_sizes", "place_rows",
+    "read_rows", "route_rows", "split_row_sums",
 ]  # fmt: skip

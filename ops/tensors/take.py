@@ -82,6 +82,7 @@ take_op = register(
             None,
         ),
         refuse=_refuse_take,
+        leading=lambda axis: None if axis else (1,),
         batch=batching.take,
         sharding=gather_sharding.take_rule,
         cost=lambda x, indices, axis: Cost(

@@ -28,6 +28,7 @@ from graphflow.runtime.protocol.coordinator_events import (
     Order,
 )
 from graphflow.runtime.wire.messages import (
+    Adopt,
     Array,
     Forget,
     Measure,
@@ -115,6 +116,8 @@ class RemoteHosts(RemoteSteps):
         for name in programs:
             for worker in self._programs.pop(name, DistributedProgram(())).workers:
                 there.setdefault(worker, []).append(name)
+        for worker in self.lost_workers():
+            there.pop(worker, None)
         if there:
             request = next(self._requests)
             orders = {
@@ -122,6 +125,12 @@ class RemoteHosts(RemoteSteps):
                 for worker, names in there.items()
             }
             self._ask(request, orders, REQUEST_SECONDS)
+
+    def adopt(self, worker: int, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
+        """Let mirrors on a worker take the place of variables that were lost."""
+        request = next(self._requests)
+        order = Order(Adopt(request, dict(moved), dict(copied)))
+        self._ask(request, {worker: order}, REQUEST_SECONDS)
 
     # Checkpoints ---------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
+from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _MAX_DEADLINE = 1e9  # seconds for workers to start; clocks and queues overflow at ten times as many
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
+_GONE_POLL_SECONDS = 0.001
 _REOPEN_SECONDS = 15.0  # for running workers to begin a session anew
 _STARTS = 3  # attempts to start local workers, if one is ended before the session is open
 _MEET_SECONDS = 5.0  # for running workers to reach each other
@@ -201,11 +203,23 @@ class WorkerMembership:
 
     def leave_draining(self) -> None:
         """Leave the workers that were asked to end. They count as lost, with their state."""
-        leaving = self.draining_workers()
-        self._close_on(leaving)
-        for worker in leaving:
-            if self._loop is not None:
-                self._loop.post(WorkerGone(worker, "it was asked to end", ended=False))
+        self.leave(self.draining_workers(), ASKED_TO_END)
+
+    def lost_workers(self) -> set[int]:
+        """Return the workers that were lost in this epoch."""
+        return set(self._loop.loss_reasons()) if self._loop is not None else set()
+
+    def leave(self, workers: Collection[int], reason: str) -> None:
+        """Leave some workers, which count as lost from then on, with their state."""
+        if not workers:
+            return
+        self._close_on(workers)
+        loop = self._require_loop()
+        for worker in workers:
+            loop.post(WorkerGone(worker, reason, ended=False))
+        until = time.monotonic() + _CLOSE_SECONDS
+        while not self.lost_workers().issuperset(workers) and time.monotonic() < until:
+            time.sleep(_GONE_POLL_SECONDS)
 
     def _close_on(self, workers: Collection[int]) -> None:
         """Close the session on some workers, so that they may end."""

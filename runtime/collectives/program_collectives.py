@@ -36,7 +36,6 @@ from graphflow.runtime.collectives.shared_memory_edges import (
     ShmEdge,
     ShmEdgeReceiver,
     ShmEdgeSender,
-    edges_that_fit,
 )
 from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import (
@@ -87,12 +86,12 @@ class ProgramCollectives:
     def edge_senders(
         self, target: str, peer: int, what: Mapping[int, Awaited], specs: Mapping[int, TensorSpec]
     ) -> dict[int, ShmEdgeSender]:
-        """Return the sender of each edge to a device of another worker that fits in shared memory.
+        """Return the sender of each edge to a device of another worker, through shared memory.
 
         Args:
             peer: the other worker.
             what: for each edge, how errors name a wait.
-            specs: spec of each edge.
+            specs: spec of each edge, as `edges_that_fit` selects them.
         """
         return self._open_edges(ShmEdgeSender, self.device, target, peer, what, specs)
 
@@ -111,7 +110,6 @@ class ProgramCollectives:
         what: Mapping[int, Awaited],
         specs: Mapping[int, TensorSpec],
     ) -> dict[int, EdgeEnd]:
-        specs = edges_that_fit(specs)
         if not specs:
             return {}
         counter_functions()

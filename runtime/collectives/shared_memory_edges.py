@@ -14,7 +14,7 @@ how tensors travel. A failed step discards these agreements, as it does those of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -35,6 +35,9 @@ from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 
 MAX_TENSOR_BYTES = 1 << 20
 """Largest tensor that goes through a slot. Beside a larger copy, a message costs little."""
+
+MAX_RAGGED_BYTES = 8 << 20
+"""Largest tensor on a ragged edge that goes through a slot. Most of its rows are not in use."""
 
 MAX_SLOT_BYTES = 32 << 20
 """Bytes of all slots between two devices. Edges that do not fit use messages."""
@@ -66,11 +69,18 @@ class EdgeOwner(Protocol):
         """Return the channel on which the two ends of an edge agree."""
 
 
-def edges_that_fit(specs: Mapping[int, TensorSpec]) -> dict[int, TensorSpec]:
-    """Return the edges between two devices that go through shared memory; equal at both ends."""
+def edges_that_fit(
+    specs: Mapping[int, TensorSpec], ragged: Collection[int] = ()
+) -> dict[int, TensorSpec]:
+    """Return the edges between two devices that go through shared memory; equal at both ends.
+
+    Args:
+        ragged: the edges on which only rows in use travel.
+    """
     found, left = {}, MAX_SLOT_BYTES
     for edge, spec in sorted(specs.items()):
-        if 0 < nbytes(spec) <= MAX_TENSOR_BYTES and _slot_bytes(spec) <= left:
+        most = MAX_RAGGED_BYTES if edge in ragged else MAX_TENSOR_BYTES
+        if 0 < nbytes(spec) <= most and _slot_bytes(spec) <= left:
             found[edge] = spec
             left -= _slot_bytes(spec)
     return found

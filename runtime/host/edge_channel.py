@@ -20,7 +20,11 @@ from graphflow.ops.communication.send_recv import RECEIVING_OPS, edges_of
 from graphflow.runtime.collectives.program_collectives import DeviceCollective, ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.ring_ends import LoopEdges, RingReceiver, RingSender
-from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
+from graphflow.runtime.collectives.shared_memory_edges import (
+    ShmEdgeReceiver,
+    ShmEdgeSender,
+    edges_that_fit,
+)
 from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
@@ -107,9 +111,9 @@ class CrossDeviceEdges:
                 continue
             if peer.kind != "cpu" or mine.kind != "cpu":
                 continue  # a GPU's tensors are in its own memory
+            ragged = _ragged_edges(nodes)
             sent, received = (
-                _edge_specs(nodes, "send", bindings),
-                _edge_specs(nodes, "recv", bindings),
+                edges_that_fit(_edge_specs(nodes, op, bindings), ragged) for op in ("send", "recv")
             )
             waits = {edge: Awaited(f"room for edge {edge} at {end}", peer.worker) for edge in sent}
             outward |= part.edge_senders(end, peer.worker, waits, sent)
@@ -188,6 +192,15 @@ def _edge_specs(nodes: list[Node], op: str, bindings: Mapping[str, int]) -> dict
         int(node.attrs["edge"]): (node.inputs or node.outputs)[0].spec.bind(bindings)
         for node in nodes
         if node.op.name == op
+    }
+
+
+def _ragged_edges(nodes: list[Node]) -> set[int]:
+    """Return the edges of send and receive nodes on which only rows in use travel."""
+    return {
+        int(node.attrs["edge"])
+        for node in nodes
+        if len(node.inputs) > 1 or node.attrs.get("ragged", False)
     }
 
 

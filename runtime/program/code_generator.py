@@ -22,9 +22,7 @@ from graphflow.ir.graph import Body, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.control_flow.control import call
-from graphflow.ops.kernels.fusion.region_kernels import (
-    is_jit_enabled,
-)
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
@@ -52,6 +50,7 @@ from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection
+from graphflow.runtime.program.rows_in_use import find_rows_in_use, has_counting_readers
 from graphflow.runtime.program.source_text import ProgramSource
 
 _EDGES = ("send", "recv")
@@ -120,8 +119,9 @@ class CpuCode:
             outside,
         )  # fmt: skip
         self._kernels = KernelEmitter(
-            layout, bindings, backend, self._operands, self.scope, self.compute, self.commit
-        )
+            layout, bindings, backend, self._operands, self.scope, self.compute, self.commit,
+            find_rows_in_use(partition, layout.specs),
+        )  # fmt: skip
         every = partition.checks == EVERY
         watch = (
             NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
@@ -207,7 +207,10 @@ class CpuCode:
         spec = self.layout.specs[tensor]
         fed = self._operands.feeds[tensor] = FeedBinding(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
-        self.scope[f"a{number}"] = received_tensor_check(node, spec)
+        short = not self.partition.checks and has_counting_readers(
+            tensor, self.graph.consumers[node]
+        )
+        self.scope[f"a{number}"] = received_tensor_check(node, spec, short)
         name = self._operands.names[tensor] = f"b{number}_0"
         if node.op.name == "recv_any":
             self.scope[f"e{number}"] = tuple(map(int, node.attrs["edges"]))

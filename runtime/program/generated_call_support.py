@@ -274,9 +274,20 @@ class ReceivedTensorCheck:
 class ReceivedRowsCheck(ReceivedTensorCheck):
     """Checks what a ragged edge brings, and puts zeros behind it up to the program's shape.
 
+    The array that it returns is valid until it is called again.
+
+    Args:
+        short: whether readers take the array as it comes, without zeros behind it.
+
     Raises:
         ProtocolError: it has more rows than that, or rows of another shape or dtype.
     """
+
+    def __init__(self, recv: Node, spec: TensorSpec, short: bool) -> None:
+        super().__init__(recv, spec)
+        self._short = short
+        self._padded: Any = None
+        self._used = 0  # rows of `_padded` that are not zeros
 
     def __call__(self, array: Any) -> Any:
         rows = array.shape[0] if array.ndim else -1
@@ -284,15 +295,25 @@ class ReceivedRowsCheck(ReceivedTensorCheck):
             return super().__call__(array)
         if array.shape[1:] != self.shape[1:] or array.dtype != self.dtype:
             return super().__call__(array)
-        padded = np.zeros(self.shape, self.dtype, like=array)
-        padded[:rows] = array
-        return padded
+        if self._short:
+            return array
+        if self._padded is None:
+            self._padded = np.zeros(self.shape, self.dtype, like=array)
+        self._padded[:rows] = array
+        self._padded[rows : self._used] = 0
+        self._used = rows
+        return self._padded
 
 
-def received_tensor_check(recv: Node, spec: TensorSpec) -> ReceivedTensorCheck:
-    """Return the check of what a receive brings."""
-    ragged = recv.attrs.get("ragged", False)
-    return ReceivedRowsCheck(recv, spec) if ragged else ReceivedTensorCheck(recv, spec)
+def received_tensor_check(recv: Node, spec: TensorSpec, short: bool = False) -> ReceivedTensorCheck:
+    """Return the check of what a receive brings.
+
+    Args:
+        short: whether readers of a ragged edge take an array with the rows in use only.
+    """
+    if recv.attrs.get("ragged", False):
+        return ReceivedRowsCheck(recv, spec, short)
+    return ReceivedTensorCheck(recv, spec)
 
 
 class Reshaped:

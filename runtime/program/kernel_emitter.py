@@ -37,6 +37,12 @@ from graphflow.runtime.program.generated_call_support import (
 )
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import ProgramSection
+from graphflow.runtime.program.rows_in_use import (
+    RowsInUse,
+    aligned_inputs,
+    can_slice,
+    region_rows,
+)
 
 
 class KernelEmitter:
@@ -46,6 +52,7 @@ class KernelEmitter:
         operands: addresses and names of the program's tensors.
         scope: global names of the generated functions; kernels are added to it.
         compute, commit: the sections.
+        rows_in_use: the tensors of which only some rows are computed.
 
     Attributes:
         plain_kernel_nodes: nodes that are computed by their op's own kernel.
@@ -60,6 +67,7 @@ class KernelEmitter:
         scope: dict[str, Any],
         compute: ProgramSection,
         commit: ProgramSection,
+        rows_in_use: RowsInUse,
     ) -> None:
         self.plain_kernel_nodes: list[Node] = []
         self._layout = layout
@@ -69,6 +77,7 @@ class KernelEmitter:
         self._scope = scope
         self._compute = compute
         self._commit = commit
+        self._rows_in_use = rows_in_use
         self._plain = not is_jit_enabled()
         self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
         self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
@@ -83,7 +92,8 @@ class KernelEmitter:
         task = fused.task
         part = self._commit if node in self._layout.deferred else self._compute
         tensors = (*fused.operands, *fused.results)
-        if not self._is_split_over_threads(task):
+        used = region_rows(fused, self._rows_in_use, self._layout.specs)
+        if used is None and not self._is_split_over_threads(task):
             self._emit_call(part, node, task, tensors, len(fused.results))
             return
         places = [self._operands.pointer_source(t) for t in tensors]
@@ -95,7 +105,7 @@ class KernelEmitter:
             fused.sizes,
             [p if isinstance(p, int) else None for p in places],
         )
-        self._scope[f"k{number}"] = launch.callable()
+        self._scope[f"k{number}"] = launch.callable() if used is None else launch
         moving = [
             self._operands.name(t)
             for t, p in zip(tensors, places, strict=True)
@@ -103,6 +113,8 @@ class KernelEmitter:
         ]
         if part is self._commit:
             moving = [self.keep_for_commit(node, name) for name in moving]
+        if used is not None:
+            moving.append(f"rows=int({self._operands.name(used[0])}) * {used[1]}")
         part.add_line(node, f"k{number}({', '.join(moving)})")
 
     def emit_sweep(self) -> None:
@@ -184,6 +196,8 @@ class KernelEmitter:
         if deferred is not None:
             inputs = [self.keep_for_commit(node, name) for name in inputs]
         names = [self._operands.name(t) for t in node.outputs]
+        if task is None and deferred is None and can_slice(node):
+            self._slice_rows(node, inputs, names)
         attrs = bind_attrs(node.attrs, self._bindings)
         specs = [t.spec for t in node.inputs]
         half = not node.op.halves and has_half(specs)
@@ -202,6 +216,20 @@ class KernelEmitter:
             self._commit.add_line(node, line)
         else:
             self._compute.add_line(node, line)
+
+    def _slice_rows(self, node: Node, inputs: list[str], outputs: list[str]) -> None:
+        """Let a line read and write only the rows in use of a node's inputs and outputs.
+
+        Args:
+            inputs, outputs: the names of the arrays; changed to those of views.
+        """
+        numbers = [self._rows_in_use.get(t) for t in node.outputs]
+        for i, number in enumerate(numbers):
+            if number is not None:
+                outputs[i] += f"[: int({self._operands.name(number)})]"
+        if numbers[0] is not None and all(number is numbers[0] for number in numbers):
+            for i in aligned_inputs(node, self._layout.specs):
+                inputs[i] += f"[: int({self._operands.name(numbers[0])})]"
 
     # The commit part ------------------------------------------------------------------------------
 

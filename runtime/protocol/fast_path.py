@@ -74,9 +74,11 @@ class FastPathCoordinator(CoordinatorMachine):
         apply."""
         request, step, order, workers, fed = steady
         same = SharedOrder.from_compute(order)
-        if same is None or self._operations or self._losses or self._fenced is not None:
+        if same is None or self._operations or self._fenced is not None:
             return None
         peers = self._peers
+        if self._losses and any(peers[worker].gone is not None for worker in workers):
+            return None
         for worker in workers:
             if not peers[worker].stream.is_clear or self._codecs[worker] is None:
                 return None

@@ -58,6 +58,7 @@ from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
     Ack,
+    Adopt,
     Broken,
     Chunk,
     Close,
@@ -479,7 +480,7 @@ class WorkerMachine:
             case Write():
                 arrays = session.take_arrays("value", message.request, [message.variable])
                 return [RunJob(name, message, 0, epoch, arrays)]
-            case Prepare() | Read() | Forget() | Save() | Measure() | Meet() | Probe():
+            case Prepare() | Read() | Forget() | Adopt() | Save() | Measure() | Meet() | Probe():
                 return [RunJob(name, message, 0, epoch)]
             case Close():
                 answer = session.reply(Ready(message.request))

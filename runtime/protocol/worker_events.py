@@ -16,6 +16,7 @@ from graphflow.runtime.wire.array_codec import Buffer
 from graphflow.runtime.wire.messages import (
     Abort,
     Ack,
+    Adopt,
     Array,
     Chunk,
     Close,
@@ -51,6 +52,7 @@ Job = (
     | Read
     | Write
     | Forget
+    | Adopt
     | Save
     | Measure
     | Meet

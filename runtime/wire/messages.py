@@ -309,6 +309,20 @@ class Forget(Message):
 
 
 @dataclass(frozen=True)
+class Adopt(Message):
+    """Lets mirrors take the place of the variables that they mirror.
+
+    Attributes:
+        moved: For each new name the variable that has this name from now on.
+        copied: For each new name the variable, which keeps its own, whose value it gets.
+    """
+
+    request: Count
+    moved: dict[str, str]
+    copied: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Measure(Message):
     """Asks for a calibration of the worker's machine.
 

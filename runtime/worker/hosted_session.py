@@ -46,6 +46,7 @@ from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.array_codec import BorrowedBuffer
 from graphflow.runtime.wire.messages import (
     Abort,
+    Adopt,
     Array,
     Chunk,
     Close,
@@ -321,6 +322,8 @@ class HostedSession:
                 self._save(run, job, host.snapshot(session))
             case Forget():
                 host.forget(session, job.programs, job.variables)
+            case Adopt():
+                host.adopt(session, job.moved, job.copied)
             case Measure():
                 return host.probe_speed() if job.probes else host.measure()
             case Meet():

@@ -105,8 +105,8 @@ def look_up(node: Node, pieces: ShardedVariable, ids: Tensor) -> Tensor:
         used = {"lookups": ids.size, "rows": ranges.rows, "piece": ranges.sizes[server]}
         sent = make_node(REGISTRY["used_rows"], (keys[server], numbers[server]), used).outputs[0]
         with origin_scope(node, "", piece.device):
-            rows, number = make_node(REGISTRY["read_rows"], (piece.outputs[0], sent), {}).outputs
-            parts.append(make_node(REGISTRY["used_rows"], (rows, number), used).outputs[0])
+            read = REGISTRY["read_rows"](piece.outputs[0], sent), REGISTRY["count_keys"](sent)
+            parts.append(make_node(REGISTRY["used_rows"], read, used).outputs[0])
     rows = make_node(REGISTRY["place_rows"], (inverse, *numbers, *parts), {}, node.name).outputs[0]
     shape = (*ids.shape, *node.specs[0].shape[ids.ndim :])
     made: Tensor = FUNCTIONS["reshape"](rows, shape)

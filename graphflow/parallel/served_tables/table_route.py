@@ -22,6 +22,7 @@ from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyCha
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, as_tensor, make_node
 from graphflow.ir.spec import Size, minimum, substitute
+from graphflow.ops.communication.send_recv import expected_rows
 from graphflow.ops.tensors.table_rows import piece_sizes
 from graphflow.parallel.mesh.row_ranges import RowRanges
 from graphflow.parallel.served_tables.table_selection import ServedTable
@@ -98,6 +99,17 @@ class TableRoute:
     def feeds(self) -> list[Node]:
         """The placeholders that the ids follow from."""
         return [node for node in self._id_nodes if node.op.name == "placeholder"]
+
+    def expected_bytes(self, server: int, guess: Callable[[Size], int]) -> int:
+        """Return the bytes of a server's rows that a turn looks up, if all rows are equally likely.
+
+        Args:
+            server: the number of the server.
+            guess: returns a number for a size.
+        """
+        (spec,) = self.table.node.specs
+        rows = expected_rows(guess(self.lookups), self.ranges.rows, self.ranges.sizes[server])
+        return round(rows * int(spec.nbytes) / self.ranges.rows)
 
     # The worker -----------------------------------------------------------------------------------
 
@@ -179,10 +191,7 @@ class TableRoute:
         keys, number, turns = make_node(
             REGISTRY["window_rows"], (ids, self._first()), attrs
         ).outputs
-        states = [
-            make_node(REGISTRY["read_rows"], (piece, keys), {}).outputs[0] for piece in pieces
-        ]
-        return WorkingSet(keys, number, turns, states)
+        return WorkingSet(keys, number, turns, [REGISTRY["read_rows"](p, keys) for p in pieces])
 
     def answer(
         self, party: Party, server: int, rows: WorkingSet, number: Tensor, mask: Tensor | None
@@ -270,24 +279,25 @@ class TableRoute:
         gradient of each."""
         keys = FUNCTIONS["take"](rows.turns, micro, 0)
         if self._aggregate == 1:
-            own = FUNCTIONS["astype"](keys[0], "int64")
-            places = FUNCTIONS["maximum"](own - 1, 0)
-            return places, FUNCTIONS["sum"](FUNCTIONS["astype"](own > 0, "int64")), sums[0]
+            places = FUNCTIONS["maximum"](FUNCTIONS["astype"](keys[0], "int64") - 1, 0)
+            return places, REGISTRY["count_keys"](keys[0]), sums[0]
         each = [keys[i] for i in range(self._aggregate)]
         size = minimum(sum((k.shape[0] for k in each), 0), rows.keys.shape[0])
         places, inverse, number = make_node(
             REGISTRY["merge_keys"], tuple(each), {"size": size}
         ).outputs
         parts = [sums[i] for i in range(self._aggregate)]
-        place = {"start": 0, "size": size}
-        total = make_node(REGISTRY["merge_row_sums"], (inverse, *parts), place).outputs[0]
+        counts = [REGISTRY["count_keys"](own) for own in each]
+        first = tuple(i * each[0].shape[0] for i in range(self._aggregate))
+        place = {"starts": first, "size": size}
+        inputs = (inverse, *counts, *parts)
+        total = make_node(REGISTRY["merge_row_sums"], inputs, place).outputs[0]
         return places, number, total * (1.0 / self._aggregate)
 
     def _rows_of_turn(self, rows: WorkingSet, number: Tensor) -> tuple[Tensor, Tensor]:
         """Return the table's rows of a micro-batch, padded, and their number."""
         keys = FUNCTIONS["take"](rows.turns, number, 0)
-        chosen, used = make_node(REGISTRY["read_rows"], (rows.states[-1], keys), {}).outputs
-        return chosen, used
+        return REGISTRY["read_rows"](rows.states[-1], keys), REGISTRY["count_keys"](keys)
 
     # Both -----------------------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ def _as_table(
             "its update moves all rows, or it is no table of gf.nn.embedding; take Adagrad, SGD "
             "without momentum, or an optimiser with sparse=True"
         )
+    if update.firsts:
+        return "a hash table finds its rows by an index, which servers have no part of"
     lookups = []
     for state in update.states:
         for reader in readers.get(state.outputs[0], ()):

@@ -32,6 +32,8 @@ class WindowTables:
     Attributes:
         routes: the route of each table.
         pieces: the pieces of tables and of their slots.
+        relays: in a pool, for each server but the first, the channels by which the first tells it
+            the next micro-batch of each worker.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class WindowTables:
                 existing = known.get(state)
                 self.pieces[state] = existing or make_pieces(state, names[state], ranges, homes)
         is_told = bool(tables) and rules.is_pool
-        self._relays: list[tuple[PartyChannel, ...]] = [
+        self.relays: list[tuple[PartyChannel, ...]] = [
             tuple(loops.channel((), "int32") for _ in range(turns.workers))
             for _ in range(len(homes) - 1 if is_told else 0)
         ]
@@ -87,7 +89,7 @@ class WindowTables:
             [self.pieces[state].nodes[server].outputs[0] for state in route.table.states]
             for route in self.routes
         ]
-        relays = self._relays if server == 0 else self._relays[server - 1 : server]
+        relays = self.relays if server == 0 else self.relays[server - 1 : server]
         return ServerTables(
             server, self._rules, self.routes, pieces, batches, outside, copy, relays
         )

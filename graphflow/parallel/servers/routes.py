@@ -2,7 +2,8 @@
 
 A push route carries a gradient, or what else crosses the cut, from each worker to a server. A pull
 route carries a variable's value back. Each has channels of its own, and may carry state from turn
-to turn at both ends. `make_push` and `make_pull` decide which route a tensor takes.
+to turn at both ends. `make_push` and `make_pull` decide which route a tensor takes, and
+`may_share_push` and `may_share_pull` whether small tensors travel in one message.
 
 A state is a list of tensors. Its first values are those of variables, which the window assigns
 when it ends (`worker_states`, `server_states`).
@@ -116,27 +117,44 @@ class PullRoute:
 Route = PushRoute | PullRoute
 
 
+def may_share_push(push: PushedTensor) -> bool:
+    """Return True if a pushed tensor may share a message with others; such a message has a plain
+    route."""
+    return True
+
+
+def may_share_pull(variable: Node) -> bool:
+    """Return True if a variable may share a message with others when it is pulled; such a message
+    has a plain route."""
+    return True
+
+
 def make_push(
-    loops: ConcurrentLoops, push: PushedTensor | None, spec: TensorSpec, workers: int
+    loops: ConcurrentLoops, pushes: Sequence[PushedTensor], spec: TensorSpec, workers: int
 ) -> PushRoute:
-    """Return the route of a pushed tensor.
+    """Return the route of pushed tensors.
 
     Args:
         loops: the loops of the window.
-        push: the tensor, in the step; None: for a fetch.
-        spec: its spec in a turn.
+        pushes: the tensors that share the message, in the step; none for a fetch.
+        spec: the spec of the message in a turn.
         workers: the number of workers.
     """
     return PushRoute(loops, spec, workers)
 
 
-def make_pull(loops: ConcurrentLoops, variable: Node, workers: int) -> PullRoute:
-    """Return the route by which workers pull a variable."""
-    return PullRoute(loops, variable.specs[0], workers)
+def make_pull(
+    loops: ConcurrentLoops, variables: Sequence[Node], spec: TensorSpec, workers: int
+) -> PullRoute:
+    """Return the route by which workers pull variables that share a message of a spec."""
+    return PullRoute(loops, spec, workers)
 
 
 def _channels(loops: ConcurrentLoops, spec: TensorSpec, workers: int) -> tuple[PartyChannel, ...]:
     return tuple(loops.channel(spec.shape, spec.dtype.name) for _ in range(workers))
 
 
-__all__ = ["PullRoute", "PushRoute", "Route", "State", "make_pull", "make_push"]
+__all__ = [
+    "PullRoute", "PushRoute", "Route", "State", "make_pull", "make_push", "may_share_pull",
+    "may_share_push",
+]  # fmt: skip

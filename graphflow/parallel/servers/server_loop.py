@@ -18,6 +18,7 @@ from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyCha
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.parallel.served_tables.party_tables import ServerTables, States
 from graphflow.parallel.served_tables.table_route import WorkingSet
+from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.consistency import Rules, one_hot
 from graphflow.parallel.servers.routes import PullRoute, PushRoute
 from graphflow.parallel.servers.server_update import ServerUpdate
@@ -29,17 +30,17 @@ class ServerPorts(NamedTuple):
 
     Attributes:
         tickets: for each worker, the channel of the numbers of the micro-batches that it pushes.
-        pushes: the route of each pushed tensor.
+        pushes: the route of each bundle of pushed tensors.
         fetched: the routes of what turns compute for fetches.
-        pulls: the route of each variable that workers pull.
+        pulls: the route of each bundle of variables that workers pull.
         numbers: for each worker, the channel of the next micro-batch, -1 for none; only of the
             first server of a pool.
     """
 
     tickets: Sequence[PartyChannel]
-    pushes: Mapping[PushedTensor, PushRoute]
+    pushes: Mapping[Bundle[PushedTensor], PushRoute]
     fetched: Mapping[Tensor, PushRoute]
-    pulls: Mapping[Node, PullRoute]
+    pulls: Mapping[Bundle[Node], PullRoute]
     numbers: Sequence[PartyChannel]
 
 
@@ -102,6 +103,7 @@ class ServerLoop:
         self._first = values
         self._outside = outside
         self._order = order
+        self._pushes = [push for bundle in ports.pushes for push in bundle.items]
         self._states: list[Node] = [
             *(v for route in ports.pushes.values() for v in route.server_states()),
             *(v for route in ports.pulls.values() for v in route.server_states()),
@@ -175,10 +177,8 @@ class ServerLoop:
         stacked: list[Tensor] = []
         before = self._rules.aggregate - 1
         if before:
-            zeros = [
-                FUNCTIONS["zeros"](route.spec.shape, route.spec.dtype.name)
-                for route in self._ports.pushes.values()
-            ]
+            specs = [push.value.spec for push in self._pushes]
+            zeros = [FUNCTIONS["zeros"](spec.shape, spec.dtype.name) for spec in specs]
 
             def take(state: Any, order: Tensor) -> Any:
                 light, pushed, row = self._take(party, state[0], order, number, held)
@@ -191,7 +191,7 @@ class ServerLoop:
         share = 1.0 / self._rules.aggregate
         means = {
             push: total * share if before else total
-            for push, total in zip(self._ports.pushes, totals, strict=True)
+            for push, total in zip(self._pushes, totals, strict=True)
         }
         after, computed, read = self._update.apply(held, means, self._outside)
         rows = [FUNCTIONS["expand_dims"](each, 0) for each in row]
@@ -217,9 +217,10 @@ class ServerLoop:
         """
         which, micro = party.merge(self._ports.tickets, wanted)
         pushed, states = [], []
-        for (push, route), state in zip(self._ports.pushes.items(), light["pushes"], strict=True):
-            value, state = route.take(party, which, state)
-            pushed.append(self._update.prepare(push, value, which, held, light["update"]))
+        for (bundle, route), state in zip(self._ports.pushes.items(), light["pushes"], strict=True):
+            message, state = route.take(party, which, state)
+            for push, value in zip(bundle.items, bundle.split(message), strict=True):
+                pushed.append(self._update.prepare(push, value, which, held, light["update"]))
             states.append(state)
         fetched = [route.take(party, which, [])[0] for route in self._ports.fetched.values()]
         own = one_hot(which, self._rules.turns.workers)
@@ -270,8 +271,9 @@ class ServerLoop:
     ) -> Any:
         """Send the values of variables to the workers of a mask, or to all."""
         states = []
-        for (variable, route), state in zip(self._ports.pulls.items(), light["pulls"], strict=True):
-            states.append(route.answer(party, values[variable], mask, state))
+        for (bundle, route), state in zip(self._ports.pulls.items(), light["pulls"], strict=True):
+            message = bundle.join([values[variable] for variable in bundle.items])
+            states.append(route.answer(party, message, mask, state))
         light = {**light, "pulls": states}
         if mask is None:
             return light

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from graphflow.base.formatting import show_count
 from graphflow.ir.op import Node
 from graphflow.ir.spec import product
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
@@ -41,23 +44,38 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
                     )
                 )
 
-        for push, route in port.pushes.items():
-            cause = push.value.node if push.variable is None else push.variable
-            record("push", window.name_of(cause), cause, route.nbytes)
+        for pushes, route in port.pushes.items():
+            causes = [p.variable or p.value.node for p in pushes.items]
+            record("push", _describe(window, causes), causes[0], route.nbytes)
         for tensor, route in port.fetched.items():
             record("fetch", tensor.node.name, tensor.node, _guess(window, route))
-        for variable, pull in port.pulls.items():
-            record("pull", window.name_of(variable), variable, pull.nbytes)
+        for variables, pull in port.pulls.items():
+            record("pull", _describe(window, variables.items), variables.items[0], pull.nbytes)
         for variable in window.dealt.carried[server]:
             home = window.dealt.server[variable]
             if window.device(home) != window.device(server):
                 record(
                     "state", window.name_of(variable), variable, int(variable.specs[0].nbytes), 1
                 )
+        for rows in window.tables.routes:
+            table = rows.table.node
+            size = rows.expected_bytes(server, window.sizes.guess)
+            record("rows", window.name_of(table), table, size)
+            record("gradients", window.name_of(table), table, size)
+        if window.tables.relays and server == 0:
+            for other in range(1, window.servers):
+                if window.device(other) != window.device(0):
+                    total = window.rules.turns.total
+                    record("number", f"micro-batch of server {other}", window.node, 4, total)
         record("number", "micro-batch", window.node, TICKET_BYTES)
         if port.numbers:
             record("number", "next micro-batch", window.node, TICKET_BYTES)
     return tuple(records), tuple(fetched)
+
+
+def _describe(window: ServedWindow, nodes: Sequence[Node]) -> str:
+    """Return the name of what travels in one message."""
+    return window.name_of(nodes[0]) if len(nodes) == 1 else show_count(len(nodes), "tensor")
 
 
 def _guess(window: ServedWindow, route: PushRoute) -> int:

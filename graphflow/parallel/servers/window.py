@@ -18,11 +18,18 @@ from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
 from graphflow.parallel.served_tables.party_tables import ServerTables
 from graphflow.parallel.served_tables.window_tables import WindowTables
+from graphflow.parallel.servers.bundles import make_bundles
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import Dealt
 from graphflow.parallel.servers.micro_batches import MicroBatches, row_of, whole_feed
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import Route, make_pull, make_push
+from graphflow.parallel.servers.routes import (
+    Route,
+    make_pull,
+    make_push,
+    may_share_pull,
+    may_share_push,
+)
 from graphflow.parallel.servers.server_loop import (
     ServedResults,
     ServerLoop,
@@ -176,11 +183,19 @@ class ServedWindow:
         return ServerPorts(
             make_tickets(loops, workers),
             {
-                push: make_push(loops, push, self._in_turn(push.value.spec), workers)
-                for push in self._updates[server].pushes
+                bundle: make_push(loops, bundle.items, bundle.spec, workers)
+                for bundle in make_bundles(
+                    (push, self._in_turn(push.value.spec), may_share_push(push))
+                    for push in self._updates[server].pushes
+                )
             },
-            {t: make_push(loops, None, self._in_turn(t.spec), workers) for t in fetched},
-            {v: make_pull(loops, v, workers) for v in dict.fromkeys(read)},
+            {t: make_push(loops, (), self._in_turn(t.spec), workers) for t in fetched},
+            {
+                bundle: make_pull(loops, bundle.items, bundle.spec, workers)
+                for bundle in make_bundles(
+                    (v, v.specs[0], may_share_pull(v)) for v in dict.fromkeys(read)
+                )
+            },
             make_tickets(loops, workers) if is_queue else (),
         )
 

@@ -15,6 +15,7 @@ from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
 from graphflow.parallel.servers.routes import Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
+from graphflow.parallel.servers.step_cut import PushedTensor
 
 
 class WorkerLoop:
@@ -96,23 +97,30 @@ class WorkerLoop:
         mapped = {node.outputs[0]: row for node, row in zip(self._batches, rows, strict=True)}
         mapped |= {node.outputs[0]: value for node, value in self._outside.items()}
         for port in self._ports:
-            for variable, pull in port.pulls.items():
-                value, state = pull.receive(party, self._worker, next(left))
-                mapped[variable.outputs[0]] = value
+            for variables, pull in port.pulls.items():
+                message, state = pull.receive(party, self._worker, next(left))
+                tensors = [variable.outputs[0] for variable in variables.items]
+                mapped |= zip(tensors, variables.split(message), strict=True)
                 after.append(state)
         pulled = self._tables.pull(party, mapped)
         self._copy.write(self._nodes, mapped)
         for port in self._ports:
             party.send(port.tickets[self._worker], number)
-            for push, route in port.pushes.items():
-                value = mapped[push.value]
-                if push.is_difference and push.variable is not None:
-                    value = value - mapped[push.variable.outputs[0]]
-                after.append(route.send(party, self._worker, value, next(left)))
+            for pushes, route in port.pushes.items():
+                message = pushes.join([_pushed_value(push, mapped) for push in pushes.items])
+                after.append(route.send(party, self._worker, message, next(left)))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
         self._tables.push(party, mapped, pulled)
         return after
+
+
+def _pushed_value(push: PushedTensor, mapped: Mapping[Tensor, Tensor]) -> Tensor:
+    """Return what a worker pushes."""
+    value = mapped[push.value]
+    if push.is_difference and push.variable is not None:
+        value = value - mapped[push.variable.outputs[0]]
+    return value
 
 
 __all__ = ["WorkerLoop"]

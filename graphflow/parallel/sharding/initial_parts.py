@@ -26,7 +26,7 @@ def initial_part(
         shared: the initial values that shards share; gets that of this variable.
     """
     initial = node.attrs["initial"]
-    if isinstance(initial, Initializer) and initial.kind == "constant":
+    if isinstance(initial, Initializer) and initial.kind in ("constant", "hashed"):
         return replace(initial, shape=shape)
     if isinstance(initial, ReplicaRows):
         return initial.first_rows(shape[0])

@@ -1,21 +1,22 @@
 """Lookups and updates of tables by the owners of rows: keys, rows and gradients between places.
 
     place that looks up                          owner of some rows
-    ids ─route_rows→ keys        ──keys──→       ─read_rows→ rows
+    ids ─route_rows→ keys        ──keys──→       ─count_keys, read_rows→ rows
     ─place_rows→ a row for each id ←──rows──
     gradients ─split_row_sums→ sums ──gradients──→ ─merge_keys, merge_row_sums→ gradient
                                                  the optimiser's nodes, on the rows asked for
 
 Distinct rows travel, once in each direction, and only the rows in use of a buffer do
-(`used_rows`). Places that have the same ids, because the batch is not split along the table's mesh
-axis, know each other's keys and gradients: then only rows travel.
+(`used_rows`); the others are not computed either. Places that have the same ids, because the batch
+is not split along the table's mesh axis, know each other's keys and gradients: then only rows
+travel.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, TypeVar
 
 from graphflow.ir.op import REGISTRY, Node, Tensor, as_tensor, make_node
@@ -69,16 +70,21 @@ class RowExchange:
             return False
         table, ids = node.inputs
         self._complete_sums(node, node.inputs)
-        found = self._route(table.node, ids, node)
+        self._emit_rows(node, table.node, self._route(table.node, ids, node))
+        return True
+
+    def _emit_rows(self, node: Node, table: Node, found: LookupRoutes) -> None:
+        """Write a node whose output has the row of each id."""
         sent: dict[SentTensor, float] = {}
         asked: dict[SentTensor, float] = {}
-        shards = [self._look_up(node, found, place, asked, sent) for place in self._mesh.places]
+        shards = [
+            self._look_up(node, table, found, place, asked, sent) for place in self._mesh.places
+        ]
         self._log(node, "keys", asked)
         self._log(node, "rows", sent)
-        rest = (WHOLE,) * (table.ndim - 1)
+        rest = (WHOLE,) * (table.specs[0].rank - 1)
         layout = Layout((*found.ids.layout.dims, *rest))
         self._values[node.outputs[0]] = ShardedTensor(node.specs[0], layout, tuple(shards))
-        return True
 
     # Lookups --------------------------------------------------------------------------------------
 
@@ -108,7 +114,7 @@ class RowExchange:
     def _route_at(self, table: Node, ids: Tensor, place: Place, cause: Node) -> RowRoute:
         """Find the distinct rows that a place looks up."""
         starts = self._starts(table)
-        sizes = piece_sizes(ids.size, starts)
+        sizes = self._most_keys(table, ids)
         ranges = self._row_split(table).ranges
 
         def build() -> RowRoute:
@@ -125,23 +131,18 @@ class RowExchange:
         return self._build_once(cause, place, ("route", table, ids), build)
 
     def _look_up(
-        self,
-        node: Node,
-        found: LookupRoutes,
-        place: Place,
-        asked: dict[SentTensor, float],
-        sent: dict[SentTensor, float],
-    ) -> Tensor:
+        self, node: Node, table: Node, found: LookupRoutes, place: Place,
+        asked: dict[SentTensor, float], sent: dict[SentTensor, float],
+    ) -> Tensor:  # fmt: skip
         """Return the rows that a place looks up; records the keys and rows that travel."""
-        table, axis = node.inputs[0].node, self._tables.axes[node.inputs[0].node]
-        route = self._part_at(found.routes, place)
+        axis, route = self._tables.axes[table], self._part_at(found.routes, place)
         parts = []
         for number, owner in enumerate(self._mesh.group(place, axis)):
             source = place if axis in found.batch_axes else owner
             keys = self._keys(found, number, source, owner)
             asking = self._part_at(found.ids.shards, source)
-            rows, used = self._read(node, table, owner, keys, asking)
-            parts.append(rows if owner == place else used)
+            used = self._read(node, table, owner, keys, asking)
+            parts.append(used)
             if owner != place:
                 sent |= self._row_bytes(node, used, owner, place)
             if source != owner:
@@ -161,19 +162,32 @@ class RowExchange:
         route = self._part_at(found.routes, source)
         return route.keys[number] if source == owner else route.sent[number]
 
-    def _read(
-        self, node: Node, table: Node, owner: Place, keys: Tensor, ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the rows that keys, those of some ids, ask an owner for, padded; and the same as
-        they travel."""
-        number = self._mesh.coordinate(owner, self._tables.axes[table])
+    def _read(self, node: Node, table: Node, owner: Place, keys: Tensor, ids: Tensor) -> Tensor:
+        """Return the rows that keys, those of some ids, ask an owner for."""
         shard = self._part_at(self._values[table.outputs[0]].shards, owner)
+        return self._read_at(node, table, owner, shard, keys, ids)
 
-        def build() -> tuple[Tensor, Tensor]:
-            rows, used = make_node(REGISTRY["read_rows"], (shard, keys), {}).outputs
-            return rows, self._mark_used(table, ids, [rows], [used], number)[0]
+    def _read_at(
+        self, node: Node, table: Node, owner: Place, shard: Tensor, keys: Tensor, ids: Tensor
+    ) -> Tensor:
+        """Return the rows of an owner's tensor that keys, those of some ids, ask for."""
+        number = self._mesh.coordinate(owner, self._tables.axes[table])
+
+        def build() -> Tensor:
+            used = self._count(node, keys, owner)
+            rows = make_node(REGISTRY["read_rows"], (shard, keys), {}).outputs[0]
+            return self._mark_used(table, ids, [rows], [used], number)[0]
 
         return self._build_once(node, owner, ("read", shard, keys), build)
+
+    def _count(self, cause: Node, keys: Tensor, owner: Place) -> Tensor:
+        """Return the number of rows that keys ask an owner for."""
+
+        def build() -> Tensor:
+            number: Tensor = make_node(REGISTRY["count_keys"], (keys,), {}).outputs[0]
+            return number
+
+        return self._build_once(cause, owner, ("count", keys), build)
 
     # Updates --------------------------------------------------------------------------------------
 
@@ -235,9 +249,9 @@ class RowExchange:
             for source in self._mesh.group(owner, *found.batch_axes):
                 part = self._sums_at(update, lookup, gradient, source)[number]
                 keys.append(self._keys(found, number, source, owner))
-                own.append(part[0] if source == owner else part[1])
+                own.append(part)
                 if source != owner:
-                    sent |= self._row_bytes(lookup.sums, part[1], source, owner)
+                    sent |= self._row_bytes(lookup.sums, part, source, owner)
             sums.append(own)
         shard = self._part_at(self._values[update.table.outputs[0]].shards, owner)
 
@@ -249,48 +263,54 @@ class RowExchange:
 
     def _sums_at(
         self, update: RowUpdate, lookup: RowLookup, gradient: ShardedTensor, place: Place
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Return, for each owner, the sums of a place's gradients, padded; and as they travel."""
+    ) -> list[Tensor]:
+        """Return, for each owner, the sums of a place's gradients."""
         found = self._route(update.table, lookup.ids, lookup.sums)
         route, part = self._part_at(found.routes, place), self._part_at(gradient.shards, place)
         ids = self._part_at(found.ids.shards, place)
 
-        def build() -> list[tuple[Tensor, Tensor]]:
+        def build() -> list[Tensor]:
             flat = _reshape(part, (ids.size, *part.shape[ids.ndim :]))
-            sizes = piece_sizes(ids.size, self._starts(update.table))
+            sizes = self._most_keys(update.table, ids)
             inputs = (flat, route.inverse, *route.numbers)
             made = make_node(REGISTRY["split_row_sums"], inputs, {"sizes": sizes}).outputs
-            used = self._mark_used(update.table, ids, made, route.numbers)
-            return [*zip(made, used, strict=True)]
+            return self._mark_used(update.table, ids, made, route.numbers)
 
         return self._build_once(lookup.sums, place, ("sums", route, part), build)
 
     def _compute_rows(
-        self,
-        update: RowUpdate,
-        keys: Sequence[Tensor],
-        sums: Sequence[Sequence[Tensor]],
-        shard: Tensor,
-        owner: Place,
-    ) -> dict[Tensor, Tensor]:
+        self, update: RowUpdate, keys: Sequence[Tensor], sums: Sequence[Sequence[Tensor]],
+        shard: Tensor, owner: Place,
+    ) -> dict[Tensor, Tensor]:  # fmt: skip
         """Write an update's nodes on the distinct rows that an owner was asked for."""
         count: Size = sum((k.shape[0] for k in keys[1:]), keys[0].shape[0])
         size = minimum(count, shard.shape[0])
         merged = make_node(REGISTRY["merge_keys"], tuple(keys), {"size": size})
         rows, inverse, number = merged.outputs
         now: dict[Tensor, Tensor] = {update.rows: rows, update.number: number}
-        start: Size = 0
+        counts = iter([self._count(update.results[-1], each, owner) for each in keys])
+        starts = accumulate((each.shape[0] for each in keys), initial=0)
         for lookup, own in zip(update.lookups, sums, strict=True):
-            place = {"start": start, "size": size}
-            made = make_node(REGISTRY["merge_row_sums"], (inverse, *own), place)
+            inputs = (inverse, *islice(counts, len(own)), *own)
+            place = {"starts": tuple(islice(starts, len(own))), "size": size}
+            made = make_node(REGISTRY["merge_row_sums"], inputs, place)
             now[lookup.sums.outputs[0]] = made.outputs[0]
-            start = sum((part.shape[0] for part in own), start)
+        return self._copy_update(update, now, size, owner)
+
+    def _copy_update(
+        self, update: RowUpdate, now: dict[Tensor, Tensor], size: Size, owner: Place
+    ) -> dict[Tensor, Tensor]:
+        """Write the nodes that compute an update's rows, of which there are at most `size`.
+
+        Args:
+            now: what stands at the owner for the tensors that the nodes read; they add their own.
+        """
         for node in update.computed:
-            inputs = [now[t] if t in now else self._value_at(t, owner) for t in node.inputs]
+            given = [now[t] if t in now else self._value_at(t, owner) for t in node.inputs]
             attrs = node.attrs
             if node.op.name == "reshape":
                 attrs = {"shape": (size, *node.attrs["shape"][1:])}
-            made = make_node(node.op, tuple(inputs), attrs, node.name)
+            made = make_node(node.op, tuple(given), attrs, node.name)
             now.update(zip(node.outputs, made.outputs, strict=True))
         return {node.outputs[0]: now[node.outputs[0]] for node in update.results}
 
@@ -324,6 +344,10 @@ class RowExchange:
         split = self._row_split(table)
         starts = [int(self._resharder.partitioner.piece(rows, split, p).start) for p in group]
         return (*starts, int(rows))
+
+    def _most_keys(self, table: Node, ids: Tensor) -> tuple[Size, ...]:
+        """Return the most keys of each owner among some ids."""
+        return piece_sizes(ids.size, self._starts(table))
 
     def _mark_used(
         self,

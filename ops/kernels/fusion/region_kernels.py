@@ -246,7 +246,14 @@ class KernelLaunch:
             self._function, *self._given[0], ctypes.c_int64(0), ctypes.c_int64(self._rows)
         )
 
-    def __call__(self, *arrays: Any) -> None:
+    def __call__(self, *arrays: Any, rows: int | None = None) -> None:
+        """Run the kernel.
+
+        Args:
+            arrays: the operands without an address.
+            rows: the first units of work to do; None for all.
+        """
+        rows = self._rows if rows is None else rows
         for (i, size, dtype), array in zip(self._moving, arrays, strict=True):
             # A native function does not check its pointers.
             if array.size != size or array.dtype != dtype:
@@ -260,10 +267,10 @@ class KernelLaunch:
         if self._parts > 1:
             pool = current_pool()
             if pool is not None and pool.threads > 1:
-                self._split(pool.run, min(self._parts, pool.threads, _MOST_PARTS))
+                self._split(pool.run, min(self._parts, pool.threads, _MOST_PARTS), rows)
                 return
-        if self._rows:
-            self._alone()
+        if rows:
+            self._function(*self._given[0], 0, rows)
 
     def callable(self) -> Callable[..., None]:
         """Return the launch as a function: the native one itself if nothing is left to decide."""
@@ -272,9 +279,11 @@ class KernelLaunch:
         self._alone.__dict__["launch"] = self  # keeps the tables alive that it points to
         return self._alone
 
-    def _split(self, run: Callable[[Callable[[int], None], int], None], parts: int) -> None:
-        units = -(-self._rows // self._unit)
-        bounds = [min(units * i // parts * self._unit, self._rows) for i in range(parts + 1)]
+    def _split(
+        self, run: Callable[[Callable[[int], None], int], None], parts: int, rows: int
+    ) -> None:
+        units = -(-rows // self._unit)
+        bounds = [min(units * i // parts * self._unit, rows) for i in range(parts + 1)]
 
         def part(i: int) -> None:
             if bounds[i] < bounds[i + 1]:

@@ -13,6 +13,6 @@ def test_padding_between_keys_writes_to_no_row() -> None:
     into = REGISTRY["merge_row_sums"].into
     assert into is not None
     places, gradient = np.array([0, -1, 2, 2]), np.ones((4, 2), "float32")
-    into(np, around[3:6], places, gradient, start=0, size=3)
+    into(np, around[3:6], places, np.array(4), gradient, starts=(0,), size=3)
     np.testing.assert_array_equal(around[3:6, 0], [1, 0, 2])
     assert (around[:3] == 7).all() and (around[6:] == 7).all()

@@ -210,6 +210,7 @@ def test_large_and_empty_tensors_and_those_without_room_go_as_messages() -> None
     kept = edges_that_fit(dict(reversed(specs.items())))
     assert list(kept) == list(range(MAX_SLOT_BYTES // MAX_TENSOR_BYTES // 2))  # two slots each
     assert list(edges_that_fit({n: specs[n] for n in beside})) == [102]
+    assert list(edges_that_fit({n: specs[n] for n in beside}, ragged={100})) == [100, 102]
 
 
 # Sessions ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from graphflow.ops.kernels.gemm.gemv import plan_vector_product
 from graphflow.ops.kernels.jit.compiler import compiler, vector_width
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.sparse import csr
+from graphflow.ops.kernels.sparse.distinct_numbers import find_distinct
 from graphflow.ops.kernels.sparse.prefix_sum import try_running_sum
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows
 
@@ -222,3 +223,20 @@ def test_running_sums_have_numpys_bits(
             assert try_running_sum(out, x, axis, reverse) or vector_width() < 8
         assert out.tobytes() == want.tobytes() or vector_width() < 8
     assert not try_running_sum(out[:10], x[:10], axis, reverse) or x[:10].size >= 4096
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 2000), st.sampled_from([1, 2, 7, 2047, 2048, 2049, 2**22, 2**31, 2**40]),
+    st.sampled_from(["int64", "int32"]), st.integers(0, 9),
+)  # fmt: skip
+def test_distinct_numbers_are_numpys(count: int, bound: int, dtype: str, seed: int) -> None:
+    top = min(bound, np.iinfo(dtype).max)
+    numbers = np.random.default_rng(seed).integers(0, top, count).astype(dtype)
+    numbers[: count // 2] = numbers[count // 2 : count // 2 * 2]
+    numbers[:1] = top - 1
+    distinct, places = find_distinct(np, numbers, bound)
+    expected = np.unique(numbers, return_inverse=True)
+    np.testing.assert_array_equal(distinct, expected[0])
+    np.testing.assert_array_equal(places, expected[1].reshape(-1))
+    assert distinct.dtype == places.dtype == np.int64

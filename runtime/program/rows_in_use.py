@@ -1,0 +1,117 @@
+"""Rows in use: tensors with room for more rows than a step fills, of which only some are computed.
+
+An update of a table's rows has room for as many rows as there are lookups. Ids repeat, so a step
+fills fewer of them, and counts them. A reader that takes this count (`Op.counted`) reads only so
+many rows. So the ops before it need not compute the others:
+
+    merge_keys → rows, number        update_rows(table, rows, values, number) reads `number` rows
+    old = take(table, rows), values = old - rate * gradient: both compute `number` rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import TensorSpec, broadcast_shapes
+from graphflow.ops.kernels.fusion.fusion import FusedRegion
+from graphflow.runtime.partitioning.partition import Partition
+
+Specs = Mapping[Tensor, TensorSpec]
+RowsInUse = Mapping[Tensor, Tensor]
+"""The number of rows in use, a scalar, of each tensor whose other rows nothing reads."""
+
+
+def find_rows_in_use(partition: Partition, specs: Specs) -> RowsInUse:
+    """Return the tensors of which only the first rows are read, with the number of these rows.
+
+    The number is known before the tensor is computed. Checks for NaN read all rows.
+
+    Args:
+        specs: concrete spec of each tensor.
+    """
+    graph = partition.graph
+    if partition.checks or not any(node.op.counted for node in graph.nodes):
+        return {}
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    found: dict[Tensor, Tensor | None] = dict.fromkeys(graph.outputs)
+    for node in reversed(graph.nodes):
+        for tensor in node.outputs:
+            number = found.get(tensor)
+            if number is not None and position[number.node] >= position[node]:
+                found[tensor] = None
+        counted = node.op.counted(len(node.inputs)) if node.op.counted else {}
+        numbers = {found.get(tensor) for tensor in node.outputs}
+        number = numbers.pop() if len(numbers) == 1 else None
+        aligned = () if number is None else aligned_inputs(node, specs)
+        for i, tensor in enumerate(node.inputs):
+            here = node.inputs[counted[i]] if i in counted else number if i in aligned else None
+            if found.setdefault(tensor, here) is not here:
+                found[tensor] = None
+    return {tensor: number for tensor, number in found.items() if number is not None}
+
+
+def aligned_inputs(node: Node, specs: Specs) -> tuple[int, ...]:
+    """Return the inputs whose first n rows, with all of the other inputs, are enough for the first
+    n rows of the outputs."""
+    op = node.op
+    if op.leading is not None:
+        return op.leading(**node.attrs) or ()
+    shapes = [specs[t].shape for t in node.inputs]
+    shape = specs[node.outputs[0]].shape
+    if op.refuse is not None or not shape:
+        return ()
+    if op.alias:
+        return (0,) if shapes[0][:1] == shape[:1] else ()
+    if op.elementwise:
+        rank = len(shape)
+        return tuple(i for i, s in enumerate(shapes) if len(s) == rank and s[0] == shape[0])
+    if op.rows is None:
+        return ()
+    form = op.rows(*shapes, **node.attrs)
+    whole = form.whole or broadcast_shapes(*form.shapes)
+    if 0 in (form.axes or ()) or whole[0] != shape[0]:
+        return ()
+    views = zip(shapes, form.shapes, strict=True)
+    rows = (len(v) == len(whole) and s[:1] == v[:1] == whole[:1] for s, v in views)
+    return tuple(i for i, aligned in enumerate(rows) if aligned)
+
+
+def can_slice(node: Node) -> bool:
+    """Return True if the node's kernel accepts views of the first rows of its aligned inputs and of
+    its outputs."""
+    return node.op.leading is not None or node.op.elementwise
+
+
+def has_counting_readers(tensor: Tensor, readers: Iterable[Node]) -> bool:
+    """Return True if each reader reads only as many rows of a tensor as it is told."""
+    return all(
+        node.op.counted is not None and i in node.op.counted(len(node.inputs))
+        for node in readers
+        for i, each in enumerate(node.inputs)
+        if each is tensor
+    )
+
+
+def region_rows(fused: FusedRegion, used: RowsInUse, specs: Specs) -> tuple[Tensor, int] | None:
+    """Return the number of rows in use of a region's results, and the units of its kernel for each
+    row; None if it has to compute all rows."""
+    number = used.get(fused.results[0])
+    if number is None or any(used.get(t) is not number for t in fused.results):
+        return None
+    lead, task = int(specs[fused.results[0]].shape[0]), fused.task
+    alike = all(specs[t].shape[0] == lead for t in fused.results)
+    leads = all(axes[0] for axes in fused.result_axes) and lead and not fused.sizes[0] % lead
+    if fused.region.over == "columns" or not (alike and leads) or task.rows % lead:
+        return None
+    return number, task.rows // lead
+
+
+__all__ = [
+    "RowsInUse",
+    "aligned_inputs",
+    "has_counting_readers",
+    "can_slice",
+    "find_rows_in_use",
+    "region_rows",
+]
