@@ -35,7 +35,12 @@ from graphflow.placement.cost_model.node_errors import ErrorSources, NodeErrors,
 from graphflow.placement.cost_model.node_times import NodeTimes
 from graphflow.placement.cost_model.party_nodes import PartyNode, party_nodes
 from graphflow.placement.cost_model.problem_edges import ProblemEdges
-from graphflow.placement.cost_model.window_pricer import PricedWindow, WindowPricer, price_windows
+from graphflow.placement.cost_model.window_pricer import (
+    PricedWindow,
+    WindowPricer,
+    price_windows,
+    window_links,
+)
 from graphflow.placement.problems.problem import Problem
 from graphflow.placement.simulation.jitter import Jitter
 
@@ -207,8 +212,9 @@ class _ProblemBuilder:
             times.correct(compute, contention, learned)
         shares = {name: self.cluster.device(name).speed for name in self.cluster.devices}
         compute[:, :-1] /= list(shares.values())
+        between = window_links(self.cluster, *links, learned)
         pricer = WindowPricer(
-            speeds, device_classes(self.cluster), shares, busy, *links, learned, self._jitter
+            speeds, device_classes(self.cluster), shares, busy, *between, learned, self._jitter
         )
         windows = price_windows(times, self.parties, pricer, compute, errors)
         return _Predicted(compute, errors, windows)

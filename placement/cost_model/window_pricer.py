@@ -18,17 +18,24 @@ from graphflow.ir.graph import Body, bind_attrs
 from graphflow.ir.op import Node
 from graphflow.ops.control_flow.concurrent import parties_of
 from graphflow.ops.control_flow.turn_rules import TurnRules
+from graphflow.placement.calibration.cluster_rates import link_classes
 from graphflow.placement.calibration.roofline import Rates
 from graphflow.placement.calibration.trace_corrections import (
     Evidence,
     TraceCorrections,
     robust_ratio,
 )
+from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.channel_bytes import Messages, channel_messages
 from graphflow.placement.cost_model.node_errors import NodeErrors
 from graphflow.placement.cost_model.node_times import NodeTimes
 from graphflow.placement.cost_model.party_nodes import PartyNode, home_of, party_devices
-from graphflow.placement.cost_model.window_costs import PartyWork, party_works, turn_bucket
+from graphflow.placement.cost_model.window_costs import (
+    PartyWork,
+    party_works,
+    turn_bucket,
+    window_link,
+)
 from graphflow.placement.problems.arrays import Floats
 from graphflow.placement.simulation.jitter import Jitter
 from graphflow.placement.simulation.turns import TurnBar, TurnSeconds, simulate_window
@@ -161,6 +168,19 @@ class WindowPricer:
             links=moved.links(lambda m: turns.get(m.sender, turns.get(m.receiver, pushes))),
             high=None if self.jitter is None else high.seconds + lead,
         )
+
+
+def window_links(
+    cluster: Cluster, latency: Floats, bandwidth: Floats, learned: TraceCorrections | None
+) -> tuple[Floats, Floats]:
+    """Return latencies and bandwidths in windows, as traces have shown them."""
+    if not learned:
+        return latency, bandwidth
+    latency, bandwidth = latency.copy(), bandwidth.copy()
+    for (i, j), kind in link_classes(cluster).items():
+        known = latency[i, j], bandwidth[i, j]
+        latency[i, j], bandwidth[i, j] = learned.link(window_link(kind), known)
+    return latency, bandwidth
 
 
 def price_windows(
