@@ -56,8 +56,8 @@ class ServerTables:
     def open(self) -> States:
         """Read the rows that the window uses; return what the loop carries."""
         self._opened = [
-            route.open(self._server, own, self._used(self._batches, route),
-                       self._used(self._outside, route), self._copy.write)
+            route.open(self._server, own, self._select_feeds(self._batches, route),
+                       self._select_feeds(self._outside, route), self._copy.write)
             for route, own in zip(self._routes, self._pieces, strict=True)
         ]  # fmt: skip
         return [rows.states for rows in self._opened]
@@ -144,7 +144,7 @@ class ServerTables:
             rows._replace(states=own) for rows, own in zip(self._opened, states, strict=True)
         ]  # fmt: skip
 
-    def _used(self, values: Mapping[Node, Tensor], route: TableRoute) -> dict[Node, Tensor]:
+    def _select_feeds(self, values: Mapping[Node, Tensor], route: TableRoute) -> dict[Node, Tensor]:
         return {node: values[node] for node in route.feeds if node in values}
 
     def _write_again(
