@@ -15,7 +15,7 @@ from graphflow.ops.communication import (
     pushed_gradient,
     send_recv,
 )
-from graphflow.ops.control_flow import concurrent, control
+from graphflow.ops.control_flow import concurrent, control, numbered_call
 from graphflow.ops.host_calls import debug, host_call
 from graphflow.ops.images import (
     adaptive_pooling,
@@ -91,7 +91,8 @@ __all__ = [
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
     "id_routes", "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn",
-    "norm", "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "pushed_gradient",
+    "norm", "norms", "numbered_call", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean",
+    "pushed_gradient",
     "quantiles", "random",
     "rectifiers", "reduce", "repetition", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",

@@ -168,6 +168,11 @@ class WorkerTables:
         self._routes = routes
         self._copy = copy
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients of looked-up rows, in the step."""
+        return [each.gradient for r in self._routes for each in r.table.update.lookups]
+
     def pull(self, party: Party, mapped: dict[Tensor, Tensor]) -> list[PulledRows]:
         """Receive the rows of a turn; `mapped` gets the results of lookups."""
         return [

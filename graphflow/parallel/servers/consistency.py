@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,29 @@ class Rules(NamedTuple):
         """True if servers take pushes in the order of workers, so that it does not matter when
         they come."""
         return self.consistency == "bsp"
+
+    def first_impossible(self, order: Sequence[int]) -> int | None:
+        """Return the place of the first push in an order that cannot come: its worker has not been
+        answered then. None if the order can be followed.
+
+        Args:
+            order: the worker of each push, one for each micro-batch; -1 for any.
+        """
+        workers, each = self.turns.workers, self.turns.each
+        clocks = [0] * workers
+        may_push = [True] * workers
+        for place, k in enumerate(order):
+            if k == -1:  # from here on the order is open
+                return None
+            if not 0 <= k < workers or not may_push[k]:
+                return place
+            clocks[k] += 1
+            may_push[k] = place + workers < self.turns.total if self.is_pool else clocks[k] < each
+            if self.consistency == "ssp":
+                running = [clock for clock in clocks if clock < each]
+                least = min(running, default=0)
+                may_push = [clock < each and clock - least <= self.staleness for clock in clocks]
+        return None
 
     def answers(
         self, clocks: Tensor, waiting: Tensor, which: Tensor, is_update: bool

@@ -27,8 +27,6 @@ from graphflow.parallel.served_tables.table_selection import (
 )
 from graphflow.passes import MergeBodies
 
-LEAVES = ("placeholder", "variable", "constant")
-
 
 @dataclass(frozen=True, eq=False)
 class PushedTensor:
@@ -200,7 +198,7 @@ def _spread(
             after.add(node)
             continue
         sources = [t.node for t in node.inputs]
-        if node in batch or (node in before and _draws(node)):
+        if node in batch or (node in before and stream_of(node) is not None):
             direct.add(node)
         if not after.isdisjoint(sources):
             after.add(node)
@@ -209,10 +207,11 @@ def _spread(
     return after, direct
 
 
-def _draws(node: Node) -> bool:
-    """Return True if a node draws random numbers."""
+def stream_of(node: Node) -> tuple[int, int] | None:
+    """Return the random stream of a node, or the first one in its bodies; None if it draws no
+    numbers."""
     inner = (each for body in bodies(node) for each in body.graph.walk())
-    return any("stream" in each.attrs for each in (node, *inner))
+    return next((n.attrs["stream"] for n in (node, *inner) if "stream" in n.attrs), None)
 
 
-__all__ = ["LEAVES", "PushedTensor", "StepCut", "cut_step"]
+__all__ = ["PushedTensor", "StepCut", "cut_step", "stream_of"]

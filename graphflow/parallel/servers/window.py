@@ -38,7 +38,7 @@ from graphflow.parallel.servers.server_loop import (
 )
 from graphflow.parallel.servers.server_update import ServerUpdate
 from graphflow.parallel.servers.step_cut import StepCut
-from graphflow.parallel.servers.worker_loop import WorkerLoop
+from graphflow.parallel.servers.worker_loop import WorkerLoop, draw_key
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 
 PARTY = "party"
@@ -344,8 +344,10 @@ class ServedWindow:
             if n not in batches and n not in self.dealt.server
         }
         copy = PartyCopy(self.sizes.sizes, self.device(place))
+        key = draw_key(self.turn, self.device(place))
+        tables = self.tables.routes
         return WorkerLoop(
-            self.rules, worker, self.turn, self.ports, batches, outside, copy, self.tables.routes
+            self.rules, worker, self.turn, self.ports, batches, outside, copy, key, tables
         )
 
     def _all_micro_batches(self, node: Node, server: int) -> Tensor:

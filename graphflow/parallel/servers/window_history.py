@@ -76,7 +76,8 @@ class WindowRecords:
         """Return feeds with an order: any, if none is fed.
 
         Raises:
-            FeedError: the order is one of another number of servers or pushes.
+            FeedError: the order is one of another number of servers or pushes, or one in which a
+                worker pushes before it is answered.
         """
         shape = (self.servers, self.rules.turns.total)
         given = arrays.get(self.order)
@@ -88,6 +89,17 @@ class WindowRecords:
                 f"{self.rules.turns.total} pushes each: feed one of shape {shape}, such as the "
                 "order of Session.history"
             )
+        if not self.rules.has_fixed_order:
+            # The first server of a pool deals micro-batches; at others, a worker may be behind.
+            for server, row in enumerate(given[: 1 if self.rules.is_pool else None].tolist()):
+                place = self.rules.first_impossible(row)
+                if place is not None:
+                    raise FeedError(
+                        f"the order of server {server} has worker {row[place]} at place {place}, "
+                        f"which cannot push then with {self.rules.consistency!r} and "
+                        f"{self.rules.turns}; feed an order of Session.history, of a window of the "
+                        "same strategy"
+                    )
         return arrays
 
     def replayed_feeds(self, values: Sequence[Any]) -> Mapping[Node, Int32s]:

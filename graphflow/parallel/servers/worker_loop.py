@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 
 from graphflow.frontend.concurrent_loops import Party
-from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.frontend.control_flow import call_numbered
+from graphflow.ir.device_name import DeviceName
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device, origin_scope
+from graphflow.ops.control_flow.control import fold_in
 from graphflow.parallel.served_tables.party_tables import WorkerTables
 from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
 from graphflow.parallel.servers.routes import Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
-from graphflow.parallel.servers.step_cut import PushedTensor
+from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
+
+_LAST_KEY = 2**46
+"""The largest number from which those of micro-batches are counted; steps have 48 bits."""
 
 
 class WorkerLoop:
@@ -30,6 +36,7 @@ class WorkerLoop:
             all workers, (K·W, b, …).
         outside: the values of other placeholders and variables that a turn reads.
         copy: writes nodes on the worker's device.
+        key: the result of `draw_key` for the nodes.
         tables: the routes of tables.
     """
 
@@ -42,6 +49,7 @@ class WorkerLoop:
         batches: Mapping[Node, Tensor],
         outside: Mapping[Node, Tensor],
         copy: PartyCopy,
+        key: Tensor | None,
         tables: Sequence[TableRoute] = (),
     ) -> None:
         self._rules = rules
@@ -52,6 +60,7 @@ class WorkerLoop:
         self._batches = batches
         self._outside = outside
         self._copy = copy
+        self._key = key
         pulls: list[Route] = [route for port in ports for route in port.pulls.values()]
         pushes: list[Route] = [route for port in ports for route in port.pushes.values()]
         self._routes = (*pulls, *pushes)
@@ -88,6 +97,25 @@ class WorkerLoop:
         states = self._turn(party, states, number, rows)
         return party.receive(self._ports[0].numbers[self._worker]), states
 
+    def _compute(self, number: Tensor, mapped: dict[Tensor, Tensor]) -> None:
+        """Write the nodes of a turn, which draw the random numbers of their micro-batch."""
+        if self._key is None:
+            self._copy.write(self._nodes, mapped)
+            return
+
+        def write() -> list[Tensor]:
+            inside = dict(mapped)
+            self._copy.write(self._nodes, inside)
+            return [inside[t] for t in outputs]
+
+        wanted = [push.value for port in self._ports for b in port.pushes for push in b.items]
+        wanted += [t for port in self._ports for t in port.fetched]
+        wanted += self._tables.gradients
+        outputs = [t for t in dict.fromkeys(wanted) if t not in mapped]
+        with device(str(self._copy.device)):
+            draws = self._key + FUNCTIONS["astype"](number, "int64")
+            mapped |= zip(outputs, call_numbered(draws, write), strict=True)
+
     def _turn(
         self, party: Party, states: list[State], number: Tensor, rows: Sequence[Tensor]
     ) -> list[State]:
@@ -103,7 +131,7 @@ class WorkerLoop:
                 mapped |= zip(tensors, variables.split(message), strict=True)
                 after.append(state)
         pulled = self._tables.pull(party, mapped)
-        self._copy.write(self._nodes, mapped)
+        self._compute(number, mapped)
         for port in self._ports:
             party.send(port.tickets[self._worker], number)
             for pushes, route in port.pushes.items():
@@ -115,6 +143,24 @@ class WorkerLoop:
         return after
 
 
+def draw_key(nodes: Sequence[Node], device: DeviceName) -> Tensor | None:
+    """Return a random number of the window from which the turns' random numbers follow, int64; None
+    if nodes draw none.
+
+    It follows from the first of their streams, so it is the same at all workers.
+    """
+    streams = (stream for node in nodes if (stream := stream_of(node)) is not None)
+    first = next(streams, None)
+    if first is None:
+        return None
+    seed, number = first
+    with origin_scope(nodes[0], "turns/", device):
+        key: Tensor = REGISTRY["random_integers"](
+            shape=(), dtype="int64", low=0, last=_LAST_KEY, stream=(fold_in(seed, 0), number)
+        )
+    return key
+
+
 def _pushed_value(push: PushedTensor, mapped: Mapping[Tensor, Tensor]) -> Tensor:
     """Return what a worker pushes."""
     value = mapped[push.value]
@@ -123,4 +169,4 @@ def _pushed_value(push: PushedTensor, mapped: Mapping[Tensor, Tensor]) -> Tensor
     return value
 
 
-__all__ = ["WorkerLoop"]
+__all__ = ["WorkerLoop", "draw_key"]

@@ -136,6 +136,38 @@ def test_fetches_are_means_and_rows_in_the_order_of_the_feeds() -> None:
         np.testing.assert_array_equal(before, start)
 
 
+def test_a_micro_batch_draws_its_own_numbers_whichever_worker_takes_it() -> None:
+    def masks(strategy: Any, order: Any = None, cluster: Any = None) -> list[Any]:
+        gf.random.seed(5)
+        x = gf.placeholder("float64", ("B", 6), name="x")
+        w = gf.variable(np.ones(6), name="w")
+        with gf.nn.training():
+            h = gf.nn.dropout(x, 0.5) * w
+            rest, _ = gf.scan(lambda c, row: (c + gf.nn.dropout(row, 0.5), None), h[0], h)
+        step = gf.optim.SGD(0.0).minimize(gf.mean(h) + gf.mean(rest), strategy=strategy)
+        fed = {x: np.ones((12, 6))}
+        if order is not None:
+            fed[strategy.order] = np.array([order], np.int32)
+        with gf.Session(cluster) as s:
+            return [s.run([h, gf.mean(rest), step], fed)[:2] for _ in range(2)]
+
+    pool, rounds = (
+        ParameterServer(window=3, workers=2),
+        ParameterServer(1, "bsp", window=3, workers=2),
+    )
+    wanted = masks(pool, [0, 1, 0, 1, 0, 1])
+    for found in (
+        masks(pool, [1, 1, 1, 1, 0, 1]),
+        masks(rounds),
+        masks(pool, cluster=gf.Cluster.local(3, threads=1)),
+    ):
+        for (h, rest), (same, total) in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(h, same)
+            assert rest == total
+    parts = [part for h, _ in wanted for part in np.split(h, 6)]
+    assert len({part.tobytes() for part in parts}) == 12
+
+
 # State that is not trained ------------------------------------------------------------------------
 
 
@@ -431,8 +463,20 @@ def test_losses_are_scaled_by_one_server() -> None:
     assert difference(found.values[:-1], wanted.values[:-1]) < 2e-3
 
 
-def test_an_order_of_another_shape_is_refused() -> None:
-    strategy = ParameterServer(window=2, workers=2)
+@pytest.mark.parametrize(
+    ("options", "order", "message"),
+    [
+        ({}, [0, 1, 0], r"shape \(1, 3\).* one of shape \(1, 4\)"),
+        ({}, [0, 1, 1, 1], "worker 1 at place 3, which cannot push"),
+        ({}, [0, 0, 2, 1], "worker 2 at place 2"),
+        ({"consistency": "async"}, [0, 0, 0, 1], "worker 0 at place 2"),
+        ({"consistency": "ssp", "staleness": 0}, [0, 0, 1, 1], "worker 0 at place 1"),
+    ],
+)
+def test_orders_that_cannot_come_are_refused(
+    options: dict[str, Any], order: list[int], message: str
+) -> None:
+    strategy = ParameterServer(**{"window": 2, "workers": 2, **options})
     x, _, step, _ = squares(strategy)
-    with gf.Session() as s, pytest.raises(FeedError, match="order"):
-        s.run(step, {x: np.ones((4, SIZE)), strategy.order: np.zeros((1, 3), np.int32)})
+    with gf.Session() as s, pytest.raises(FeedError, match=message):
+        s.run(step, {x: np.ones((4, SIZE)), strategy.order: np.array([order], np.int32)})
