@@ -11,12 +11,13 @@ when it ends (`worker_states`, `server_states`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.servers.step_cut import PushedTensor
+from graphflow.parallel.sharding.sharded_graph import ShardedVariable
 
 State = list[Tensor]
 """The tensors that a loop carries for one end of a route."""
@@ -43,8 +44,27 @@ class PushRoute:
         """Return the variables whose values the server's loop carries for this route."""
         return ()
 
-    def send(self, party: Party, worker: int, value: Tensor, state: State) -> State:
-        """Send the tensor of a turn, in a worker's loop; return the next state."""
+    @property
+    def reads_value(self) -> bool:
+        """True if workers need the value of the variable whose gradient they push."""
+        return False
+
+    @property
+    def variables(self) -> Mapping[Node, ShardedVariable]:
+        """The shards of the variables of all states."""
+        return {}
+
+    def send(
+        self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
+    ) -> State:
+        """Send the tensor of a turn, in a worker's loop; return the next state.
+
+        Args:
+            party, worker: the worker.
+            value: the tensor.
+            state: the state.
+            at: the value of the variable, if `reads_value`.
+        """
         party.send(self._channels[worker], value)
         return state
 
@@ -60,6 +80,11 @@ class PushRoute:
             The tensor, of the spec of the route, and the next state.
         """
         return party.merge(self._channels, which)[1], state
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if a filter makes messages smaller."""
+        return False
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +113,24 @@ class PullRoute:
         """Return the variables whose values the server's loop carries for this route."""
         return ()
 
+    @property
+    def variables(self) -> Mapping[Node, ShardedVariable]:
+        """The shards of the variables of all states."""
+        return {}
+
+    def open(self, party: Party, value: Tensor) -> State:
+        """Begin a window in a server, before its loop; return the first state.
+
+        Args:
+            party: the server.
+            value: the value of the variable.
+        """
+        return [node.outputs[0] for node in self.server_states()]
+
+    def begin(self, party: Party, worker: int) -> State:
+        """Begin a window in a worker, before its loop; return the first state."""
+        return [node.outputs[0] for node in self.worker_states(worker)]
+
     def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
         """Send a value to some workers, in the server's loop; return the next state.
 
@@ -107,6 +150,11 @@ class PullRoute:
             The value, of the spec of the variable, and the next state.
         """
         return party.receive(self._channels[worker]), state
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if a filter makes messages smaller."""
+        return False
 
     @property
     def nbytes(self) -> int:

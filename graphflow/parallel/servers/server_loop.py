@@ -20,7 +20,7 @@ from graphflow.parallel.served_tables.party_tables import ServerTables, States
 from graphflow.parallel.served_tables.table_route import WorkingSet
 from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.consistency import Rules, one_hot
-from graphflow.parallel.servers.routes import PullRoute, PushRoute
+from graphflow.parallel.servers.routes import PullRoute, PushRoute, Route
 from graphflow.parallel.servers.server_update import ServerUpdate
 from graphflow.parallel.servers.step_cut import PushedTensor
 
@@ -34,7 +34,7 @@ class ServerPorts(NamedTuple):
         fetched: the routes of what turns compute for fetches.
         pulls: the route of each bundle of variables that workers pull.
         numbers: for each worker, the channel of the next micro-batch, -1 for none; only of the
-            first server of a pool.
+            first server of a pool. With backup workers: of the next round.
     """
 
     tickets: Sequence[PartyChannel]
@@ -65,7 +65,7 @@ class ServedResults(NamedTuple):
     fetched: list[Tensor]
     computed: list[Tensor]
     states: list[Tensor]
-    rows: list[WorkingSet]
+    rows: Sequence[WorkingSet] = ()
 
 
 def make_tickets(loops: ConcurrentLoops, workers: int) -> list[PartyChannel]:
@@ -119,7 +119,7 @@ class ServerLoop:
         """Write the loop into a party."""
         rules, turns = self._rules, self._rules.turns
         rows = self._tables.open()
-        light = self._first_light()
+        light = self._first_light(party)
         light = self._send(party, light, self._first, None, np.int32(0))
         self._tables.first_answer(party)
         order: Any = self._order
@@ -138,27 +138,41 @@ class ServerLoop:
         ]  # fmt: skip
         which, staleness, micro, *fetched = flat
         last = dict(zip(self._first, values, strict=True))
-        states = [t for each in (*light["pushes"], *light["pulls"], light["update"]) for t in each]
+        states = self._last_states(light)
         kept = self._tables.results(rows)
         return ServedResults(last, which, staleness, micro, fetched, computed, states, kept)
 
-    def _first_light(self) -> dict[str, Any]:
+    def _last_states(self, light: Mapping[str, Any]) -> list[Tensor]:
+        """Return the last values of the variables of states."""
+        routes: list[Route] = [*self._ports.pushes.values(), *self._ports.pulls.values()]
+        counts = [len(route.server_states()) for route in routes]
+        counts.append(len(self._update.first_state()))
+        every = (*light["pushes"], *light["pulls"], light["update"])
+        return [t for each, count in zip(every, counts, strict=True) for t in each[:count]]
+
+    def _first_light(self, party: Party) -> dict[str, Any]:
         """Return what the loop carries beside the values of variables, and may be sent between
         updates."""
         workers = self._rules.turns.workers
-
-        def find_states(routes: Mapping[Any, Any]) -> list[list[Tensor]]:
-            return [[v.outputs[0] for v in route.server_states()] for route in routes.values()]
 
         light: dict[str, Any] = {
             "version": np.zeros(workers, np.int32),
             "clocks": np.zeros(workers, np.int32),
             "waiting": np.zeros(workers, np.bool_),
-            "pushes": find_states(self._ports.pushes),
-            "pulls": find_states(self._ports.pulls),
-            "update": [v.outputs[0] for v in self._update.first_state()],
+            "pushes": [
+                [v.outputs[0] for v in route.server_states()]
+                for route in self._ports.pushes.values()
+            ],
+            "pulls": [
+                route.open(party, bundle.join([self._first[v] for v in bundle.items]))
+                for bundle, route in self._ports.pulls.items()
+            ],
+            "update": [
+                *(v.outputs[0] for v in self._update.first_state()),
+                *self._update.open(self._first, workers),
+            ],
         }
-        if self._ports.numbers:
+        if self._rules.is_pool and self._ports.numbers:
             light["dealt"] = np.int32(workers)
         return light
 

@@ -38,6 +38,7 @@ class PushedTensor:
         variable: the variable whose gradient or difference it is; None for other floats.
         is_difference: the variable's value at the worker is subtracted before it is pushed.
         is_gradient: it is a gradient of the variable.
+        compensation: λ, by which a server corrects a late gradient.
     """
 
     value: Tensor
@@ -45,6 +46,7 @@ class PushedTensor:
     variable: Node | None
     is_difference: bool = False
     is_gradient: bool = False
+    compensation: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +160,13 @@ def cut_step(
             "no gradient is pushed; give the strategy to minimize of a gf.optim optimiser"
         )
     gradients = tuple(
-        PushedTensor(node.inputs[0], node.outputs[0], node.inputs[1].node, is_gradient=True)
+        PushedTensor(
+            node.inputs[0],
+            node.outputs[0],
+            node.inputs[1].node,
+            is_gradient=True,
+            compensation=node.attrs.get("compensation", 0.0),
+        )
         for node in marks
     )
     of_tables = {state for table in tables for state in table.states}

@@ -31,8 +31,9 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
         count = len(apart) * turns.each
 
         def record(
-            kind: str, name: str, cause: Node, size: int, times: int = count, server: int = server
-        ) -> None:
+            kind: str, name: str, cause: Node, size: int, times: int = count, server: int = server,
+            plain: int | None = None,
+        ) -> None:  # fmt: skip
             if size * times:
                 to = fetched if kind == "fetch" else records
                 number = (kind, server, name, len(to))
@@ -40,17 +41,31 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
                 axis = f"{PARTY} {server}"
                 to.append(
                     CommunicationRecord(
-                        kind, axis, name, size * times, cause.name, cause.location, sent
+                        kind,
+                        axis,
+                        name,
+                        size * times,
+                        cause.name,
+                        cause.location,
+                        sent,
+                        None if plain is None else plain * times,
                     )
                 )
 
         for pushes, route in port.pushes.items():
             causes = [p.variable or p.value.node for p in pushes.items]
-            record("push", _describe(window, causes), causes[0], route.nbytes)
+            plain = int(route.spec.nbytes) if route.is_filtered else None
+            record("push", _describe(window, causes), causes[0], route.nbytes, plain=plain)
         for tensor, route in port.fetched.items():
             record("fetch", tensor.node.name, tensor.node, _guess(window, route))
         for variables, pull in port.pulls.items():
-            record("pull", _describe(window, variables.items), variables.items[0], pull.nbytes)
+            name, cause = _describe(window, variables.items), variables.items[0]
+            size = int(pull.spec.nbytes)
+            if not pull.is_filtered:
+                record("pull", name, cause, size)
+                continue
+            record("first pull", name, cause, size, len(apart))
+            record("pull", name, cause, pull.nbytes, count - len(apart), plain=size)
         for variable in window.dealt.carried[server]:
             home = window.dealt.server[variable]
             if window.device(home) != window.device(server):

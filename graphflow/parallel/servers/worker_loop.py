@@ -16,7 +16,7 @@ from graphflow.parallel.served_tables.party_tables import WorkerTables
 from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import Route, State
+from graphflow.parallel.servers.routes import PullRoute, Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
@@ -73,27 +73,41 @@ class WorkerLoop:
     def __call__(self, party: Party) -> list[Tensor]:
         """Write the loop into a party; return the last values of the states of routes."""
         states = [
-            [v.outputs[0] for v in route.worker_states(self._worker)] for route in self._routes
+            route.begin(party, self._worker)
+            if isinstance(route, PullRoute)
+            else [v.outputs[0] for v in route.worker_states(self._worker)]
+            for route in self._routes
         ]
         turns = self._rules.turns
-        if self._rules.is_pool:
+        if self._rules.deals_numbers:
+            first = self._worker if self._rules.is_pool else 0
             _, states = party.while_loop(
                 lambda state: state[0] >= 0,
                 lambda state: self._take_next(party, *state),
-                (np.int32(self._worker), states),
+                (np.int32(first), states),
             )
-            return [t for state in states for t in state]
+            return self._last_states(states)
         numbers = np.arange(self._worker, turns.total, turns.workers, dtype=np.int32)
         states, _ = party.scan(
             lambda state, x: (self._turn(party, state, x[0], x[1]), None),
             states,
             (numbers, [*self._batches.values()]),
         )
-        return [t for state in states for t in state]
+        return self._last_states(states)
+
+    def _last_states(self, states: Sequence[State]) -> list[Tensor]:
+        """Return the last values of the variables of states."""
+        return [
+            value
+            for route, state in zip(self._routes, states, strict=True)
+            for _, value in zip(route.worker_states(self._worker), state, strict=False)
+        ]
 
     def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
-        """Take the micro-batch of a number through the turn; receive the next number."""
+        """Take the micro-batch of a number, or of a round, through the turn; receive the next."""
         rows = [FUNCTIONS["take"](batch, number, 0) for batch in self._batches.values()]
+        if self._rules.has_backups:
+            number = number * np.int32(self._rules.turns.workers) + np.int32(self._worker)
         states = self._turn(party, states, number, rows)
         return party.receive(self._ports[0].numbers[self._worker]), states
 
@@ -132,14 +146,18 @@ class WorkerLoop:
                 after.append(state)
         pulled = self._tables.pull(party, mapped)
         self._compute(number, mapped)
+        self._tables.push(party, mapped, pulled)
         for port in self._ports:
-            party.send(port.tickets[self._worker], number)
             for pushes, route in port.pushes.items():
                 message = pushes.join([_pushed_value(push, mapped) for push in pushes.items])
-                after.append(route.send(party, self._worker, message, next(left)))
+                at = None
+                if route.reads_value and (variable := pushes.items[0].variable) is not None:
+                    at = mapped[variable.outputs[0]]
+                after.append(route.send(party, self._worker, message, next(left), at))
             for tensor, route in port.fetched.items():
                 route.send(party, self._worker, mapped[tensor], [])
-        self._tables.push(party, mapped, pulled)
+            # Last, since a server that has the ticket waits for the push and takes no other one.
+            party.send(port.tickets[self._worker], number)
         return after
 
 
