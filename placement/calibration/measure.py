@@ -59,7 +59,7 @@ def measure_cpu() -> dict[str, Any]:
             "handoff": measure_handoff(),
             "cache_bytes": cache_bytes(2) or 1 << 20,
             "traffic": traffic,
-            "apart": clock.apart(traffic),
+            "random_rows": clock.random_rows_factor(traffic),
             "matmul": products,
             "ops": ops,
             "classes": class_medians(ops),
@@ -222,7 +222,7 @@ class KernelTimer:
             points.append([12.0 * elements, taken])
         return make_monotonic(points)
 
-    def apart(self, traffic: list[list[float]]) -> float:
+    def random_rows_factor(self, traffic: list[list[float]]) -> float:
         """Return how many times longer rows anywhere in a large array take than a stream.
 
         Args:

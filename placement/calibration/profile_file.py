@@ -39,7 +39,7 @@ The speeds of a device kind:
     handoff: seconds to hand work to another thread;
     cache_bytes: beyond which neighbours share the way to memory;
     traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
-    apart: how many times longer rows anywhere in a large array take than such a pass;
+    random_rows: how many times longer rows anywhere in a large array take than such a pass;
     matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
         "float16" as well where 16 bits are multiplied as such;
     ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;

@@ -127,7 +127,7 @@ class Rates:
         if spread <= moved:
             return self._traffic(moved)
         stream = self._traffic(spread) * moved / spread
-        return max(self._traffic(moved), stream * float(self.speeds.get("apart", 1.0)))
+        return max(self._traffic(moved), stream * float(self.speeds.get("random_rows", 1.0)))
 
     def _start(self, op: Op) -> float:
         """Return the seconds to start an op that was not measured.
