@@ -151,6 +151,7 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import linear as linear
     from graphflow import onnx as onnx
     from graphflow import parallel as parallel
     from graphflow import placement as placement
@@ -166,7 +167,7 @@ _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
-    "placement": "", "onnx": "", "parallel": "",
+    "placement": "", "onnx": "", "parallel": "", "linear": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
 _ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel")

@@ -331,6 +331,10 @@ class Untraceable(GraphflowError):
 # Models from files ----------------------------------------------------------------------------
 
 
+class LinearModelError(GraphflowError, ValueError):
+    """A linear model was given an argument or data that it cannot use."""
+
+
 class OnnxError(GraphflowError):
     """An ONNX model is broken, exceeds a limit, or is used wrongly."""
 

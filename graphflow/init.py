@@ -21,6 +21,8 @@ from graphflow.ir.spec import kind as kind_of
 
 LARGE_BYTES = 1 << 24
 """Bytes of a variable from which each shard draws its own part of the initial value."""
+KINDS = ("constant", "uniform", "normal", "hashed")
+"""The kinds of initializers."""
 _BLOCK = 1 << 18  # numbers that are drawn at a time
 
 

@@ -8,13 +8,14 @@ from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops
 from graphflow.ops.communication import (
+    active_sum,
     channels,
     collectives,
     compressed_sum,
     pushed_gradient,
     send_recv,
 )
-from graphflow.ops.control_flow import concurrent, control
+from graphflow.ops.control_flow import concurrent, control, numbered_call
 from graphflow.ops.host_calls import debug, host_call
 from graphflow.ops.images import (
     adaptive_pooling,
@@ -66,6 +67,7 @@ from graphflow.ops.reductions import (
     variance,
 )
 from graphflow.ops.spectral import fft, fft_ops, signal
+from graphflow.ops.tables import id_routes
 from graphflow.ops.tensors import (
     creation,
     embedding,
@@ -82,13 +84,14 @@ from graphflow.ops.tensors import (
 from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unfold
 
 __all__ = [
-    "activations", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise", "channels",
-    "collectives", "complex", "compressed_sum", "concurrent", "control", "conv", "conv_ops",
-    "convert", "creation", "cumulative", "debug",
+    "activations", "active_sum", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise",
+    "channels", "collectives", "complex", "compressed_sum", "concurrent", "control", "conv",
+    "conv_ops", "convert", "creation", "cumulative", "debug",
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",
-    "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn", "norm",
-    "norms", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean", "pushed_gradient",
+    "id_routes", "least_squares", "linalg_namespace", "linear_recurrence", "matmul", "nms", "nn",
+    "norm", "norms", "numbered_call", "packed_qkv", "pixel_ops", "pool", "pool_max", "pool_mean",
+    "pushed_gradient",
     "quantiles", "random",
     "rectifiers", "reduce", "repetition", "resize", "roi", "scatter", "search", "select",
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",

@@ -84,6 +84,9 @@ class CompiledFetches:
         warmup_seconds: duration of that step.
         is_timed: True while placements are compared: steps run one by one, in full.
         verdict: the outcome of the last comparison.
+        mirror_homes: the devices of its variables' mirrors; see `planning.mirrors`.
+        mirror_reads: the other variables whose mirrors each mirror's update reads.
+        sent_to_mirrors: bytes of a step that travel for mirrors alone, by device.
         id_feeds: the ids of the last steps, if they look rows up in tables that lie in ranges.
         facts: the number of the last steps, and what each recorded, if the division records facts.
     """
@@ -109,6 +112,9 @@ class CompiledFetches:
     warmup_seconds: float = 0.0
     is_timed: bool = False
     verdict: PlacementVerdict | None = None
+    mirror_homes: Mapping[Node, str] = field(default_factory=dict)
+    mirror_reads: Mapping[Node, frozenset[Node]] = field(default_factory=dict)
+    sent_to_mirrors: Mapping[str, int] = field(default_factory=dict)
     id_feeds: deque[dict[Node, Array]] = field(default_factory=lambda: deque(maxlen=MAX_ID_FEEDS))
     facts: deque[tuple[int, list[Array]]] = field(default_factory=lambda: deque(maxlen=MAX_FACTS))
     _cached_steps: dict[int, CachedStep] = field(default_factory=dict)  # by id of `bindings`
@@ -132,6 +138,12 @@ class CompiledFetches:
         The graph may have one more output, for side effects of the step.
         """
         return self.graph.outputs[: len(self.fetches)]
+
+    def set_partitions(self, partitions: Mapping[str, Partition]) -> None:
+        """Take new partitions, and forget what was derived from those before."""
+        self.partitions = partitions
+        self._fitting.clear()
+        self.__dict__.pop("_worker_placeholders", None)
 
     @property
     def by_worker(self) -> dict[int, list[Partition]]:

@@ -8,7 +8,7 @@ waits here, and so does a value that moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +42,7 @@ from graphflow.runtime.checkpoint.manifest import (
 )
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray, PiecedArray
 from graphflow.runtime.host.host_interface import Hosts
+from graphflow.runtime.host.session_state import MIRROR
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
 
@@ -63,6 +64,10 @@ class VariableStore:
             themselves.
         wholes: the partitioned variables by name; checkpoints store them whole.
         writes: how often values were set, loaded or restored.
+        holders: the devices that have the parts of others, after losses; see `planning.mirrors`.
+        mirror_homes: the device of each variable's mirror.
+        mirror_reads: the other variables whose mirrors the update of its mirror reads.
+        mirrored: the variables whose mirrors have their values.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -76,6 +81,10 @@ class VariableStore:
         self._pending: dict[str, StoredValue] = {}
         self._pending_copies: dict[str, Copies] = {}
         self.writes = 0
+        self.holders: dict[str, str] = {}
+        self.mirror_homes: dict[Node, str] = {}
+        self.mirror_reads: dict[Node, frozenset[Node]] = {}
+        self.mirrored: set[Node] = set()
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
@@ -171,11 +180,22 @@ class VariableStore:
 
         The value stays here until it has arrived, since Ctrl-C may come in between.
         """
-        home, name = self.homes.setdefault(node, device), self.names[node]
+        self.homes.setdefault(node, device)
+        name = self.names[node]
         if name in self._pending:
-            self._hosts.write(worker_of(home), name, np.asarray(self._pending[name]))
+            self._write(node, np.asarray(self._pending[name]))
             del self._pending[name]
+        elif node not in self._at_home and node in self.mirror_homes:
+            self.mirrored.add(node)  # both begin with the initial value
         self._at_home.add(node)
+
+    def _write(self, node: Node, value: Array) -> None:
+        """Set a variable and its mirror on their workers."""
+        name = self.names[node]
+        self._hosts.write(self._worker_of(node), name, value)
+        if node in self.mirror_homes:
+            self._hosts.write(worker_of(self.mirror_homes[node]), MIRROR + name, value)
+            self.note_mirrored([node])
 
     def release_homes(self, nodes: Collection[Node]) -> dict[int, list[str]]:
         """Take variables from their homes, and keep their values here.
@@ -183,18 +203,66 @@ class VariableStore:
         Return the names that each worker may forget.
         """
         values = {
-            self.names[node]: self._hosts.read(worker_of(self.homes[node]), self.names[node])
+            self.names[node]: self._hosts.read(self._worker_of(node), self.names[node])
             for node in nodes
             if node in self._at_home
         }
         leaving: dict[int, list[str]] = {}
         for node in nodes:
-            leaving.setdefault(worker_of(self.homes[node]), []).append(self.names[node])
+            leaving.setdefault(self._worker_of(node), []).append(self.names[node])
+            if (mirror := self.mirror_homes.pop(node, None)) is not None:
+                leaving.setdefault(worker_of(mirror), []).append(MIRROR + self.names[node])
+            self.mirrored.discard(node)
         self._pending.update(values)
         for node in nodes:
             del self.homes[node]
             self._at_home.discard(node)
         return leaving
+
+    # Mirrors ----------------------------------------------------------------------------------
+
+    def is_placed(self, node: Node) -> bool:
+        """Return True if a worker holds a variable's value."""
+        return node in self._at_home
+
+    def placed_homes(self) -> dict[Node, str]:
+        """Return the homes of the variables whose values workers hold."""
+        return {node: home for node, home in self.homes.items() if node in self._at_home}
+
+    def _worker_of(self, node: Node) -> int:
+        """Return the worker that holds a variable."""
+        home = self.homes[node]
+        return worker_of(self.holders.get(home, home))
+
+    def add_mirrors(self, homes: Mapping[Node, str], reads: Mapping[Node, frozenset[Node]]) -> None:
+        """Note the mirrors of a program that workers get.
+
+        Args:
+            homes: the device of each variable's mirror.
+            reads: the other variables whose mirrors the update of a mirror reads.
+        """
+        self.mirror_homes.update(homes)
+        for node, others in reads.items():
+            self.mirror_reads[node] = self.mirror_reads.get(node, frozenset()) | others
+
+    def note_mirrored(self, nodes: Iterable[Node]) -> None:
+        """Note that mirrors got the values of their variables.
+
+        A mirror keeps its value only if those that its update reads are right as well.
+        """
+        self.mirrored.update(nodes)
+        while wrong := [n for n in self.mirrored if not self.mirrored.issuperset(self.reads_of(n))]:
+            self.mirrored.difference_update(wrong)
+
+    def reads_of(self, node: Node) -> frozenset[Node]:
+        """Return the other variables whose mirrors the update of a variable's mirror reads."""
+        return self.mirror_reads.get(node, frozenset())
+
+    def drop_mirrors(self, nodes: Iterable[Node]) -> None:
+        """Note that variables have no mirrors any more."""
+        for node in nodes:
+            self.mirror_homes.pop(node, None)
+            self.mirrored.discard(node)
 
     # Pieces -----------------------------------------------------------------------------------
 
@@ -333,7 +401,7 @@ class VariableStore:
             return self._assemble(node)
         name = self._name(node)
         if node in self._at_home:
-            return self._hosts.read(worker_of(self.homes[node]), name)
+            return self._hosts.read(self._worker_of(node), name)
         if name in self._pending:
             return fit_rows(node, self._pending[name]).copy()
         initial = node.attrs["initial"]
@@ -354,7 +422,7 @@ class VariableStore:
             return
         name = self._name(node)
         if node in self._at_home:
-            self._hosts.write(worker_of(self.homes[node]), name, np.asarray(value))
+            self._write(node, np.asarray(value))
         else:
             self._pending[name] = value
 
@@ -458,6 +526,10 @@ class VariableStore:
         """
         self.writes += 1
         self._at_home.clear()
+        self.holders.clear()
+        self.mirror_homes.clear()
+        self.mirror_reads.clear()
+        self.mirrored.clear()
         if not homes:
             self.homes.clear()
         self._pending = {}
@@ -468,7 +540,7 @@ class VariableStore:
         result: dict[int, dict[str, Signature]] = {}
         for name, tensor in self.variables.items():
             if tensor.node in self._at_home:
-                of = result.setdefault(worker_of(self.homes[tensor.node]), {})
+                of = result.setdefault(self._worker_of(tensor.node), {})
                 of[name] = _signature(tensor.node)
         return result
 

@@ -31,6 +31,7 @@ from graphflow.ir.spec import (
     show_shape,
 )
 from graphflow.ops.control_flow import control
+from graphflow.ops.control_flow.numbered_call import numbered_call
 from graphflow.ops.tensors.shape import reshape
 
 
@@ -82,6 +83,19 @@ def call_body(
     if recompute:
         attrs["recompute"] = True
     return _make_control_node(control.call, operands, attrs, name).outputs
+
+
+def call_numbered(number: Tensor, fn: Callable[[], Any]) -> Any:
+    """Build `fn()` as one node that draws the random numbers of a step of a given number.
+
+    Args:
+        number: int64, from 0 up to 2**48.
+        fn: a function of no arguments, which may read any tensors from outside.
+    """
+    traced, _ = _trace_call(fn, ())
+    attrs = {"body": traced.body(traced.captures)}
+    operands = (number, *traced.captures)
+    return traced.rebuild(_make_control_node(numbered_call, operands, attrs, None).outputs)
 
 
 def _make_control_node(

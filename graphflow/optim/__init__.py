@@ -1,5 +1,6 @@
 """Optimisers, gradient clipping and loss scaling: the names of `gf.optim`."""
 
+from graphflow.optim.delay_compensated import DelayCompensated
 from graphflow.optim.emso import Emso
 from graphflow.optim.gradient_clipping import clip_by_global_norm
 from graphflow.optim.loss_scaling import LossScaling
@@ -15,6 +16,6 @@ from graphflow.optim.optimizers import (
 from graphflow.optim.update_targets import Rate, Target
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "Emso", "LossScaling", "Optimizer", "RMSProp", "Rate",
-    "RowwiseAdagrad", "Target", "clip_by_global_norm",
+    "SGD", "Adagrad", "Adam", "AdamW", "DelayCompensated", "Emso", "LossScaling", "Optimizer",
+    "RMSProp", "Rate", "RowwiseAdagrad", "Target", "clip_by_global_norm",
 ]  # fmt: skip

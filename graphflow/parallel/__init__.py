@@ -1,6 +1,8 @@
 """Parallelism: what several devices do with one model."""
 
 from graphflow.parallel.async_model import AsyncModel
+from graphflow.parallel.block_proximal import BlockProgress, BlockProximal
+from graphflow.parallel.block_scheduled import BlockScheduled
 from graphflow.parallel.compression.check import FilterCheck, check_filter
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.compression.filters.chain import Chain
@@ -46,6 +48,9 @@ from graphflow.placement.simulation.jitter import Jitter
 __all__ = [
     "GPT",
     "AsyncModel",
+    "BlockProgress",
+    "BlockProximal",
+    "BlockScheduled",
     "Chain",
     "Data",
     "Filter",

@@ -13,13 +13,16 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, user_location
+from graphflow.ir.op import REGISTRY, Location, Node, Tensor, next_stream, user_location
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
+from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
+from graphflow.parallel.servers.filters.filter_arguments import check_filters
+from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
@@ -54,9 +57,15 @@ class ParameterServer:
             "async": for nothing; each worker takes K turns.
         staleness: with "ssp", the number of turns that a worker may be ahead of the slowest one.
         aggregate: the number of pushes whose mean makes an update, M. Default: W with "pool" and
-            "bsp", else 1.
+            "bsp", else 1. With "bsp", fewer than W leave W − M backup workers: a round takes the
+            first M pushes, late ones are dropped and counted, and their workers join the present
+            round.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
+        filters: filters through which pushes and pulls go, one after the other:
+            `[TopK(0.01), FixedPoint(8)]`. `{"push": [...], "pull": [...]}` gives each its own. What
+            a push does not send is added to the worker's next one. A pull sends what changed since
+            the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
         devices: a device for each server, then one for each worker; names may repeat. Default: the
@@ -66,12 +75,14 @@ class ParameterServer:
     Raises:
         ShardingError: a count is invalid; `consistency` is unknown; `staleness` is missing with
             "ssp" or given without it; when a graph is partitioned: the turns of a window do not
-            divide by `aggregate`, the batch has a fixed size or does not divide into micro-batches,
-            there are more servers than variables, or an update needs gradients of several servers.
+            divide by `aggregate`, backup workers have several servers, the batch has a fixed size
+            or does not divide into micro-batches, there are more servers than variables, or an
+            update needs gradients of several servers.
 
     Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014;
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool).
+        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool); Chen et al., "Revisiting
+        distributed synchronous SGD", arXiv:1604.00981 (backup workers).
     """
 
     servers: int = 1
@@ -82,7 +93,9 @@ class ParameterServer:
     workers: int | None = None
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
+    filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
     line: Location = field(default_factory=user_location, init=False, repr=False)
+    _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("servers", "window", "workers", "aggregate"):
@@ -99,6 +112,10 @@ class ParameterServer:
                 f"not {self.consistency!r}"
             )
         self._check_staleness()
+        push, pull = check_filters(self.filters, self._where)
+        if push is not None or pull is not None:
+            made = RouteFilters(push, pull, next_stream(), self._where)
+            set_frozen_fields(self, _filters=made)
 
     def _check_staleness(self) -> None:
         """Check the bound of staleness, which "ssp" needs and nothing else has.
@@ -186,8 +203,13 @@ class ParameterServer:
             if node in cut.assigned and own.nodes[0].device in homes
         }
         dealt = deal_variables(cut, self.servers, before)
-        window = ServedWindow(cut, batch, sizes, rules, mesh, dealt, pieces, self.order)
-        return finish_window(window, graph, notes=(self._describe(rules),))
+        window = ServedWindow(
+            cut, batch, sizes, rules, mesh, dealt, pieces, self.order, self._filters
+        )
+        notes = [self._describe(rules)]
+        if self._filters is not None:
+            notes += self._filters.describe(window.ports)
+        return finish_window(window, graph, notes=tuple(notes))
 
     def _rules(self, workers: int) -> Rules:
         """Return the rules of a window with a number of workers.
@@ -198,17 +220,24 @@ class ParameterServer:
         turns = Turns(workers, self.window)
         together = workers if self.consistency in ("pool", "bsp") else 1
         aggregate = together if self.aggregate is None else self.aggregate
-        if self.consistency == "bsp" and aggregate != workers:
+        rules = Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        if self.consistency == "bsp" and aggregate > workers:
             raise ShardingError(
-                f'aggregate={aggregate}, but with "bsp" a round has one push of each of '
-                f"{show_count(workers, 'worker')}; leave out aggregate="
+                f"aggregate={aggregate}, but a round has one push of each of "
+                f"{show_count(workers, 'worker')}; take {workers} at most"
             )
-        if turns.total % aggregate:
+        if rules.has_backups and self.servers > 1:
+            raise ShardingError(
+                f"aggregate={aggregate} of {workers} workers leaves {workers - aggregate} as "
+                f"backups, and each of {self.servers} servers would drop other pushes; take "
+                "servers=1, or leave out aggregate="
+            )
+        if turns.total % aggregate and not rules.has_backups:
             raise ShardingError(
                 f"{turns} do not divide into updates of aggregate={aggregate} pushes; choose "
                 "a window= of which that many turns are a multiple"
             )
-        return Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        return rules
 
     def _describe(self, rules: Rules) -> str:
         """Return a sentence for plans and reports."""
@@ -217,6 +246,8 @@ class ParameterServer:
             if rules.aggregate == 1
             else f"the mean of {rules.aggregate} pushes is an update"
         )
+        if rules.has_backups:
+            together = f"the mean of the first {rules.aggregate} pushes of a round is an update"
         bound = f", staleness {rules.staleness}" if rules.consistency == "ssp" else ""
         return (
             f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "

@@ -30,6 +30,7 @@ from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
+from graphflow.planning.mirrors import Mirrors
 from graphflow.planning.placement_check import (
     PATIENCE,
     LostPlacement,
@@ -54,6 +55,7 @@ class Deployment:
 
     Args:
         plan: the plan for the first fetches.
+        mirrors: the mirrors of variables, if there are any.
         checks: which values partitions check for NaN and infinity (`nonfinite_check`).
 
     Attributes:
@@ -71,8 +73,10 @@ class Deployment:
         planner: Planner,
         plan: Plan | None,
         checks: str = "",
+        mirrors: Mirrors | None = None,
     ) -> None:
         self.checks = checks
+        self.mirrors = mirrors
         self.cluster = cluster
         self.hosts = hosts
         self.state = state
@@ -86,6 +90,14 @@ class Deployment:
         self._whole = cluster  # strategies partition for it even after workers were lost
         self._counts = TurnCounts(state, steps)
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
+
+    @property
+    def has_losses(self) -> bool:
+        """True if other workers have the parts of lost ones, by their mirrors.
+
+        Measurements of devices then do not belong to the devices of plans.
+        """
+        return self.mirrors is not None and bool(self.mirrors.lost)
 
     def find(self, tensors: Sequence[Tensor]) -> CompiledFetches | None:
         """Return a set of fetches that was compiled before; else None."""
@@ -279,7 +291,8 @@ class Deployment:
             compiled.devices = {n: device for n in graph.nodes if n.op.name not in UNPLACED_OPS}
             order = order_in_turns(graph)
         else:
-            if compiled.plan is None and self._plan is None and compiled.division is None:
+            is_fresh = compiled.plan is None and self._plan is None and compiled.division is None
+            if is_fresh and not self.has_losses:
                 self.planner.profile_first_steps(compiled, bindings, arrays)
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
@@ -289,14 +302,17 @@ class Deployment:
             names, compiled.division.variables if compiled.division else {}
         )
         show_stage("partitioning")
-        parts = partition(
-            graph, compiled.devices, order, {**self.state.names, **names}, self.cluster.devices,
-            self.cluster.pinned,
-        )  # fmt: skip
+        known = {**self.state.names, **names}
+        if self.mirrors is None:
+            parts = partition(
+                graph, compiled.devices, order, known, self.cluster.devices, self.cluster.pinned
+            )
+        else:
+            parts = self.mirrors.partition(compiled, order, known, bindings)
         kept = specialisation_limit(parts.values())
-        compiled.partitions = {
-            d: replace(p, checks=self.checks, max_specialisations=kept) for d, p in parts.items()
-        }
+        compiled.set_partitions(
+            {d: replace(p, checks=self.checks, max_specialisations=kept) for d, p in parts.items()}
+        )
         compiled.check_memory(self.cluster, bindings)
 
     def _check_first_plan(self, compiled: CompiledFetches) -> None:
@@ -331,8 +347,10 @@ class Deployment:
         self.compiled[compiled.key] = compiled
         self._warn_of_graphs_in_loops(compiled)
         self.state.register(names)
+        self.state.add_mirrors(compiled.mirror_homes, compiled.mirror_reads)
         for node in graph.variables:
             self.state.assign_home(node, compiled.devices[node])
+        self.state.note_mirrored(())
         compiled.program = program
 
     def _warn_of_graphs_in_loops(self, compiled: CompiledFetches) -> None:

@@ -23,7 +23,7 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import session_kind, units
 from graphflow.planning.node_observations import compute_seconds, observe_steps
 from graphflow.planning.traced_speeds import traced_speeds
-from graphflow.planning.turn_observations import observe_turns
+from graphflow.planning.turn_observations import observe_messages, observe_turns
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 
@@ -96,6 +96,7 @@ def learn(
         teaching = {name: each for name, each in known.items() if each.worker not in slow}
         observe_steps(learned, teaching, took, untraced)
         observe_turns(learned, cluster, survey.profiles, compiled, dict(sizes), steps)
+        observe_messages(learned, links, steps)
         for step in steps:
             for kind, nbytes, moving in _observed_transfers(step, links):
                 learned.observe_link(kind, nbytes, moving)

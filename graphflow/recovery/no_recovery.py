@@ -40,7 +40,7 @@ class NoRecovery:
         """Run an operation on the workers, once."""
         return operation()
 
-    def on_worker_lost(self, error: WorkerLost) -> NoReturn:
+    def on_worker_lost(self, error: WorkerLost) -> None:
         """Refuse every call after a worker was lost.
 
         Raises:
@@ -71,6 +71,9 @@ class NoRecovery:
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint."""
         take()
+
+    def close(self, *, complete: bool) -> None:
+        """Do nothing: nothing runs in the background."""
 
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: their state cannot be saved, so they need not

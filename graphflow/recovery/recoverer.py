@@ -28,6 +28,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ops.communication.channels import replayed_feeds
 from graphflow.planning.deployment import Deployment
 from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter, PendingCheckpoint
+from graphflow.recovery.mirror_recovery import MAX_RECOVERIES, Takeover, loss_of_target
 from graphflow.recovery.replay_log import CommittedStep, ReplayLog, ReplaySegment, VariableWrite
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.host.host_interface import NO_WORKER_LEFT
@@ -37,8 +38,6 @@ from graphflow.runtime.telemetry.logs import Log
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
-MAX_RECOVERIES = 10
-"""Recoveries in a row without a new step, after which the session gives up."""
 REPLAY_BYTES = 256 * 2**20
 """Size of the log beyond which a checkpoint is written early."""
 _FINISH_SECONDS = 10.0  # to wait for a checkpoint whose workers are gone
@@ -55,6 +54,7 @@ class Recovery:
         strict, rename: how the session's first checkpoint meets the model.
         patience: returns the seconds to wait for workers that this session did not start
             itself; fewer once the session is asked to end.
+        takeover: continues on the workers that are left, if variables have mirrors.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Recovery:
         run: Run,
         undo: Callable[[], None],
         patience: Callable[[], float],
+        takeover: Takeover | None = None,
         *,
         strict: bool = True,
         rename: Rename = MappingProxyType({}),
@@ -77,6 +78,7 @@ class Recovery:
         self._run = run
         self._undo = undo
         self._patience = patience
+        self._takeover = takeover
         self._keeps_log = self._hosts.can_be_lost
         folder = writer.resume(strict, rename)
         again = None if folder is None else partial(load_renamed, folder, rename)
@@ -170,9 +172,7 @@ class Recovery:
             except LinkLost as error:
                 if not self._keeps_log:
                     raise
-                reason = f"worker {error.source} does not reach it"
-                lost = WorkerLost(str(error), worker=error.target, step=error.step, reason=reason)
-                self._count_loss(lost)
+                self._count_loss(loss_of_target(error))
 
     def on_worker_lost(self, error: WorkerLost) -> None:
         """Accept the loss of a worker: the next operation recovers."""
@@ -193,6 +193,8 @@ class Recovery:
         elif self._replay_log.nbytes > REPLAY_BYTES:
             self._reduce_log()
         self.leave_draining_workers()
+        if self._takeover is not None:
+            self.retry_on_loss(self._takeover.after_step)
 
     def save(self) -> Path:
         """Write a checkpoint now, wait for it, and return its folder.
@@ -263,6 +265,8 @@ class Recovery:
         Raises:
             CheckpointError: the last one cannot be written; the one before is intact.
         """
+        if self._takeover is not None:
+            self._takeover.end_replacements()
         self.wait()
         if not complete or self._pending_loss is not None or self.writer.fenced:
             return
@@ -357,17 +361,30 @@ class Recovery:
             ) from error  # fmt: skip
 
     def _recover(self, error: WorkerLost) -> None:
-        """Get workers, restore the last checkpoint, and replay the steps since."""
+        """Let mirrors take over; else get workers, restore the last checkpoint, and replay the
+        steps since."""
+        if self._takeover is not None:
+            try:
+                self._takeover.run(error)
+            except StateLost as lost:
+                _log.tell("mirrors.lost", step=self._target_step, reason=str(lost))
+            else:
+                self._pending_loss = None
+                return
         started = time.monotonic()
         _log.tell("session.recovering", step=self._target_step, reason=str(error))
         self._undo()
         self._deployment.undeploy(None)
+        if self._takeover is not None:
+            self._takeover.end_replacements()
         epoch = self.writer.store.advance()
         cluster = self._hosts.reopen(self._cluster, epoch, self._patience)
         if self.writer.pending is not None:
             self.writer.pending.wait(_FINISH_SECONDS)
             self._collect_finished()
         place, base = self._find_base()
+        if self._takeover is not None:
+            self._takeover.restart(cluster)
         same = cluster == self._deployment.cluster
         if not same:
             self._deployment.undeploy(cluster)

@@ -51,6 +51,8 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
 from graphflow.planning.migration import advance_check, has_drifted, migrate
+from graphflow.planning.mirror_devices import check_replicas
+from graphflow.planning.mirror_report import MirrorReport, report_mirrors
 from graphflow.planning.table_balance import balance_tables, find_row_moves
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
@@ -62,6 +64,7 @@ from graphflow.sessions.session_opening import open_session
 
 Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")
+_HAS_LOSSES = "a worker was lost, and its mirrors have its place until the session is opened anew"
 DEADLINE = 300.0
 """Default time limit of a step, in seconds."""
 
@@ -101,6 +104,9 @@ class Session:
         strict, rename: how the checkpoint's names meet the variables, as for `load`.
         rejoin: seconds to wait for a lost worker of another machine; then the session continues
             with the remaining ones. Default: 10.
+        replicas: 2 keeps a mirror of each variable in another process, on another host where there
+            are several, which changes with the same commit. When a worker is lost, another takes
+            its part at once, with the state of the last commit. See docs/checkpoints.md.
         metrics: address at which this process serves metrics to Prometheus, such as
             "127.0.0.1:9100"; default: `$GRAPHFLOW_METRICS`, else nowhere. See
             docs/observability.md.
@@ -109,8 +115,8 @@ class Session:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
         CheckpointError: the directory cannot be used.
         ModuleNotAllowed: a worker does not allow one of the modules.
-        ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, or does
-            not start.
+        ClusterError, RendezvousTimeout, VersionMismatch: the cluster cannot be used, does not
+            start, or has fewer hosts or workers than replicas.
     """
 
     @passes_interrupts
@@ -132,6 +138,7 @@ class Session:
         strict: bool = True,
         rename: Mapping[str, str] | None = None,
         metrics: str | None = None,
+        replicas: int = 1,
     ) -> None:
         allowed = as_seconds(deadline)
         if not allowed:
@@ -151,8 +158,11 @@ class Session:
         check_environment()
         configure_by_environment()
         import_allowed(names)
+        used = cluster_of(cluster, plan)
+        with error_location("Session"):
+            copies = check_replicas(replicas, used)
         parts = open_session(
-            cluster_of(cluster, plan),
+            used,
             plan=plan,
             placer=placer,
             deadline=allowed,
@@ -162,6 +172,7 @@ class Session:
             check_finite=check_finite,
             policy=policy,
             metrics=metrics,
+            replicas=copies,
         )
         self._life, self._steps, self._state, self._planner = parts[:4]
         self._deployment, self._runner, self._recovery, self._runs_cached = parts[4:]
@@ -410,6 +421,8 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             self._learn()
+            if self._deployment.has_losses:
+                return Replanned((), 0.0, 0.0, _HAS_LOSSES)
             retry = self._recovery.retry_on_loss
             retry(self._planner.remeasure)
             replanned = retry(lambda: migrate(self._deployment, 0.0))
@@ -423,7 +436,8 @@ class Session:
         and plan again if it drifted from the prediction."""
         if self._deployment.check is not None:
             advance_check(self._deployment)
-        compiled = self._steps.last if self._automatic else None
+        improves = self._automatic and not self._deployment.has_losses
+        compiled = self._steps.last if improves else None
         drift = has_drifted(compiled) if compiled is not None else None
         if drift is None:
             return
@@ -564,6 +578,19 @@ class Session:
         """
         return self._recovery.error
 
+    def mirrors(self) -> MirrorReport:
+        """Report where the mirrors of variables are, and what they cost.
+
+        Raises:
+            SessionError: the session has none; open it with replicas=2.
+        """
+        self._life.check_not_reentrant()
+        mirrors = self._deployment.mirrors
+        if mirrors is None:
+            raise SessionError("the session has no mirrors; open it with replicas=2")
+        with self._lock:
+            return report_mirrors(mirrors, self._steps.last)
+
     @property
     def cluster(self) -> Cluster:
         """The cluster on which the session runs, without workers that were lost for good."""
@@ -617,7 +644,11 @@ class Session:
 
     def _learn(self) -> None:
         """Learn from traced steps, for the next plans."""
-        self._planner.learn(self._compiled.values())
+        if self._deployment.has_losses:
+            for compiled in self._compiled.values():
+                compiled.keep_measured()
+        else:
+            self._planner.learn(self._compiled.values())
 
     @passes_interrupts
     def close(self) -> None:

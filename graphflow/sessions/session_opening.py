@@ -13,9 +13,11 @@ from graphflow.execution.variable_store import VariableStore
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
 from graphflow.planning.deployment import Deployment
+from graphflow.planning.mirrors import Mirrors
 from graphflow.planning.planner import Planner
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_writer import CheckpointWriter
+from graphflow.recovery.mirror_recovery import MirrorRecovery, Takeover
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint.store import CheckpointStore
@@ -53,6 +55,7 @@ def open_session(
     check_finite: bool,
     policy: CheckpointPolicy | None,
     metrics: str | None,
+    replicas: int,
 ) -> SessionParts:
     """Start or reach the workers, load the newest checkpoint, and return the session's parts.
 
@@ -62,6 +65,7 @@ def open_session(
         replans: True to trace a few steps now and then, and look for better placements.
         policy: how checkpoints are written; None without a directory for them.
         metrics: address at which metrics are served.
+        replicas: copies of each variable, in as many processes.
 
     Raises:
         As `Session`. Whatever was started by then is closed.
@@ -81,13 +85,18 @@ def open_session(
         state = VariableStore(hosts)
         planner = Planner(cluster, hosts, state, steps, placer, trial)
         checks = RESULTS if check_finite else ""
-        deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks)
+        mirrors = Mirrors(cluster, hosts, state) if replicas > 1 else None
+        deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks, mirrors)
         # A cached step neither enters the log of recovery nor is it traced.
-        runs_cached = not replans and (policy is None or not hosts.can_be_lost)
+        recovers = policy is not None or mirrors is not None
+        runs_cached = not replans and not (recovers and hosts.can_be_lost)
         runner = StepRunner(life, deployment, caches_steps=not replans, runs_cached=runs_cached)
+        takeover = Takeover(deployment, mirrors, runner.undo_begun) if mirrors is not None else None
         recovery: Recovery | NoRecovery = NoRecovery(deployment, runner.step)
         if policy is not None and store is not None:
-            recovery = _make_recovery(life, deployment, runner, policy, store)
+            recovery = _make_recovery(life, deployment, runner, policy, store, takeover)
+        elif takeover is not None:
+            recovery = MirrorRecovery(deployment, runner.step, takeover)
         life.begin(hosts, server, deployment, recovery)
         undo.pop_all()
     return SessionParts(life, steps, state, planner, deployment, runner, recovery, runs_cached)
@@ -99,6 +108,7 @@ def _make_recovery(
     runner: StepRunner,
     policy: CheckpointPolicy,
     store: CheckpointStore,
+    takeover: Takeover | None,
 ) -> Recovery:
     """Return the recovery of a session with checkpoints; it loads the newest of them."""
     writer = CheckpointWriter(
@@ -110,6 +120,7 @@ def _make_recovery(
         runner.step,
         runner.undo_begun,
         life.patience(policy.rejoin),
+        takeover,
         strict=policy.strict,
         rename=policy.rename,
     )

@@ -12,7 +12,7 @@ from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import TensorSpec, equate, spec
 
 
-def _infer(gradient: TensorSpec, variable: TensorSpec) -> TensorSpec:
+def _infer(gradient: TensorSpec, variable: TensorSpec, compensation: float = 0.0) -> TensorSpec:
     what = f"the gradient is {gradient}, and its variable {variable}"
     if gradient.rank != variable.rank:
         raise ShapeError(what)
@@ -21,13 +21,13 @@ def _infer(gradient: TensorSpec, variable: TensorSpec) -> TensorSpec:
     return gradient
 
 
-# (gradient, variable) -> the gradient.
+# (gradient, variable) -> the gradient. `compensation`: the λ of `gf.optim.DelayCompensated`.
 pushed_gradient = register(
     Op(
         "pushed_gradient",
         infer=_infer,
-        kernel=lambda xp, gradient, variable: xp.copy(gradient),
-        cost=lambda gradient, variable: Cost(flops=0),
+        kernel=lambda xp, gradient, variable, **attrs: xp.copy(gradient),
+        cost=lambda gradient, variable, **attrs: Cost(flops=0),
         halves=True,
         samples=[sample(spec("float32", (3, 2)), spec("float32", (3, 2)))],
         pure=False,

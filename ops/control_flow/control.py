@@ -331,7 +331,7 @@ def iteration_count(op: Op, attrs: Any) -> int:
 
 def is_control(op: Op) -> bool:
     """Return True if nodes of the op hold bodies."""
-    return op in (call, cond, scan, while_loop) or op.name == "concurrent"
+    return op in (call, cond, scan, while_loop) or op.name in ("concurrent", "numbered_call")
 
 
 __all__ = [

@@ -19,6 +19,8 @@ CONSISTENCIES: tuple[Consistency, ...] = ("pool", "bsp", "ssp", "async")
 class TurnRules:
     """Turns of workers beside servers, in a `concurrent` node.
 
+    A worker pulls from each server before a turn, and pushes to each server after it.
+
     Attributes:
         servers: indices of the parties that keep weights.
         workers: indices of the parties that take turns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,55 +34,61 @@ from graphflow.ops.networks.layers.layer_base import (
 )
 from graphflow.ops.networks.training_mode import current_updates
 from graphflow.ops.pointwise.convert import astype
-from graphflow.ops.pointwise.select import stop_gradient_unless
-from graphflow.ops.tables.hash_index import HashLayout, find, insert_ids
+from graphflow.ops.tables.hash_index import EVICTED, Asked, HashLayout, find, insert_ids
 from graphflow.ops.tables.row_values import draw_rows, first_values, table_rows
 from graphflow.ops.tensors.take import as_indices, take
 
 NO_OWNER = np.iinfo(np.int64).min
 """The owner of a row that was never set."""
+PART_ROWS = 4096
+"""The least rows of a part, unless the user says how many parts there are."""
+MAX_PARTS = 64
+"""The most parts, unless the user says how many there are."""
 
 
 # The ops ----------------------------------------------------------------------------------------
 
 
+LAYOUT = ("capacity", "admit", "evict", "lifetime", "parts")
+"""The attributes of ops that are those of `HashLayout`."""
+
+
 def _layout(attrs: dict[str, Any]) -> HashLayout:
-    return HashLayout(**{name: attrs[name] for name in ("capacity", "admit", "evict", "lifetime")})
+    return HashLayout(**{name: attrs[name] for name in LAYOUT})
 
 
-def _infer_find(state: TensorSpec, ids: TensorSpec, **attrs: Any) -> tuple[TensorSpec, ...]:
-    _require_state(state, ids, attrs)
-    long, flags = np.dtype("int64"), np.dtype("bool")
-    return TensorSpec(ids.shape, long), TensorSpec(ids.shape, flags), TensorSpec((), long)
+def _require_asked(state: TensorSpec, asked: Sequence[TensorSpec], attrs: dict[str, Any]) -> None:
+    """Refuse a state of another table, and ids that are no ints."""
+    for each in (state, *asked):
+        require_kind(each, "int")
+    length = _layout(attrs).shape[1]
+    equate(state.shape[1], length, f"a hash table of {attrs['capacity']} rows has {state}")
 
 
-def _require_state(state: TensorSpec, ids: TensorSpec, attrs: dict[str, Any]) -> None:
-    require_kind(state, "int")
-    require_kind(ids, "int")
-    length = _layout(attrs).length
-    equate(state.shape[0], length, f"a hash table of {attrs['capacity']} rows has {state}")
+def _infer_find(state: TensorSpec, *asked: TensorSpec, **attrs: Any) -> tuple[TensorSpec, ...]:
+    _require_asked(state, asked, attrs)
+    long, shape = np.dtype("int64"), asked[0].shape
+    found, fresh = TensorSpec(shape, long), TensorSpec(shape, np.dtype("bool"))
+    return found, found, fresh, TensorSpec(state.shape[:1], long)
 
 
 def _infer_insert(
-    state: TensorSpec, ids: TensorSpec, entries: TensorSpec, evicted: TensorSpec, **attrs: Any
+    state: TensorSpec, entries: TensorSpec, evicted: TensorSpec, *asked: TensorSpec, **attrs: Any
 ) -> TensorSpec:
-    _require_state(state, ids, attrs)
-    require_kind(entries, "int")
-    require_kind(evicted, "int")
+    _require_asked(state, (entries, evicted, *asked), attrs)
     return state
 
 
-def _find_kernel(xp: Any, state: Any, ids: Any, insert: bool, **attrs: Any) -> tuple[Any, ...]:
-    entries, fresh, evicted = find(state, ids, _layout(attrs), insert)
-    return entries, fresh, np.asarray(evicted, np.int64)
+def _find_kernel(xp: Any, state: Any, *asked: Any, insert: bool, **attrs: Any) -> tuple[Any, ...]:
+    return tuple(find(state, Asked(*asked), _layout(attrs), insert))
 
 
 def _insert_into(
-    xp: Any, out: Any, state: Any, ids: Any, entries: Any, evicted: Any, **attrs: Any
+    xp: Any, out: Any, state: Any, entries: Any, evicted: Any, *asked: Any, **attrs: Any
 ) -> None:
     if out is not state:
         xp.copyto(out, state)
-    insert_ids(out, ids, entries, int(evicted), _layout(attrs))
+    insert_ids(out, Asked(*asked), entries, evicted, _layout(attrs))
 
 
 def _insert_kernel(xp: Any, state: Any, *others: Any, **attrs: Any) -> Any:
@@ -90,46 +97,57 @@ def _insert_kernel(xp: Any, state: Any, *others: Any, **attrs: Any) -> Any:
     return out
 
 
-def _find_cost(state: TensorSpec, ids: TensorSpec, **attrs: Any) -> Cost:
+def _find_cost(state: TensorSpec, ids: TensorSpec, *others: TensorSpec, **attrs: Any) -> Cost:
     return Cost(flops=ids.size * 100, bytes=ids.nbytes * 16)
 
 
-_CALL: dict[str, Any] = {"capacity": 4, "admit": 1, "evict": True, "lifetime": None}
-_STATE, _IDS = spec("int64", (HashLayout(4).length,)), spec("int64", (2, 2))
+_CALL: dict[str, Any] = {"capacity": 8, "admit": 1, "evict": True, "lifetime": None, "parts": 2}
+_STATE, _IDS = spec("int64", HashLayout(8, parts=2).shape), spec("int64", (2, 2))
+_PARTS = spec("int64", (2,))
 
 
 def _empty_state(arrays: list[Any]) -> list[Any]:
-    """Return the arrays of a sample with an empty table; entries as `find` gives them."""
-    state = np.full_like(arrays[0], -1)
-    found = find(state, arrays[1], HashLayout(4), True)
-    return [state, arrays[1], found.entries, np.asarray(found.evicted)][: len(arrays)]
+    """Return the arrays of a sample of `hash_find` with an empty table."""
+    state, ids, *others = arrays
+    return [np.full_like(state, -1), ids, *(np.array([1, 0]) + 0 * x for x in others)]
 
 
-# (state, ids) -> where the ids are: their entries, whether they read initial values, and how many
-# ids lose their rows (see hash_index.py). With `insert` new ids get rows, which hash_insert writes.
+def _new_entries(arrays: list[Any]) -> list[Any]:
+    """Return the arrays of a sample of `hash_insert`: entries are as `find` gives them."""
+    state, ids = np.full_like(arrays[0], -1), arrays[3]
+    found = find(state, Asked(ids), HashLayout(8, parts=2), True)
+    return [state, found.entries, found.evicted, ids]
+
+
+# (state, ids) -> where the ids are: their rows and entries, whether they read initial values, and
+# how many ids of each part lose their rows (see hash_index.py). With `insert` new ids get rows,
+# which hash_insert writes. Two more inputs are for the owner of some parts: how often each id
+# counts, and the places of parts in its state (see `Asked`).
 hash_find: Op = register(
     Op(
         "hash_find",
         infer=_infer_find,
         kernel=_find_kernel,
         cost=_find_cost,
-        samples=tuple(
-            sample(_STATE, _IDS, insert=insert, make=_empty_state, **_CALL)
-            for insert in (False, True)
+        samples=(
+            sample(_STATE, _IDS, insert=False, make=_empty_state, **_CALL),
+            sample(_STATE, _IDS, insert=True, make=_empty_state, **_CALL),
+            sample(_STATE, _IDS, _IDS, _PARTS, insert=True, make=_empty_state, **_CALL),
         ),
         device_kinds=("cpu",),
     )
 )
 
-# The state after the ids got the entries that hash_find gave them. A commit changes these alone.
+# (state, entries, evicted, ids) -> the state after the ids got the entries that hash_find gave
+# them, with the same further inputs. A commit changes these entries alone.
 hash_insert: Op = register(
     Op(
         "hash_insert",
         infer=_infer_insert,
         kernel=_insert_kernel,
         into=_insert_into,
-        cost=lambda state, ids, entries, evicted, **attrs: _find_cost(state, ids),
-        samples=(sample(_STATE, _IDS, _IDS, spec("int64", ()), make=_empty_state, **_CALL),),
+        cost=lambda state, entries, evicted, ids, *others, **attrs: _find_cost(state, ids),
+        samples=(sample(_STATE, _IDS, _PARTS, _IDS, make=_new_entries, **_CALL),),
         in_place=True,
         device_kinds=("cpu",),
     )
@@ -155,23 +173,27 @@ class HashTable(Layer):
             to 56 bytes of index, twice that with `admit` above 1.
         admit: appearances from which on an id has a row. Before, it reads its initial value and is
             not trained. As many ids as `capacity` are counted, those seen last.
-        evict: whose rows new ids get in a full table. "lru": the ids that were not seen for
+        evict: whose rows new ids get in a full part. "lru": the ids that were not seen for
             longest; "ttl:100": ids that were not seen in the last 100 training steps, which then
             read their initial value again; None: none.
         initial: the values of a new row, a `gf.init` initializer of shape (dim,); default: normal
             with standard deviation 0.05.
+        parts: the table consists of so many parts of `capacity / parts` rows, and a hash of an id
+            says in which part it is. Strategies divide a table by whole parts, so no number
+            depends on the workers. Default: one part for each 4,096 rows, at most 64. A part of
+            16,000 rows is full when the table holds about 98 % of `capacity`, one of 4,000 at 96 %.
 
     Attributes:
         evicted: int64 scalar, how many ids lost their rows so far.
         stored: int64 scalar, how many ids have a row.
 
-    A step with more new ids than rows for them raises `TableFullError`, which is an `OpError` and a
-    `MemoryLimitError`, and changes nothing. Call the layer once in a training block, on all ids of
-    a step, since its variables have one new value in a step.
+    A step with more new ids than a part has rows for them raises `TableFullError`, which is an
+    `OpError` and a `MemoryLimitError`, and changes nothing. Call the layer once in a training
+    block, on all ids of a step, since its variables have one new value in a step.
 
-    Variables: `weight` (capacity + 1, dim), whose last row stands for ids without a row; buffers
-    `owners` (capacity + 1,), the id that each row was last trained for, and `state`: the ids, when
-    they were last seen and how often, int64.
+    Variables: `weight` (parts · (capacity / parts + 1), dim): each part has one more row at its
+    end, for ids without a row; buffers `owners`, the id that each row was last trained for, and
+    `state` (parts, …): the ids, when they were last seen and how often, int64.
     """
 
     weight: Tensor
@@ -182,9 +204,12 @@ class HashTable(Layer):
 
     def __init__(
         self, dim: int, capacity: int, admit: int = 1, evict: str | None = "lru",
-        initial: Initializer | None = None, *, dtype: Any = "float32", name: str = "hash_table",
+        initial: Initializer | None = None, *, parts: int | None = None, dtype: Any = "float32",
+        name: str = "hash_table",
     ) -> None:  # fmt: skip
         require_sizes(self, dim=dim, capacity=capacity, admit=admit)
+        if parts is not None:
+            require_sizes(self, parts=parts)
         with error_location("HashTable"):
             lifetime = _lifetime(evict)
             first = init.normal((dim,), dtype=dtype) if initial is None else initial
@@ -193,28 +218,32 @@ class HashTable(Layer):
                     f"initial must be an initializer of shape ({dim},), such as "
                     f"gf.init.uniform(({dim},)), got {initial!r}"
                 )
-        layout = HashLayout(int(capacity), int(admit), evict == "lru", lifetime)
+            if parts is not None and parts > capacity:
+                raise ArgumentError(f"parts must be at most the capacity, {capacity}, got {parts}")
+        count = max(1, min(MAX_PARTS, capacity // PART_ROWS)) if parts is None else int(parts)
+        layout = HashLayout(int(capacity), int(admit), evict == "lru", lifetime, count)
         set_attributes(self, layout=layout, initial=first.with_dtype(dtype))
         with self.scope(name):
-            weight = parameter("weight", init.hashed_rows((layout.capacity + 1, int(dim)), dtype))
-            state = init.full((layout.length,), -1, "int64")
-            set_attributes(self, weight=weight, state=parameter("state", state, trainable=False))
+            rows = layout.parts * (layout.rows + 1)
+            weight = parameter("weight", init.hashed_rows((rows, int(dim)), dtype))
+            state = init.full(layout.shape, -1, "int64")
+            owners = init.full((rows,), int(NO_OWNER), "int64")
             with origin_scope(weight.node, prefix_of(weight.node)):  # laid out as the rows are
-                owners = init.full(weight.shape[:1], int(NO_OWNER), "int64")
-                set_attributes(self, owners=parameter("owners", owners, trainable=False))
+                set_attributes(
+                    self, weight=weight, state=parameter("state", state, trainable=False),
+                    owners=parameter("owners", owners, trainable=False),
+                )  # fmt: skip
 
     @property
     def evicted(self) -> Tensor:
         """How many ids lost their rows so far: int64 scalar."""
-        number: Tensor = self.state[2] + 1
+        number: Tensor = FUNCTIONS["sum"](self.state[:, EVICTED] + 1)
         return number
 
     @property
     def stored(self) -> Tensor:
         """How many ids have a row: int64 scalar."""
-        start = self.layout.length - 2 * self.layout.entries
-        used = self.state[start : start + self.layout.capacity]
-        number: Tensor = FUNCTIONS["sum"](astype(used >= 0, "int64"))
+        number: Tensor = FUNCTIONS["sum"](astype(self.state[:, self.layout.use] >= 0, "int64"))
         return number
 
     def __call__(self, ids: Any) -> Tensor:
@@ -226,14 +255,14 @@ class HashTable(Layer):
                 "a HashTable is called once in a training block, since its variables have one new "
                 "value in a step; look up all ids at once and take parts of the result"
             )
-        layout, first = self.layout, self.initial
-        attrs = {name: getattr(layout, name) for name in ("capacity", "admit", "evict", "lifetime")}
-        entries, fresh, evicted = hash_find(self.state, ids, insert=updates is not None, **attrs)
+        first, attrs = self.initial, {name: getattr(self.layout, name) for name in LAYOUT}
+        rows, entries, fresh, evicted = hash_find(
+            self.state, ids, insert=updates is not None, **attrs
+        )
         if updates is not None:
-            new = hash_insert(self.state, ids, entries, evicted, **attrs)
+            new = hash_insert(self.state, entries, evicted, ids, **attrs)
             # fetched as None, so that no step copies the whole state
             updates.append(REGISTRY["group"](assign(self.state, new), name="store"))
-        rows = FUNCTIONS["minimum"](entries, layout.capacity)
         held = take(self.owners, rows, 0)
         fresh = FUNCTIONS["logical_or"](fresh, FUNCTIONS["not_equal"](held, ids))
         initial = draw_rows(
@@ -241,9 +270,9 @@ class HashTable(Layer):
             a=first.a, b=first.b, table=first.stream,
         )  # fmt: skip
         rows = table_rows(rows, ids, held, fresh, initial)
-        values = first_values(take(self.weight, rows, 0), fresh, initial)
-        has_row = FUNCTIONS["expand_dims"](entries < layout.capacity, -1)
-        return stop_gradient_unless(has_row, values)
+        has_row = FUNCTIONS["less"](entries, self.layout.rows)
+        values: Tensor = first_values(take(self.weight, rows, 0), fresh, initial, has_row)
+        return values
 
 
 def _lifetime(evict: Any) -> int | None:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.ir.op import Cost, Op, Sharding, Tensor, register, sample
+from graphflow.ir.op import FUNCTIONS, Cost, Op, Sharding, Tensor, register, sample
 from graphflow.ir.spec import TensorSpec, as_dtype, equate, product, spec
 from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.pointwise.select import where
 from graphflow.ops.randomness.philox import philox
 from graphflow.ops.sharding.rules import equation, letters
 
@@ -186,7 +187,10 @@ table_rows: Op = register(
 )
 
 
-def _infer_first_values(x: TensorSpec, fresh: TensorSpec, initial: TensorSpec) -> TensorSpec:
+def _infer_first_values(
+    x: TensorSpec, fresh: TensorSpec, initial: TensorSpec, has_row: TensorSpec
+) -> TensorSpec:
+    _require_flags("first_values", has_row, fresh)
     require_kind(fresh, "bool")
     for have, want in zip(initial.shape, x.shape, strict=True):
         equate(have, want, f"first_values: {initial} for {x}")
@@ -194,28 +198,30 @@ def _infer_first_values(x: TensorSpec, fresh: TensorSpec, initial: TensorSpec) -
 
 
 def _first_values_vjp(
-    g: Tensor, y: Tensor, x: Tensor, fresh: Tensor, initial: Tensor
-) -> tuple[Tensor, None, None]:
-    return g, None, None
+    g: Tensor, y: Tensor, x: Tensor, fresh: Tensor, initial: Tensor, has_row: Tensor
+) -> tuple[Tensor, None, None, None]:
+    return where(FUNCTIONS["expand_dims"](has_row, -1), g, 0), None, None, None
 
 
 # Rows x of a table, with the initial value of fresh ids. The gradient of each row goes to the
 # table: the optimiser updates a fresh row from its initial value. So the gradient is not that of
-# `where`, and the samples, for finite differences, have no fresh row.
+# `where`, and the samples, for finite differences, have no fresh row. It is 0 for ids without a
+# row.
 first_values: Op = register(
     Op(
         "first_values",
         infer=_infer_first_values,
-        kernel=lambda xp, x, fresh, initial: xp.where(fresh[..., None], initial, x),
+        kernel=lambda xp, x, fresh, initial, has_row: xp.where(fresh[..., None], initial, x),
         vjp=_first_values_vjp,
-        sharding=lambda x, fresh, initial: equation(
-            [letters(x.rank), letters(x.rank - 1), letters(x.rank)], [letters(x.rank)]
+        sharding=lambda x, fresh, initial, has_row: equation(
+            [letters(x.rank), letters(x.rank - 1), letters(x.rank), letters(x.rank - 1)],
+            [letters(x.rank)],
         ),
-        cost=lambda x, fresh, initial: Cost(flops=product(x.shape)),
+        cost=lambda x, fresh, initial, has_row: Cost(flops=product(x.shape)),
         samples=(
             sample(
-                spec("float32", (3, 2)), _FLAGS, spec("float32", (3, 2)), fixed=(2,),
-                make=lambda arrays: [arrays[0], np.zeros_like(arrays[1]), arrays[2]],
+                spec("float32", (3, 2)), _FLAGS, spec("float32", (3, 2)), _FLAGS, fixed=(2,),
+                make=lambda xs: [xs[0], np.zeros_like(xs[1]), xs[2], np.ones_like(xs[3])],
             ),
         ),
     )

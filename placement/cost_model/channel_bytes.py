@@ -14,25 +14,31 @@ from graphflow.ops.control_flow.control import cond, iteration_count
 
 
 class Messages(NamedTuple):
-    """The messages from one party to another.
+    """The messages that go through one channel.
 
     Attributes:
-        once: bytes and number of messages outside of the sender's loop.
-        turn: bytes and number of messages of an iteration of its loop that sends.
+        sender, receiver: its parties.
+        nbytes: of a message.
+        once: messages before or after the sender's loop.
+        turn: messages of an iteration of its loop that sends.
         share: of its iterations that send, as far as the node tells: a masked send into several
             channels goes into one of them.
     """
 
-    once: tuple[int, int] = (0, 0)
-    turn: tuple[int, int] = (0, 0)
+    sender: int
+    receiver: int
+    nbytes: int
+    once: int = 0
+    turn: int = 0
     share: float = 1.0
 
-    def total(self, turns: float) -> tuple[int, int]:
-        """Return bytes and number of messages if so many iterations send."""
-        return (
-            self.once[0] + round(turns * self.turn[0]),
-            self.once[1] + round(turns * self.turn[1]),
-        )
+    def count(self, turns: float) -> int:
+        """Return the number of messages of so many turns of a worker.
+
+        A server that sends before its loop what a worker's first turn reads sends in its loop what
+        the others read.
+        """
+        return self.once + round(max(turns - self.once, 0.0) * self.turn)
 
 
 def has_channels(node: Node) -> bool:
@@ -40,28 +46,27 @@ def has_channels(node: Node) -> bool:
     return any(n.op.name in CHANNEL_OPS for body in bodies(node) for n in body.graph.walk())
 
 
-def channel_bytes(parties: Sequence[Body]) -> Mapping[tuple[int, int], Messages]:
-    """Return the messages between the parties of a node, by sender and receiver.
+def channel_messages(parties: Sequence[Body]) -> list[Messages]:
+    """Return the messages between the parties of a node, by channel.
 
     Args:
         parties: the node's bodies, with sizes bound.
     """
     ends = channel_ends(parties)
-    found: dict[tuple[int, int], Messages] = {}
+    found: dict[int, Messages] = {}
     for body in parties:
         for node, sizes, times, in_loop in _sends(body, 1, False):
             size = nbytes(node.inputs[1].spec.bind(sizes))
             channels = channels_of(node)
+            share = 1.0 / len(channels) if len(node.inputs) > 2 else 1.0
             for channel in channels:
-                before = found.get(ends[channel], Messages())
-                old = before.turn if in_loop else before.once
-                new = old[0] + times * size, old[1] + times
-                if not in_loop:
-                    found[ends[channel]] = before._replace(once=new)
-                    continue
-                share = 1.0 / len(channels) if len(node.inputs) > 2 else 1.0
-                found[ends[channel]] = before._replace(turn=new, share=share)
-    return found
+                before = found.get(channel, Messages(*ends[channel], size))
+                if in_loop:
+                    before = before._replace(turn=before.turn + times, share=share)
+                else:
+                    before = before._replace(once=before.once + times)
+                found[channel] = before
+    return list(found.values())
 
 
 def _sends(

@@ -69,6 +69,14 @@ class NodeErrors:
     slowdown: Floats
     sources: ErrorSources
 
+    def note_observed(self, node: int, device: int, found: Evidence) -> None:
+        """Note that a node's seconds rest on observations of that node itself."""
+        basis = f"{show_count(len(found.ratios), 'observation')} in traced steps"
+        prior = float(self.deviation[node, device])
+        self.deviation[node, device] = observed_deviation(found.ratios, prior)
+        self.source[node, device] = self.sources.number(tuple(found.source), basis)
+        self.slowdown[node, device] = 0.0
+
 
 def node_errors(
     times: NodeTimes,

@@ -33,14 +33,14 @@ from graphflow.placement.cost_model.body_memory import body_memory
 from graphflow.placement.cost_model.device_constraints import DeviceConstraints, colocation_groups
 from graphflow.placement.cost_model.node_errors import ErrorSources, NodeErrors, node_errors
 from graphflow.placement.cost_model.node_times import NodeTimes
-from graphflow.placement.cost_model.party_nodes import (
-    PartyNode,
-    home_of,
-    party_devices,
-    party_nodes,
-)
+from graphflow.placement.cost_model.party_nodes import PartyNode, party_nodes
 from graphflow.placement.cost_model.problem_edges import ProblemEdges
-from graphflow.placement.cost_model.window_pricer import PricedWindow, WindowPricer
+from graphflow.placement.cost_model.window_pricer import (
+    PricedWindow,
+    WindowPricer,
+    price_windows,
+    window_links,
+)
 from graphflow.placement.problems.problem import Problem
 from graphflow.placement.simulation.jitter import Jitter
 
@@ -212,27 +212,12 @@ class _ProblemBuilder:
             times.correct(compute, contention, learned)
         shares = {name: self.cluster.device(name).speed for name in self.cluster.devices}
         compute[:, :-1] /= list(shares.values())
+        between = window_links(self.cluster, *links, learned)
         pricer = WindowPricer(
-            speeds, device_classes(self.cluster), shares, busy, *links, learned, self._jitter
+            speeds, device_classes(self.cluster), shares, busy, *between, learned, self._jitter
         )
-        return _Predicted(compute, errors, self._price_windows(compute, pricer))
-
-    def _price_windows(
-        self, compute: np.ndarray[Any, Any], pricer: WindowPricer
-    ) -> dict[tuple[Node, str], PricedWindow]:
-        """Price the `concurrent` nodes on each device that they may be on, in place."""
-        found: dict[tuple[Node, str], PricedWindow] = {}
-        names = self.cluster.devices
-        for node in self.graph.of_op("concurrent"):
-            row = compute[self.index[node]]
-            for at in np.flatnonzero(np.isfinite(row[:-1])).tolist():
-                devices = party_devices(node, self.cluster, names[at])
-                window = found[node, names[at]] = pricer.price(node, self.bindings, devices)
-                row[at] = window.seconds
-        for i, party in enumerate(self.parties, start=self.predictions.count):
-            home = home_of(party.node, self.cluster)
-            compute[i, names.index(party.device)] = found[party.node, home].seconds
-        return found
+        windows = price_windows(times, self.parties, pricer, compute, errors)
+        return _Predicted(compute, errors, windows)
 
     def links(
         self,

@@ -41,6 +41,11 @@ def turn_bucket(body: Body, device: str, busy: bool, predicted: float) -> Bucket
     return Bucket(device, busy, TURN, op, "", half_octaves(predicted * 1e9), 0)
 
 
+def window_link(kind: str) -> str:
+    """Return the name under which messages in windows over a kind of link are observed."""
+    return f"{kind} in windows"
+
+
 def party_works(node: Node, bindings: Mapping[str, int], rates: Sequence[Rates]) -> list[PartyWork]:
     """Return the work of each party of a `concurrent` node.
 

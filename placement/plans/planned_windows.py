@@ -29,7 +29,7 @@ def planned_windows(made: GraphProblem, model: PlanModel) -> tuple[PlannedWindow
             PlannedWindow(
                 name,
                 _describe(node),
-                priced.seconds,
+                float(priced.seconds),
                 priced.high,
                 busy,
                 tuple(_bars(name, priced, start)),

@@ -3,7 +3,8 @@
     turn of a worker → push to each server → the server applies it → pull → the worker's next turn
 
 A server takes the pushes in the order in which they come. The consistency decides which workers it
-answers then. In a pool, a worker that is free takes the next turn of one queue.
+answers then, of those that have a turn left. In a pool, a worker that is free takes the next turn
+of one queue.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class _Window:
         self._rules, self._seconds, self._scale = rules, seconds, scale
         workers = len(rules.workers)
         self._servers = [_Server([0] * workers) for _ in rules.servers]
-        self._taken = 0  # turns of the pool
+        self._taken = 0  # turns of the pool that have begun
+        self._dealt = workers  # turns of the pool that server 0 has given to workers
         self._turns = [0] * workers
         self._answers = [0] * workers
         self._events: list[tuple[float, int, str, int, int, int]] = []
@@ -210,14 +212,18 @@ class _Window:
         if rules.consistency == "bsp":
             return self._release_round(server, k)
         server.clocks[k] += 1
-        bound = rules.staleness if rules.consistency == "ssp" else None
-        if bound is None:
-            return [k]
+        if rules.consistency == "pool":
+            if server is self._servers[0]:
+                self._dealt += 1
+            return [k] if self._dealt <= sum(rules.turns) else []
+        running = {w for w, turns in enumerate(rules.turns) if server.clocks[w] < turns}
+        if rules.consistency == "async" or rules.staleness is None:
+            return [k] if k in running else []
         server.waiting.add(k)
-        running = [c for c, turns in zip(server.clocks, rules.turns, strict=True) if c < turns]
-        least = min(running, default=max(server.clocks))
-        found = sorted(w for w in server.waiting if server.clocks[w] - bound <= least)
-        server.waiting -= set(found)
+        least = min((server.clocks[w] for w in running), default=0)
+        near = {w for w in running if server.clocks[w] - rules.staleness <= least}
+        found = sorted(server.waiting & near)
+        server.waiting -= near
         return found
 
     def _release_round(self, server: _Server, k: int) -> list[int]:
@@ -227,7 +233,7 @@ class _Window:
         """
         if server.clocks[k] < server.round:
             server.clocks[k] = self._turns[k] = server.round
-            return [k]
+            return [k] if server.round < self._rules.turns[k] else []
         server.waiting.add(k)
         server.in_round += 1
         left = sum(turns > server.round for turns in self._rules.turns)
@@ -238,7 +244,7 @@ class _Window:
         server.waiting.clear()
         for w in found:
             server.clocks[w] = self._turns[w] = server.round
-        return found
+        return [w for w in found if server.round < self._rules.turns[w]]
 
     def _answer(self, s: int, k: int, now: float, number: int) -> float:
         """A server sends a worker its weights; return when it is free again."""

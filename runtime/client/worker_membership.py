@@ -29,9 +29,11 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
+from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
+    AddWorker,
     BeginOperation,
     CancelSteps,
     Order,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 _MAX_DEADLINE = 1e9  # seconds for workers to start; clocks and queues overflow at ten times as many
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
+_GONE_POLL_SECONDS = 0.001
 _REOPEN_SECONDS = 15.0  # for running workers to begin a session anew
 _STARTS = 3  # attempts to start local workers, if one is ended before the session is open
 _MEET_SECONDS = 5.0  # for running workers to reach each other
@@ -162,6 +165,7 @@ class WorkerMembership:
             self._loop = None
         try:
             if self._local is not None:
+                self._local.end_after(len(cluster.workers))
                 self._local.restart_ended(
                     self._suspects, leaving, min(cluster.deadline, _MAX_DEADLINE)
                 )
@@ -176,6 +180,43 @@ class WorkerMembership:
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
+
+    @property
+    def can_replace(self) -> bool:
+        """True if the session can start workers in place of lost ones."""
+        return self._local is not None
+
+    def replace(self, lost: int) -> int:
+        """Start a process in place of a lost worker, let it join the session, and return its
+        number.
+
+        Steps may run meanwhile, on other threads.
+
+        Raises:
+            SessionError: the lost worker was not started by the session, or the session ends.
+            RendezvousTimeout, WorkerLost: the new worker did not start or answer, or cannot reach
+                the others.
+        """
+        if self._local is None:
+            raise SessionError(f"worker {lost} was not started by the session")
+        until = time.monotonic() + _REOPEN_SECONDS
+        address = self._local.replace(lost, until)
+        loop, number = self._require_loop(), len(self._addresses)
+        loop.post(AddWorker(address))
+        while len(self._addresses) == number:
+            if time.monotonic() > until or loop is not self._loop:
+                raise SessionError(f"worker {number} at {address} could not be connected to")
+            time.sleep(_GONE_POLL_SECONDS)
+        self._keys.append("")
+        rendezvous = Rendezvous(
+            self.session, self._addresses, self._keys, loop, self._requests, self._ask
+        )
+        try:
+            rendezvous.add(number, self.lost_workers(), until, self._ops, self._trial)
+        except BaseException as error:
+            loop.post(WorkerGone(number, f"it could not join: {error}", ended=False))
+            raise
+        return number
 
     def draining_workers(self) -> set[int]:
         """Return the workers that were asked to end, and wait for the session to leave."""
@@ -201,11 +242,23 @@ class WorkerMembership:
 
     def leave_draining(self) -> None:
         """Leave the workers that were asked to end. They count as lost, with their state."""
-        leaving = self.draining_workers()
-        self._close_on(leaving)
-        for worker in leaving:
-            if self._loop is not None:
-                self._loop.post(WorkerGone(worker, "it was asked to end", ended=False))
+        self.leave(self.draining_workers(), ASKED_TO_END)
+
+    def lost_workers(self) -> set[int]:
+        """Return the workers that were lost in this epoch."""
+        return set(self._loop.loss_reasons()) if self._loop is not None else set()
+
+    def leave(self, workers: Collection[int], reason: str) -> None:
+        """Leave some workers, which count as lost from then on, with their state."""
+        if not workers:
+            return
+        self._close_on(workers)
+        loop = self._require_loop()
+        for worker in workers:
+            loop.post(WorkerGone(worker, reason, ended=False))
+        until = time.monotonic() + _CLOSE_SECONDS
+        while not self.lost_workers().issuperset(workers) and time.monotonic() < until:
+            time.sleep(_GONE_POLL_SECONDS)
 
     def _close_on(self, workers: Collection[int]) -> None:
         """Close the session on some workers, so that they may end."""

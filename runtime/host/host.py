@@ -208,6 +208,14 @@ class DeviceHost:
         """Drop programs, and variables that live elsewhere from now on; ignore unknown names."""
         self._session(session).forget(programs, variables)
 
+    def adopt(self, session: str, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
+        """Give variables other names; see `Adopt`.
+
+        Raises:
+            VariableError: there is no variable to move or copy.
+        """
+        self._session(session).adopt(moved, copied)
+
     def usage(self, session: str) -> HostUsage:
         """Return a session's memory use and its waits. Callable from any thread."""
         state = self._sessions.get(session)

@@ -5,7 +5,7 @@ The workers are this process (`LocalHosts`), or other processes (`client.remote_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +42,8 @@ SavedPart = CheckpointShard | Mapping[str, Array]
 """A worker's part of a checkpoint: the shard that it has written, or its variables."""
 
 
+ASKED_TO_END = "it was asked to end"
+"""The reason of `WorkerLost` of a worker that the session has left at its request."""
 NO_WORKER_LEFT = "nobody answers"
 """The reason of `WorkerLost` if no worker is left to continue with."""
 
@@ -139,6 +141,27 @@ class Hosts(Protocol):
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         """Drop programs, and variables by worker, which live elsewhere from now on."""
+
+    def adopt(self, worker: int, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
+        """Let mirrors on a worker take the place of variables that were lost.
+
+        Args:
+            moved: for each new name the variable that has this name from now on.
+            copied: for each new name the variable whose value it gets.
+        """
+
+    def lost_workers(self) -> set[int]:
+        """Return the workers that were lost since the session began or was reopened."""
+
+    def leave(self, workers: Collection[int], reason: str) -> None:
+        """Leave some workers, which count as lost from then on, with their state."""
+
+    @property
+    def can_replace(self) -> bool:
+        """True if the session can start workers in place of lost ones."""
+
+    def replace(self, lost: int) -> int:
+        """Start a worker in place of a lost one, let it join, and return its number."""
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         """Copy the variables of some workers now, and write their shards in the background.
@@ -280,6 +303,20 @@ class LocalHosts:
 
     def forget(self, programs: Sequence[str], variables: Mapping[int, Sequence[str]]) -> None:
         self._host.forget("", programs, variables.get(0, ()))
+
+    def adopt(self, worker: int, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
+        self._host.adopt("", moved, copied)
+
+    def lost_workers(self) -> set[int]:
+        return set()
+
+    def leave(self, workers: Collection[int], reason: str) -> None:
+        """Do nothing: the only worker is this process."""
+
+    can_replace = False
+
+    def replace(self, lost: int) -> int:
+        raise SessionError("an embedded session has no other workers")
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         copies = self._host.snapshot("") if workers else {}

@@ -51,6 +51,11 @@ DRAWS = "@draws"
 
 A step that is tried again gets a new step number, its key on the wire, but draws the same."""
 
+MIRROR = "<mirror>/"
+"""Prefix of the name under which a host keeps the mirror of another host's variable.
+
+Checkpoints hold no mirrors."""
+
 _COMMUNICATION_OPS = (*SENDING_OPS, *RECEIVING_OPS, "collective_start")
 """Ops that communicate with other devices."""
 
@@ -458,6 +463,7 @@ class SessionState:
             name: self._backends[device].to_host(value)
             for device, variables in self._variables.items()
             for name, value in variables.items()
+            if not name.startswith(MIRROR)
         }
 
     def write(self, variable: str, value: Array) -> None:
@@ -475,6 +481,23 @@ class SessionState:
         for mine in self._variables.values():
             for name in variables:
                 mine.pop(name, None)
+
+    def adopt(self, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
+        """Give variables other names. Names that were moved before stay, so it can be repeated.
+
+        No loaded program may use the variables.
+        """
+        for name, old in moved.items():
+            if any(old in mine for mine in self._variables.values()):
+                device, value = self._find(old)
+                del self._variables[device][old]
+                self._variables[device][name] = value
+            else:
+                self._find(name)
+        for name, source in copied.items():
+            device, value = self._find(source)
+            copy = self._backends[device].to_host(value)
+            self._variables[device][name] = self._allocate(self._backends[device], copy)
 
     def _find(self, variable: str) -> tuple[str, Any]:
         for device, variables in self._variables.items():

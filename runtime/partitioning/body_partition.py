@@ -73,6 +73,31 @@ def partition_bodies(
     return BodyPartition(Graph(outputs, placed.names), placed.devices, list(placed.devices))
 
 
+def _inputs_first(graph: Graph, order: Sequence[Node]) -> list[Node]:
+    """Return the nodes of a graph in an order, each after its inputs.
+
+    A plan lets a party begin before another party's operands are there, and so may order the whole
+    node before these.
+    """
+    position = {node: i for i, node in enumerate(order)}
+    last = len(position)
+
+    def place(node: Node) -> tuple[int, int]:
+        return position.get(node, last if node.inputs else -1), node.serial
+
+    found: dict[Node, None] = {}
+    for first in sorted(graph.nodes, key=place):
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            missing = [t.node for t in node.inputs if t.node not in found]
+            stack += missing
+            if not missing:
+                found[node] = None
+                stack.pop()
+    return [*found]
+
+
 ResolvePin = Callable[[DeviceName], DeviceName]
 """Resolves a user's pin on a cluster; see `Cluster.pinned`."""
 
@@ -108,13 +133,7 @@ class _BodyPartitioner:
         The home's part replaces the node for its readers.
         """
         result = _Expanded()
-        position = {node: i for i, node in enumerate(order)}
-        last = len(position)
-
-        def place(node: Node) -> tuple[int, int]:
-            return position.get(node, last if node.inputs else -1), node.serial
-
-        for node in sorted(graph.nodes, key=place):
+        for node in _inputs_first(graph, order):
             inputs = tuple(result.mapped[t] for t in node.inputs)
             home = devices.get(node, "")
             same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))

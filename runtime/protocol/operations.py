@@ -9,6 +9,7 @@ from graphflow.runtime.protocol.coordinator_events import BeginOperation, Replie
 from graphflow.runtime.wire.array_codec import decode_small, message_parts
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
 from graphflow.runtime.wire.messages import (
+    Adopt,
     Array,
     Chunk,
     Close,
@@ -16,6 +17,7 @@ from graphflow.runtime.wire.messages import (
     Done,
     Forget,
     Hello,
+    Join,
     Key,
     Load,
     Measure,
@@ -45,6 +47,8 @@ REPLIES: dict[type[Message], type[Message]] = {
     Read: Done,
     Write: Ready,
     Forget: Ready,
+    Adopt: Ready,
+    Join: Ready,
     Save: Saved,
     Measure: Measured,
     Meet: Met,

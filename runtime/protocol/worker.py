@@ -58,6 +58,7 @@ from graphflow.runtime.wire.messages import (
     COORDINATOR,
     Abort,
     Ack,
+    Adopt,
     Broken,
     Chunk,
     Close,
@@ -69,6 +70,7 @@ from graphflow.runtime.wire.messages import (
     Fenced,
     Forget,
     Hello,
+    Join,
     Load,
     Measure,
     Meet,
@@ -479,7 +481,14 @@ class WorkerMachine:
             case Write():
                 arrays = session.take_arrays("value", message.request, [message.variable])
                 return [RunJob(name, message, 0, epoch, arrays)]
-            case Prepare() | Read() | Forget() | Save() | Measure() | Meet() | Probe():
+            case Prepare() | Read() | Forget() | Adopt() | Save() | Measure() | Meet() | Probe():
+                return [RunJob(name, message, 0, epoch)]
+            case Join():
+                if message.worker != session.worker_count:
+                    raise ProtocolError(
+                        f"worker {message.worker} joins a session of {session.worker_count} workers"
+                    )
+                session.worker_count += 1
                 return [RunJob(name, message, 0, epoch)]
             case Close():
                 answer = session.reply(Ready(message.request))

@@ -16,6 +16,7 @@ from graphflow.runtime.wire.array_codec import Buffer
 from graphflow.runtime.wire.messages import (
     Abort,
     Ack,
+    Adopt,
     Array,
     Chunk,
     Close,
@@ -24,6 +25,7 @@ from graphflow.runtime.wire.messages import (
     Computed,
     Envelope,
     Forget,
+    Join,
     Key,
     Load,
     Measure,
@@ -51,6 +53,8 @@ Job = (
     | Read
     | Write
     | Forget
+    | Adopt
+    | Join
     | Save
     | Measure
     | Meet

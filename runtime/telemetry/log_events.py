@@ -110,6 +110,15 @@ EVENTS: Mapping[str, LogEvent] = {
     "session.recovered": _event(
         _W, "a session has recovered", "step epoch workers replayed seconds"
     ),
+    "session.taken_over": _event(
+        _W, "other workers took the part of a lost one, by its mirrors", "step reason seconds"
+    ),
+    "mirrors.lost": _event(
+        _W, "both copies of variables are lost; a checkpoint is needed", "step reason"
+    ),
+    "worker.joined": _event(_I, "a worker joined in place of a lost one", "worker replaces"),
+    "worker.unreplaced": _event(_W, "no worker joined in place of a lost one", "worker reason"),
+    "mirrors.complete": _event(_I, "each variable has a mirror again", "step"),
     "session.drained": _event(_W, "a session ended on request", "step folder"),
     "recovery.lost": _event(
         _W, "steps since the last checkpoint could not be replayed", "step reason"

@@ -22,6 +22,8 @@ from graphflow.runtime.tracing.events import TraceEvent
 
 _TURN = re.compile(r"(.*)/([0-9]+)/([TA])([0-9]+)")
 
+_SEND = re.compile(r".*/[0-9]+/E[0-9]+")
+
 
 class WindowEdge(NamedTuple):
     """An edge between two parties of a window.
@@ -53,6 +55,11 @@ def turn_name(name: str) -> TurnName | None:
     """Return the parts of the name of a turn's event; None of other events."""
     found = _TURN.fullmatch(name)
     return found and TurnName(found[1], int(found[2]), found[3], int(found[4]))
+
+
+def is_exchange(name: str) -> bool:
+    """Return True if an event is a send of a party, by its name."""
+    return _SEND.fullmatch(name) is not None
 
 
 def window_edges(graph: Graph, partitions: Mapping[str, Partition]) -> dict[int, WindowEdge]:

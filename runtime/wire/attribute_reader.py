@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.base.user_modules import allowed_function
 from graphflow.errors import GraphLimitError, ProtocolError
-from graphflow.init import Initializer
+from graphflow.init import KINDS, Initializer
 from graphflow.ir.spec import Dim, Span, as_dtype, show_shape
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, TurnRules
 from graphflow.ops.host_calls.host_call import HostFunction
@@ -99,7 +99,7 @@ def _read_initializer(
     spans: Sequence[Any] = (),
 ) -> Initializer:
     seed, number = map(check_index, stream)
-    if kind not in ("constant", "uniform", "normal") or not math.isfinite(b - a):
+    if kind not in KINDS or not math.isfinite(b - a):
         raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
     sizes = tuple(map(check_index, shape))
     every = tuple(map(check_index, whole))

@@ -13,7 +13,9 @@ from tests.house.sources import ROOT, sources
 
 SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
-    "parallel", "parameter-servers", "pipelines", "layers", "placers", "stages", "tables",
+    "block-methods", "linear-models", "parallel", "parameter-servers", "pipelines", "layers",
+    "placers", "stages",
+    "tables",
     pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [

@@ -36,7 +36,7 @@ OF_THE_EXECUTOR = {
 # They need another party at the other end; tests/ops/communication/test_channels.py checks them.
 OF_CHANNELS = {"channel_send", "channel_receive", "merge", "replayed_order"}
 # What these compute is the user's; tests/ops/control_flow/test_control.py checks them.
-HOLD_BODIES = {"call", "cond", "scan", "while_loop", "concurrent"}
+HOLD_BODIES = {"call", "cond", "scan", "while_loop", "concurrent", "numbered_call"}
 CASES = [
     pytest.param(op, sample, id=f"{op.name}-{i}")
     for op in REGISTRY.values()

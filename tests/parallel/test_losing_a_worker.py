@@ -42,7 +42,7 @@ MORE = {
 }
 
 
-def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
+def trained(strategy: Any, dying: int | None, **options: Any) -> list[Any]:
     """Losses and weights of some steps; before one of them, a worker is killed."""
     x = gf.placeholder("float32", ("B", 16), name="x")
     h = x
@@ -51,7 +51,7 @@ def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
     loss = gf.mean(gf.square(h - x))
     train = gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
     found: list[Any] = []
-    with gf.Session(gf.Cluster.local(2), checkpoint=folder, every=3) as s:
+    with gf.Session(gf.Cluster.local(2), **options) as s:
         for step in range(8):
             if step == dying:
                 os.kill(s._life.hosts.pids[step % 2], signal.SIGKILL)
@@ -64,6 +64,15 @@ def trained(strategy: Any, folder: Path, dying: int | None) -> list[Any]:
 )  # slow: each starts five processes, two to four seconds
 def test_a_worker_that_dies_costs_no_bit(name: str, tmp_path: Path) -> None:
     strategy = {**STRATEGIES, **MORE}[name]
-    wanted = trained(strategy, tmp_path / "whole", None)
-    found = trained(strategy, tmp_path / "killed", 5)
+    wanted = trained(strategy, None, checkpoint=tmp_path / "whole", every=3)
+    found = trained(strategy, 5, checkpoint=tmp_path / "killed", every=3)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*STRATEGIES, *MORE])
+def test_mirrors_take_the_part_of_a_worker_that_dies(name: str) -> None:
+    strategy = {**STRATEGIES, **MORE}[name]
+    wanted = trained(strategy, None)
+    found = trained(strategy, 5, replicas=2)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))

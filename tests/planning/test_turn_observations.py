@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
+from graphflow.placement.calibration.calibrate import profile
+from graphflow.placement.calibration.profile_file import profile_path
 from graphflow.placement.plans.reports.window_lines import measured_seconds
+from graphflow.runtime.program import program
 from tests.faults import hazards
 from tests.ops.communication.servers import server_and_workers
 
@@ -19,7 +24,17 @@ def delayed(party: int, turn: object, x: Tensor) -> Tensor:
     return hazards.sleep(x, seconds=DELAYS[party])
 
 
-def test_a_traced_window_is_predicted() -> None:
+@pytest.fixture
+def nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the calibration, and forget what traces taught."""
+    profile({"cpu"})
+    known = profile_path().read_bytes()
+    monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
+    profile_path().parent.mkdir(parents=True, exist_ok=True)
+    profile_path().write_bytes(known)
+
+
+def test_a_traced_window_is_predicted(nothing_learned: None) -> None:
     """Before, nothing is known of what a user's function takes."""
     pins = [f"/worker:{i}" for i in range(3)]
     weights, order, _ = server_and_workers(np.ones(5), [9, 5], pins=pins, disturb=delayed)
@@ -39,3 +54,14 @@ def test_a_traced_window_is_predicted() -> None:
     assert window.seconds == pytest.approx(took, rel=0.15)
     (line,) = [line for line in str(plan).splitlines() if "window concurrent" in line]
     assert ", measured " in line
+
+
+def test_a_long_window_has_a_bounded_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MAX_LOOP_SPANS", 50)
+    pins = ["/worker:0/cpu:0", "/worker:0/cpu:1"]
+    weights, order, _ = server_and_workers(np.ones(5) * 1e-3, [60], pins=pins)
+    cluster = gf.Cluster.here(["cpu:0", "cpu:1"])
+    with gf.Session(cluster, trial=False) as session, session.trace() as trace:
+        session.run([weights, order])
+    waits = [e.track for e in trace.steps[0].events if e.kind in ("send", "wait")]
+    assert [waits.count(device) for device in pins] == [50, 50]

@@ -181,7 +181,8 @@ INITIAL: dict[str, Any] = {
     **_same({"shape": (2, 3)}, "glorot", "he", "normal", "ones", "uniform", "zeros"),
     "full": {"shape": (2, 3), "value": 1.0},
     **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad"),
-    "LossScaling": {}, "Emso": {"inner": gf.optim.SGD(0.1), "inner_steps": 2, "gamma": 1.0},
+    "LossScaling": {}, "DelayCompensated": {"inner": gf.optim.SGD(0.1), "lam": 0.1},
+    "Emso": {"inner": gf.optim.SGD(0.1), "inner_steps": 2, "gamma": 1.0},
     "clip_by_global_norm": {"grads": [F, M], "max_norm": 1.0},
 }  # fmt: skip
 
@@ -197,6 +198,8 @@ PARALLEL: dict[str, Any] = {
     "what_if": {"model": GPT, "devices": 2, "batch": 4},
     **_same({"replicas": 2}, "LocalSGD", "Gossip"), "AsyncModel": {"axis": "a", "refresh": 2},
     "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1}, "PowerSGD": {"rank": 2},
+    "Chain": {"filters": [gf.parallel.TopK(0.1)]}, "Kkt": {"penalty": 0.1},
+    "RandomSkip": {"keep": 0.5}, "Significant": {"delta": 0.1},
     "check_filter": {"rule": gf.parallel.FixedPoint(8), "shape": (8, 4), "rounds": 4},
 }  # fmt: skip
 

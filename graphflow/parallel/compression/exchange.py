@@ -152,6 +152,33 @@ def with_feedback(
     return Reduced(in_dtype_of(total, tensor), reduced.sent, after)
 
 
+def encode_kept(
+    rule: Filter, tensor: Tensor, state: State, value: Tensor | None = None
+) -> tuple[Parts, State]:
+    """Return the message of a tensor, for one receiver, and the next state.
+
+    Args:
+        rule, tensor, state, value: see `with_feedback`.
+
+    Raises:
+        ShardingError: the filter changes a shape or a dtype.
+    """
+    wide: Tensor = tensor
+    if wide_dtype(tensor.dtype) != tensor.dtype:
+        wide = FUNCTIONS["astype"](tensor, wide_dtype(tensor.dtype))
+    given = state
+    if rule.feedback:
+        residual, *others = state
+        wide, given = wide + residual, tuple(others)
+    parts, after = rule.encode(wide, given_state(rule, wide, given, value))
+    check_specs(rule, "the next state", after, [each.spec for each in given])
+    if not rule.feedback:
+        return tuple(parts), tuple(after)
+    sent = rule.decode(tuple(parts), wide.spec)
+    check_specs(rule, "what is decoded", [sent], [wide.spec])
+    return tuple(parts), (wide - sent, *after)
+
+
 def given_state(rule: Filter, tensor: Tensor, state: State, value: Tensor | None) -> State:
     """Return the state that a filter's functions get, behind the variable's value if they read
     it."""
@@ -309,6 +336,7 @@ __all__ = [
     "Sites",
     "check_specs",
     "draw_from",
+    "encode_kept",
     "exchange_sums",
     "given_state",
     "seed_of",

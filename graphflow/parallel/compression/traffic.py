@@ -12,8 +12,15 @@ from graphflow.errors import ShardingError
 from graphflow.ir.op import REGISTRY, RandomStreams, Tensor, name_scope
 from graphflow.ir.spec import Size, TensorSpec
 from graphflow.optim.update_targets import wide_dtype
-from graphflow.parallel.compression.exchange import draw_from, with_feedback
-from graphflow.parallel.compression.filter import AllToAll, Array, Filter, Sum, expected_bytes
+from graphflow.parallel.compression.exchange import draw_from, encode_kept, with_feedback
+from graphflow.parallel.compression.filter import (
+    AllToAll,
+    Array,
+    Filter,
+    Sum,
+    expected_bytes,
+    used_rows_of,
+)
 
 FirstState = tuple[Array | init.Initializer, ...]
 
@@ -33,6 +40,50 @@ class Traffic(NamedTuple):
     def saves(self) -> bool:
         """True if the filter sends less."""
         return self.filtered < self.plain
+
+
+class MessagePart(NamedTuple):
+    """A part of a filter's message.
+
+    Attributes:
+        spec: its spec.
+        rows: of its rows, how many are expected to travel; None: all of it travels.
+    """
+
+    spec: TensorSpec
+    rows: int | None
+
+    @property
+    def is_ragged(self) -> bool:
+        """True if only the rows in use travel."""
+        return self.rows is not None
+
+    @property
+    def expected_bytes(self) -> int:
+        """The bytes that are expected to travel."""
+        first, *rest = (*map(int, self.spec.shape), 1)
+        rows = first if self.rows is None else min(first, self.rows)
+        return rows * prod(rest) * int(self.spec.dtype.itemsize)
+
+
+def message_parts(rule: Filter, spec: TensorSpec) -> list[MessagePart]:
+    """Return the parts of a filter's message for tensors of a spec.
+
+    Raises:
+        ArgumentError: the filter has no `encode`.
+        ShardingError: see `traffic_of`.
+    """
+    with name_scope("traffic"), draw_from(RandomStreams()):
+        wide = _placeholder(spec.shape, wide_dtype(spec.dtype))
+        state = tuple(_placeholder(each.shape, each.dtype) for each in first_state(rule, spec))
+        value = _placeholder(spec.shape, spec.dtype) if rule.reads_value else None
+        parts, _ = encode_kept(rule, wide, state, value)
+    found = []
+    for part in parts:
+        _nbytes(rule, part.spec)
+        used = used_rows_of(part)
+        found.append(MessagePart(part.spec, None if used is None else used[2]))
+    return found
 
 
 def first_state(rule: Filter, spec: TensorSpec) -> FirstState:
@@ -98,4 +149,11 @@ def _placeholder(shape: tuple[Size, ...], dtype: Any) -> Tensor:
     return tensor
 
 
-__all__ = ["FirstState", "Traffic", "first_state", "traffic_of"]
+__all__ = [
+    "FirstState",
+    "MessagePart",
+    "Traffic",
+    "first_state",
+    "message_parts",
+    "traffic_of",
+]

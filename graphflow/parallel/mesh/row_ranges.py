@@ -91,6 +91,10 @@ class RowRanges:
         """Return the rows of an owner, as they are stored."""
         return np.concatenate([np.arange(*each, dtype=np.int64) for each in self.bounds_of(owner)])
 
+    def of_units(self) -> RowRanges:
+        """Return the same owners of an axis with one element for each range."""
+        return replace(self, rows=len(self.owners), width=1)
+
     def swap(self, pairs: Sequence[tuple[int, int]]) -> RowRanges:
         """Return the same with pairs of ranges of as many rows in each other's place."""
         owners, order = [*self.owners], [*(self.order or range(len(self.owners)))]
@@ -103,29 +107,35 @@ class RowRanges:
 
 
 @cache
-def ring_ranges(name: str, rows: int, count: int) -> RowRanges:
+def ring_ranges(name: str, rows: int, count: int, width: int | None = None) -> RowRanges:
     """Return the owners of the ranges of a table, by the table's name.
 
     Args:
         rows: the number of rows, at least `count`.
         count: the number of owners.
+        width: the rows of a range. No owner has more than one range more than another one then.
 
     Raises:
         ShardingError: there are fewer rows than owners.
     """
     if rows < count:
         raise ShardingError(f"{name!r} has {rows} rows for {count} owners; use fewer")
-    width = -(-rows // MAX_RANGES)
+    evenly = width is not None
+    width = width or -(-rows // MAX_RANGES)
     ranges = -(-rows // width)
     points = sorted((_hash(f"{i}/{v}"), i) for i in range(count) for v in range(VIRTUAL))
     places = np.array([point for point, _ in points], np.uint64)
     keys = np.array([_hash(f"{name}/{i}") for i in range(ranges)], np.uint64)
     found = np.searchsorted(places, keys) % len(points)
     owners = [points[i][1] for i in found.tolist()]
+    least = ranges // count if evenly else 1
     for owner in range(count):  # a small table may have left one out
-        if owner not in owners:
+        while owners.count(owner) < least:
             most = max(range(count), key=owners.count)
             owners[owners.index(most)] = owner
+    most = -(-ranges // count)
+    while evenly and owners.count(busy := max(range(count), key=owners.count)) > most:
+        owners[owners.index(busy)] = min(range(count), key=owners.count)
     return RowRanges(rows, width, tuple(owners), count)
 
 

@@ -5,6 +5,8 @@ The activations that a micro-batch needs for its backward pass are freed by then
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph
@@ -18,10 +20,20 @@ def order_by_microbatch(cut: ShardedGraph, axis: str) -> ShardedGraph:
     for value in cut.values.values():
         for place, part in zip(cut.mesh.places, value.shards, strict=True):
             turns[part.node] = min(turns.get(part.node, place[at]), place[at])
+    return order_by_turns(cut, turns)
+
+
+def order_by_turns(cut: ShardedGraph, turns: Mapping[Node, int]) -> ShardedGraph:
+    """Return the partitioned graph with its nodes in the order of turns.
+
+    Args:
+        cut: the graph.
+        turns: the turns of nodes; others have the turn of what they read.
+    """
     return cut.map_graph(lambda graph: _reorder(graph, turns))
 
 
-def _reorder(graph: Graph, turns: dict[Node, int]) -> Graph:
+def _reorder(graph: Graph, turns: Mapping[Node, int]) -> Graph:
     """Rebuild a graph in the order of turns, as far as its edges allow."""
     number = {node: i for i, node in enumerate(graph.nodes)}
     readers = [[number[reader] for reader in graph.consumers[node]] for node in graph.nodes]

@@ -41,9 +41,9 @@ def deal_variables(cut: StepCut, servers: int, known: Mapping[Node, int]) -> Dea
     Raises:
         ShardingError: there are more servers than variables that can be updated apart.
     """
-    reads = {variable: _reads(cut, variable) for variable in cut.served}
-    neutral = _neutral(cut, reads)
-    groups = _groups(cut, reads, neutral)
+    reads = {variable: _find_reads(cut, variable) for variable in cut.served}
+    neutral = _find_neutral(cut, reads)
+    groups = _group_variables(cut, reads, neutral)
     if len(groups) < servers:
         raise ShardingError(_describe_shortage(cut, groups, servers))
     held = [0] * servers
@@ -71,14 +71,14 @@ def deal_variables(cut: StepCut, servers: int, known: Mapping[Node, int]) -> Dea
     return Dealt(server, carried)
 
 
-def _reads(cut: StepCut, variable: Node) -> set[Node]:
+def _find_reads(cut: StepCut, variable: Node) -> set[Node]:
     """Return the assigned variables that an update reads, directly or by their gradients."""
     nodes, crossing = cut.update_of([cut.served[variable]])
     read = {node for node in nodes if node in cut.assigned}
     return read | {push.variable for push in crossing if push.variable is not None}
 
 
-def _neutral(cut: StepCut, reads: Mapping[Node, set[Node]]) -> list[Node]:
+def _find_neutral(cut: StepCut, reads: Mapping[Node, set[Node]]) -> list[Node]:
     """Return the variables whose updates read only each other, in order."""
     found = {v for v in cut.served if not cut.update_of([cut.served[v]])[1]}
     while True:
@@ -88,7 +88,7 @@ def _neutral(cut: StepCut, reads: Mapping[Node, set[Node]]) -> list[Node]:
         found = kept
 
 
-def _groups(
+def _group_variables(
     cut: StepCut, reads: Mapping[Node, set[Node]], neutral: Sequence[Node]
 ) -> list[list[Node]]:
     """Return the assigned variables in groups that have to be on one server."""

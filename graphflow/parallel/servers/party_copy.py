@@ -16,15 +16,18 @@ class PartyCopy(SymbolSubstitution):
     Args:
         sizes: the sizes that stand for symbols of the step.
         device: the device.
+
+    Attributes:
+        device: the same.
     """
 
     def __init__(self, sizes: Mapping[str, Size], device: DeviceName) -> None:
         super().__init__(sizes)
-        self._device = device
+        self.device = device
 
     def device_of(self, node: Node) -> DeviceName:
         """Return the device of the party."""
-        return self._device
+        return self.device
 
     def write(self, nodes: Iterable[Node], mapped: dict[Tensor, Tensor]) -> None:
         """Write nodes that have no copy yet, in order.
@@ -39,7 +42,7 @@ class PartyCopy(SymbolSubstitution):
             if node.op.name == "constant":
                 mapped[node.outputs[0]] = node.outputs[0]
                 continue
-            with origin_scope(node, "", self._device):
+            with origin_scope(node, "", self.device):
                 made = self.node(node, tuple(mapped[t] for t in node.inputs))
             mapped.update(zip(node.outputs, made.outputs, strict=True))
 

@@ -2,7 +2,8 @@
 
 A push route carries a gradient, or what else crosses the cut, from each worker to a server. A pull
 route carries a variable's value back. Each has channels of its own, and may carry state from turn
-to turn at both ends. `make_push` and `make_pull` decide which route a tensor takes.
+to turn at both ends. `make_push` and `make_pull` decide which route a tensor takes, and
+`may_share_push` and `may_share_pull` whether small tensors travel in one message.
 
 A state is a list of tensors. Its first values are those of variables, which the window assigns
 when it ends (`worker_states`, `server_states`).
@@ -10,12 +11,13 @@ when it ends (`worker_states`, `server_states`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.servers.step_cut import PushedTensor
+from graphflow.parallel.sharding.sharded_graph import ShardedVariable
 
 State = list[Tensor]
 """The tensors that a loop carries for one end of a route."""
@@ -42,8 +44,27 @@ class PushRoute:
         """Return the variables whose values the server's loop carries for this route."""
         return ()
 
-    def send(self, party: Party, worker: int, value: Tensor, state: State) -> State:
-        """Send the tensor of a turn, in a worker's loop; return the next state."""
+    @property
+    def reads_value(self) -> bool:
+        """True if workers need the value of the variable whose gradient they push."""
+        return False
+
+    @property
+    def variables(self) -> Mapping[Node, ShardedVariable]:
+        """The shards of the variables of all states."""
+        return {}
+
+    def send(
+        self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
+    ) -> State:
+        """Send the tensor of a turn, in a worker's loop; return the next state.
+
+        Args:
+            party, worker: the worker.
+            value: the tensor.
+            state: the state.
+            at: the value of the variable, if `reads_value`.
+        """
         party.send(self._channels[worker], value)
         return state
 
@@ -59,6 +80,11 @@ class PushRoute:
             The tensor, of the spec of the route, and the next state.
         """
         return party.merge(self._channels, which)[1], state
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if a filter makes messages smaller."""
+        return False
 
     @property
     def nbytes(self) -> int:
@@ -87,6 +113,24 @@ class PullRoute:
         """Return the variables whose values the server's loop carries for this route."""
         return ()
 
+    @property
+    def variables(self) -> Mapping[Node, ShardedVariable]:
+        """The shards of the variables of all states."""
+        return {}
+
+    def open(self, party: Party, value: Tensor) -> State:
+        """Begin a window in a server, before its loop; return the first state.
+
+        Args:
+            party: the server.
+            value: the value of the variable.
+        """
+        return [node.outputs[0] for node in self.server_states()]
+
+    def begin(self, party: Party, worker: int) -> State:
+        """Begin a window in a worker, before its loop; return the first state."""
+        return [node.outputs[0] for node in self.worker_states(worker)]
+
     def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
         """Send a value to some workers, in the server's loop; return the next state.
 
@@ -108,6 +152,11 @@ class PullRoute:
         return party.receive(self._channels[worker]), state
 
     @property
+    def is_filtered(self) -> bool:
+        """True if a filter makes messages smaller."""
+        return False
+
+    @property
     def nbytes(self) -> int:
         """The bytes of one answer."""
         return int(self.spec.nbytes)
@@ -116,27 +165,44 @@ class PullRoute:
 Route = PushRoute | PullRoute
 
 
+def may_share_push(push: PushedTensor) -> bool:
+    """Return True if a pushed tensor may share a message with others; such a message has a plain
+    route."""
+    return True
+
+
+def may_share_pull(variable: Node) -> bool:
+    """Return True if a variable may share a message with others when it is pulled; such a message
+    has a plain route."""
+    return True
+
+
 def make_push(
-    loops: ConcurrentLoops, push: PushedTensor | None, spec: TensorSpec, workers: int
+    loops: ConcurrentLoops, pushes: Sequence[PushedTensor], spec: TensorSpec, workers: int
 ) -> PushRoute:
-    """Return the route of a pushed tensor.
+    """Return the route of pushed tensors.
 
     Args:
         loops: the loops of the window.
-        push: the tensor, in the step; None: for a fetch.
-        spec: its spec in a turn.
+        pushes: the tensors that share the message, in the step; none for a fetch.
+        spec: the spec of the message in a turn.
         workers: the number of workers.
     """
     return PushRoute(loops, spec, workers)
 
 
-def make_pull(loops: ConcurrentLoops, variable: Node, workers: int) -> PullRoute:
-    """Return the route by which workers pull a variable."""
-    return PullRoute(loops, variable.specs[0], workers)
+def make_pull(
+    loops: ConcurrentLoops, variables: Sequence[Node], spec: TensorSpec, workers: int
+) -> PullRoute:
+    """Return the route by which workers pull variables that share a message of a spec."""
+    return PullRoute(loops, spec, workers)
 
 
 def _channels(loops: ConcurrentLoops, spec: TensorSpec, workers: int) -> tuple[PartyChannel, ...]:
     return tuple(loops.channel(spec.shape, spec.dtype.name) for _ in range(workers))
 
 
-__all__ = ["PullRoute", "PushRoute", "Route", "State", "make_pull", "make_push"]
+__all__ = [
+    "PullRoute", "PushRoute", "Route", "State", "make_pull", "make_push", "may_share_pull",
+    "may_share_push",
+]  # fmt: skip

@@ -16,8 +16,9 @@ import numpy as np
 
 from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.consistency import Rules, one_hot
-from graphflow.parallel.servers.routes import PullRoute, PushRoute
+from graphflow.parallel.servers.routes import PullRoute, PushRoute, Route
 from graphflow.parallel.servers.server_update import ServerUpdate
 from graphflow.parallel.servers.step_cut import PushedTensor
 
@@ -27,17 +28,17 @@ class ServerPorts(NamedTuple):
 
     Attributes:
         tickets: for each worker, the channel of the numbers of the micro-batches that it pushes.
-        pushes: the route of each pushed tensor.
+        pushes: the route of each bundle of pushed tensors.
         fetched: the routes of what turns compute for fetches.
-        pulls: the route of each variable that workers pull.
+        pulls: the route of each bundle of variables that workers pull.
         numbers: for each worker, the channel of the next micro-batch, -1 for none; only of the
-            first server of a pool.
+            first server of a pool. With backup workers: of the next round.
     """
 
     tickets: Sequence[PartyChannel]
-    pushes: Mapping[PushedTensor, PushRoute]
+    pushes: Mapping[Bundle[PushedTensor], PushRoute]
     fetched: Mapping[Tensor, PushRoute]
-    pulls: Mapping[Node, PullRoute]
+    pulls: Mapping[Bundle[Node], PullRoute]
     numbers: Sequence[PartyChannel]
 
 
@@ -95,6 +96,7 @@ class ServerLoop:
         self._first = values
         self._outside = outside
         self._order = order
+        self._pushes = [push for bundle in ports.pushes for push in bundle.items]
         self._states: list[Node] = [
             *(v for route in ports.pushes.values() for v in route.server_states()),
             *(v for route in ports.pulls.values() for v in route.server_states()),
@@ -109,7 +111,7 @@ class ServerLoop:
     def __call__(self, party: Party) -> ServedResults:
         """Write the loop into a party."""
         rules, turns = self._rules, self._rules.turns
-        light = self._first_light()
+        light = self._first_light(party)
         light = self._send(party, light, self._first, None, np.int32(0))
         order: Any = self._order
         if order is None:
@@ -127,26 +129,40 @@ class ServerLoop:
         ]  # fmt: skip
         which, staleness, micro, *fetched = flat
         last = dict(zip(self._first, values, strict=True))
-        states = [t for each in (*light["pushes"], *light["pulls"], light["update"]) for t in each]
+        states = self._last_states(light)
         return ServedResults(last, which, staleness, micro, fetched, computed, states)
 
-    def _first_light(self) -> dict[str, Any]:
+    def _last_states(self, light: Mapping[str, Any]) -> list[Tensor]:
+        """Return the last values of the variables of states."""
+        routes: list[Route] = [*self._ports.pushes.values(), *self._ports.pulls.values()]
+        counts = [len(route.server_states()) for route in routes]
+        counts.append(len(self._update.first_state()))
+        every = (*light["pushes"], *light["pulls"], light["update"])
+        return [t for each, count in zip(every, counts, strict=True) for t in each[:count]]
+
+    def _first_light(self, party: Party) -> dict[str, Any]:
         """Return what the loop carries beside the values of variables, and may be sent between
         updates."""
         workers = self._rules.turns.workers
-
-        def find_states(routes: Mapping[Any, Any]) -> list[list[Tensor]]:
-            return [[v.outputs[0] for v in route.server_states()] for route in routes.values()]
 
         light: dict[str, Any] = {
             "version": np.zeros(workers, np.int32),
             "clocks": np.zeros(workers, np.int32),
             "waiting": np.zeros(workers, np.bool_),
-            "pushes": find_states(self._ports.pushes),
-            "pulls": find_states(self._ports.pulls),
-            "update": [v.outputs[0] for v in self._update.first_state()],
+            "pushes": [
+                [v.outputs[0] for v in route.server_states()]
+                for route in self._ports.pushes.values()
+            ],
+            "pulls": [
+                route.open(party, bundle.join([self._first[v] for v in bundle.items]))
+                for bundle, route in self._ports.pulls.items()
+            ],
+            "update": [
+                *(v.outputs[0] for v in self._update.first_state()),
+                *self._update.open(self._first, workers),
+            ],
         }
-        if self._ports.numbers:
+        if self._rules.is_pool and self._ports.numbers:
             light["dealt"] = np.int32(workers)
         return light
 
@@ -159,10 +175,8 @@ class ServerLoop:
         stacked: list[Tensor] = []
         before = self._rules.aggregate - 1
         if before:
-            zeros = [
-                FUNCTIONS["zeros"](route.spec.shape, route.spec.dtype.name)
-                for route in self._ports.pushes.values()
-            ]
+            specs = [push.value.spec for push in self._pushes]
+            zeros = [FUNCTIONS["zeros"](spec.shape, spec.dtype.name) for spec in specs]
 
             def take(state: Any, order: Tensor) -> Any:
                 light, pushed, row = self._take(party, state[0], order, number, held)
@@ -175,7 +189,7 @@ class ServerLoop:
         share = 1.0 / self._rules.aggregate
         means = {
             push: total * share if before else total
-            for push, total in zip(self._ports.pushes, totals, strict=True)
+            for push, total in zip(self._pushes, totals, strict=True)
         }
         after, computed = self._update.apply(held, means, self._outside)
         light = self._answer(party, light, after, row[0], number + np.int32(1), is_update=True)
@@ -197,9 +211,10 @@ class ServerLoop:
         """
         which, micro = party.merge(self._ports.tickets, wanted)
         pushed, states = [], []
-        for (push, route), state in zip(self._ports.pushes.items(), light["pushes"], strict=True):
-            value, state = route.take(party, which, state)
-            pushed.append(self._update.prepare(push, value, which, held, light["update"]))
+        for (bundle, route), state in zip(self._ports.pushes.items(), light["pushes"], strict=True):
+            message, state = route.take(party, which, state)
+            for push, value in zip(bundle.items, bundle.split(message), strict=True):
+                pushed.append(self._update.prepare(push, value, which, held, light["update"]))
             states.append(state)
         fetched = [route.take(party, which, [])[0] for route in self._ports.fetched.values()]
         own = one_hot(which, self._rules.turns.workers)
@@ -247,8 +262,9 @@ class ServerLoop:
     ) -> Any:
         """Send the values of variables to the workers of a mask, or to all."""
         states = []
-        for (variable, route), state in zip(self._ports.pulls.items(), light["pulls"], strict=True):
-            states.append(route.answer(party, values[variable], mask, state))
+        for (bundle, route), state in zip(self._ports.pulls.items(), light["pulls"], strict=True):
+            message = bundle.join([values[variable] for variable in bundle.items])
+            states.append(route.answer(party, message, mask, state))
         light = {**light, "pulls": states}
         if mask is None:
             return light

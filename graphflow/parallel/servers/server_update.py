@@ -47,6 +47,15 @@ class ServerUpdate:
         """Return the variables whose values the loop carries for the update, beside its own."""
         return ()
 
+    def open(self, values: Values, workers: int) -> State:
+        """Return what the loop carries for the update beside the variables of `first_state`.
+
+        Args:
+            values: the variables as all workers are sent them when the window begins.
+            workers: the number of workers.
+        """
+        return []
+
     def prepare(
         self, push: PushedTensor, value: Tensor, which: Tensor, values: Values, state: State
     ) -> Tensor:

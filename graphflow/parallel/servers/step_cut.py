@@ -22,8 +22,6 @@ from graphflow.ir.spec import is_inexact, symbols
 from graphflow.ops.communication.pushed_gradient import pushed_gradient
 from graphflow.passes import MergeBodies
 
-LEAVES = ("placeholder", "variable", "constant")
-
 
 @dataclass(frozen=True, eq=False)
 class PushedTensor:
@@ -35,6 +33,7 @@ class PushedTensor:
         variable: the variable whose gradient or difference it is; None for other floats.
         is_difference: the variable's value at the worker is subtracted before it is pushed.
         is_gradient: it is a gradient of the variable.
+        compensation: λ, by which a server corrects a late gradient.
     """
 
     value: Tensor
@@ -42,6 +41,7 @@ class PushedTensor:
     variable: Node | None
     is_difference: bool = False
     is_gradient: bool = False
+    compensation: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,13 @@ def cut_step(graph: Graph, batch: Sequence[Tensor], symbols_of_batch: Iterable[s
             "no gradient is pushed; give the strategy to minimize of a gf.optim optimiser"
         )
     gradients = tuple(
-        PushedTensor(node.inputs[0], node.outputs[0], node.inputs[1].node, is_gradient=True)
+        PushedTensor(
+            node.inputs[0],
+            node.outputs[0],
+            node.inputs[1].node,
+            is_gradient=True,
+            compensation=node.attrs.get("compensation", 0.0),
+        )
         for node in marks
     )
     after, direct = _spread(merged, {t.node for t in batch}, gradients)
@@ -174,7 +180,7 @@ def _spread(
             after.add(node)
             continue
         sources = [t.node for t in node.inputs]
-        if node in batch or (node in before and _draws(node)):
+        if node in batch or (node in before and stream_of(node) is not None):
             direct.add(node)
         if not after.isdisjoint(sources):
             after.add(node)
@@ -183,10 +189,11 @@ def _spread(
     return after, direct
 
 
-def _draws(node: Node) -> bool:
-    """Return True if a node draws random numbers."""
+def stream_of(node: Node) -> tuple[int, int] | None:
+    """Return the random stream of a node, or the first one in its bodies; None if it draws no
+    numbers."""
     inner = (each for body in bodies(node) for each in body.graph.walk())
-    return any("stream" in each.attrs for each in (node, *inner))
+    return next((n.attrs["stream"] for n in (node, *inner) if "stream" in n.attrs), None)
 
 
-__all__ = ["LEAVES", "PushedTensor", "StepCut", "cut_step"]
+__all__ = ["PushedTensor", "StepCut", "cut_step", "stream_of"]

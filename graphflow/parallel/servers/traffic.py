@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from graphflow.base.formatting import show_count
 from graphflow.ir.op import Node
 from graphflow.ir.spec import product
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
@@ -28,8 +31,9 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
         count = len(apart) * turns.each
 
         def record(
-            kind: str, name: str, cause: Node, size: int, times: int = count, server: int = server
-        ) -> None:
+            kind: str, name: str, cause: Node, size: int, times: int = count, server: int = server,
+            plain: int | None = None,
+        ) -> None:  # fmt: skip
             if size * times:
                 to = fetched if kind == "fetch" else records
                 number = (kind, server, name, len(to))
@@ -37,17 +41,31 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
                 axis = f"{PARTY} {server}"
                 to.append(
                     CommunicationRecord(
-                        kind, axis, name, size * times, cause.name, cause.location, sent
+                        kind,
+                        axis,
+                        name,
+                        size * times,
+                        cause.name,
+                        cause.location,
+                        sent,
+                        None if plain is None else plain * times,
                     )
                 )
 
-        for push, route in port.pushes.items():
-            cause = push.value.node if push.variable is None else push.variable
-            record("push", window.name_of(cause), cause, route.nbytes)
+        for pushes, route in port.pushes.items():
+            causes = [p.variable or p.value.node for p in pushes.items]
+            plain = int(route.spec.nbytes) if route.is_filtered else None
+            record("push", _describe(window, causes), causes[0], route.nbytes, plain=plain)
         for tensor, route in port.fetched.items():
             record("fetch", tensor.node.name, tensor.node, _guess(window, route))
-        for variable, pull in port.pulls.items():
-            record("pull", window.name_of(variable), variable, pull.nbytes)
+        for variables, pull in port.pulls.items():
+            name, cause = _describe(window, variables.items), variables.items[0]
+            size = int(pull.spec.nbytes)
+            if not pull.is_filtered:
+                record("pull", name, cause, size)
+                continue
+            record("first pull", name, cause, size, len(apart))
+            record("pull", name, cause, pull.nbytes, count - len(apart), plain=size)
         for variable in window.dealt.carried[server]:
             home = window.dealt.server[variable]
             if window.device(home) != window.device(server):
@@ -58,6 +76,11 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
         if port.numbers:
             record("number", "next micro-batch", window.node, TICKET_BYTES)
     return tuple(records), tuple(fetched)
+
+
+def _describe(window: ServedWindow, nodes: Sequence[Node]) -> str:
+    """Return the name of what travels in one message."""
+    return window.name_of(nodes[0]) if len(nodes) == 1 else show_count(len(nodes), "tensor")
 
 
 def _guess(window: ServedWindow, route: PushRoute) -> int:

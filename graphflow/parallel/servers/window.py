@@ -16,11 +16,23 @@ from graphflow.ir.spec import Span, TensorSpec, substitute
 from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.servers.backup_loop import BackupServerLoop
+from graphflow.parallel.servers.bundles import Bundle, make_bundles
+from graphflow.parallel.servers.compensated_update import CompensatedUpdate
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import Dealt
+from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, row_of, whole_feed
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import Route, make_pull, make_push
+from graphflow.parallel.servers.routes import (
+    PullRoute,
+    PushRoute,
+    Route,
+    make_pull,
+    make_push,
+    may_share_pull,
+    may_share_push,
+)
 from graphflow.parallel.servers.server_loop import (
     ServedResults,
     ServerLoop,
@@ -28,8 +40,8 @@ from graphflow.parallel.servers.server_loop import (
     make_tickets,
 )
 from graphflow.parallel.servers.server_update import ServerUpdate
-from graphflow.parallel.servers.step_cut import StepCut
-from graphflow.parallel.servers.worker_loop import WorkerLoop
+from graphflow.parallel.servers.step_cut import PushedTensor, StepCut
+from graphflow.parallel.servers.worker_loop import WorkerLoop, draw_key
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 
 PARTY = "party"
@@ -48,9 +60,10 @@ class ServedWindow:
         dealt: the servers of variables.
         known: the shards of variables that exist already.
         order: the user's placeholder of orders.
+        filters: what pushes and pulls go through; None: nothing.
 
     Attributes:
-        order: the same.
+        order, filters: the same.
         variables: the shards of the user's variables.
         shares: what the placeholders are fed.
         results: the results of each server.
@@ -70,6 +83,7 @@ class ServedWindow:
         dealt: Dealt,
         known: Mapping[Node, ShardedVariable],
         order: Tensor,
+        filters: RouteFilters | None = None,
     ) -> None:
         self.cut = cut
         self.rules = rules
@@ -80,6 +94,7 @@ class ServedWindow:
         self._batch = [t.node for t in batch]
         self._known = known
         self.order = order
+        self.filters = filters
         self.variables: dict[Node, ShardedVariable] = {}
         self.shares: dict[Node, FeedSlice] = {}
         self.results: list[ServedResults] = []
@@ -154,7 +169,9 @@ class ServedWindow:
     def _server_update(self, server: int) -> ServerUpdate:
         fetches = [t for t, s in self.update_fetches.items() if s == server]
         copy = PartyCopy(self.sizes.sizes, self.device(server))
-        return ServerUpdate(self.cut, self.dealt.carried[server], fetches, copy)
+        late = any(push.compensation for push in self.cut.gradients)
+        kind = CompensatedUpdate if late else ServerUpdate
+        return kind(self.cut, self.dealt.carried[server], fetches, copy)
 
     def _make_ports(self, server: int) -> ServerPorts:
         """Make the channels of a server."""
@@ -163,20 +180,59 @@ class ServedWindow:
         read += [
             push.variable
             for push in self._updates[server].pushes
-            if push.is_difference and push.variable is not None
+            if push.variable is not None and self._needs_value(push)
         ]
         fetched = [*self.turn_fetches] if server == 0 else []
-        is_queue = self.rules.is_pool and server == 0
+        is_queue = self.rules.deals_numbers and server == 0
         return ServerPorts(
             make_tickets(loops, workers),
             {
-                push: make_push(loops, push, self._in_turn(push.value.spec), workers)
-                for push in self._updates[server].pushes
+                bundle: self._make_push(bundle)
+                for bundle in make_bundles(
+                    (push, self._in_turn(push.value.spec), self._may_share_push(push))
+                    for push in self._updates[server].pushes
+                )
             },
-            {t: make_push(loops, None, self._in_turn(t.spec), workers) for t in fetched},
-            {v: make_pull(loops, v, workers) for v in dict.fromkeys(read)},
+            {t: make_push(loops, (), self._in_turn(t.spec), workers) for t in fetched},
+            {
+                bundle: self._make_pull(bundle, server)
+                for bundle in make_bundles(
+                    (v, v.specs[0], self._may_share_pull(v)) for v in dict.fromkeys(read)
+                )
+            },
             make_tickets(loops, workers) if is_queue else (),
         )
+
+    def _needs_value(self, push: PushedTensor) -> bool:
+        """Return True if a worker needs the value of a variable to push something of it."""
+        rule = self.filters.push if self.filters is not None else None
+        return push.is_difference or (push.is_gradient and rule is not None and rule.reads_value)
+
+    def _may_share_push(self, push: PushedTensor) -> bool:
+        spec = self._in_turn(push.value.spec)
+        filtered = self.filters is not None and self.filters.takes_push(push, spec)
+        return may_share_push(push) and not filtered
+
+    def _may_share_pull(self, variable: Node) -> bool:
+        filtered = self.filters is not None and self.filters.takes_pull(variable)
+        return may_share_pull(variable) and not filtered
+
+    def _make_push(self, bundle: Bundle[PushedTensor]) -> PushRoute:
+        first, *others = bundle.items
+        if not others and self.filters is not None and self.filters.takes_push(first, bundle.spec):
+            return self.filters.make_push(
+                self._loops, first, bundle.spec, self.mesh, self.servers, self._known
+            )
+        return make_push(self._loops, bundle.items, bundle.spec, self.rules.turns.workers)
+
+    def _make_pull(self, bundle: Bundle[Node], server: int) -> PullRoute:
+        first, *others = bundle.items
+        if not others and self.filters is not None and self.filters.takes_pull(first):
+            return self.filters.make_pull(
+                self._loops, first, self.rules.consistency, server, self.mesh, self.servers,
+                self._known,
+            )  # fmt: skip
+        return make_pull(self._loops, bundle.items, bundle.spec, self.rules.turns.workers)
 
     def _in_turn(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of a tensor in a turn."""
@@ -200,8 +256,7 @@ class ServedWindow:
                     places += range(self.servers, len(self.mesh.places))
             self.variables[node] = self._make_copies(node, places)
         for route in self._routes():
-            for node in (*route.server_states(), *self._worker_states(route)):
-                self._add_state(node)
+            self.variables |= route.variables
         for update in self._updates:
             for node in update.first_state():
                 self._add_state(node)
@@ -286,7 +341,8 @@ class ServedWindow:
         }
         outside = {node: self._value_at(node, server) for node in update.outside}
         order = None if self.rules.has_fixed_order else self._wanted_order(server)
-        return ServerLoop(self.rules, update, self.ports[server], values, outside, order)
+        make = BackupServerLoop if self.rules.has_backups else ServerLoop
+        return make(self.rules, update, self.ports[server], values, outside, order)
 
     def _wanted_order(self, server: int) -> Tensor:
         """Return the order that a server has to follow: its row of what is fed."""
@@ -310,7 +366,8 @@ class ServedWindow:
             if n not in batches and n not in self.dealt.server
         }
         copy = PartyCopy(self.sizes.sizes, self.device(place))
-        return WorkerLoop(self.rules, worker, self.turn, self.ports, batches, outside, copy)
+        key = draw_key(self.turn, self.device(place))
+        return WorkerLoop(self.rules, worker, self.turn, self.ports, batches, outside, copy, key)
 
     def _micro_batches(self, node: Node, worker: int) -> Tensor:
         """Return the micro-batches of a worker, or of all in a pool, (number, b, …)."""

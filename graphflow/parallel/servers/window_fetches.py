@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
@@ -75,11 +77,23 @@ def _fetch_of_turns(window: ServedWindow, user: Tensor, own: Tensor) -> Tensor:
     """Return the mean over turns of a scalar, or the rows of all micro-batches in the order of the
     feeds."""
     result = window.results[0]
+    if window.rules.has_backups and user.ndim:
+        raise ShardingError(
+            f"fetch {user.node.name!r} (made at {user.node.location}) has rows of each "
+            "micro-batch, and with backup workers some are dropped; fetch floats without axes, or "
+            "leave out aggregate="
+        )
     pushed = result.fetched[window.turn_fetches[own]]
+    is_scalar = not user.ndim and is_inexact(user.dtype)
     with origin_scope(user.node, "fetched/", window.device(0)):
+        if window.rules.has_backups and is_scalar:
+            taken = FUNCTIONS["equal"](result.staleness, np.int32(0))
+            share = 1.0 / (window.rules.updates * window.rules.aggregate)
+            total: Tensor = FUNCTIONS["sum"](FUNCTIONS["where"](taken, pushed, 0.0)) * share
+            return total
         places = FUNCTIONS["argsort"](result.numbers)
         ordered: Tensor = FUNCTIONS["take"](pushed, places, 0)
-        if not user.ndim and is_inexact(user.dtype):
+        if is_scalar:
             mean: Tensor = FUNCTIONS["mean"](ordered)
             return mean
         if user.ndim and sole_symbol(user.shape[0]) in window.sizes.symbols_of_batch:

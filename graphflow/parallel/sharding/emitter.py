@@ -39,7 +39,7 @@ from graphflow.parallel.sharding.reshapes import reshape_layout
 from graphflow.parallel.sharding.rule_selection import RuleSelector, SplitChoice
 from graphflow.parallel.sharding.rules import rules_of
 from graphflow.parallel.sharding.whole_nodes import copy_unsplit
-from graphflow.parallel.tables.row_exchange import RowExchange
+from graphflow.parallel.tables.hash_exchange import HashExchange
 from graphflow.parallel.tables.table_choice import OwnedTables
 
 EFFECT_OPS = ("print", "host_call", "concurrent")
@@ -95,7 +95,7 @@ class Emitter:
         self._inputs = InputConverter(resharder, self.values)
         self._sums = PartialSums(resharder, self.values, self.preferred, self.readers, bucket)
         self._value_numbers = ValueNumbering()
-        self.tables = RowExchange(
+        self.tables = HashExchange(
             resharder, tables or OwnedTables(), self.values, self.preferred, self.reduce_inputs
         )
 

@@ -169,7 +169,7 @@ def partition_graph(
             mesh.
     """
     if assignment is not None:
-        replication = replace(replication, ring_axis=None)
+        replication = replace(replication, ring_axis=None, owns_tables=False)
     annotated = annotate_graph(graph, mesh, annotations, known or {}, replication, fed)
     preferred = propagate_layouts(annotated)
     emitted = emit_shards(annotated, preferred, assignment)
@@ -217,7 +217,7 @@ def annotate_graph(
         for node in graph.variables
         if node in known
     }
-    if replication.ring_axis is not None:
+    if replication.owns_tables:
         axis = replication.ring_axis
         annotations = spread_rows(graph, readers_of(graph), annotations, existing, mesh, axis)
     layouts = split_by_heads(graph.nodes, annotations, partitioner) | existing

@@ -28,6 +28,7 @@ class ReplicationConfig:
             the batch's second axis.
         examples: the placeholders that hold the batch, or their names, if the user names them.
         ring_axis: the mesh axis that divides the rows of tables in ranges on a ring.
+        owns_tables: whether places may own whole parts of hash tables.
     """
 
     bucket: int = 0
@@ -36,6 +37,7 @@ class ReplicationConfig:
     sequence_axis: str | None = None
     examples: Sequence[Tensor | str] | None = None
     ring_axis: str | None = None
+    owns_tables: bool = True
 
 
 NOT_REPLICATED = ReplicationConfig()

@@ -21,7 +21,8 @@ from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, Sharded
 from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
-from graphflow.parallel.tables.range_moves import count_rows
+from graphflow.parallel.tables.hash_lookups import find_hash_lookups, is_hashed
+from graphflow.parallel.tables.range_moves import count_ids, count_rows
 from graphflow.parallel.tables.row_updates import find_row_updates, readers_of
 from graphflow.strategy import COUNTER, StepFacts
 
@@ -167,12 +168,18 @@ class ShardedGraph:
         found: dict[Node, dict[Tensor, RowRanges]] = {}
         if all(pieces.ranges is None for pieces in self.variables.values()):
             return found
-        updates = find_row_updates(self.source, readers_of(self.source))
+        readers = readers_of(self.source)
+        updates = find_row_updates(self.source, readers)
         inside = {node for update in updates for node in update.replaced}
-        for node in self.source.of_op("take"):
-            table, ids = node.inputs[0].node, node.inputs[1]
+        lookups = [
+            (node.inputs[0].node, node.inputs[1])
+            for node in self.source.of_op("take")
+            if node not in inside and node.attrs["axis"] == 0
+        ]
+        lookups += [(each.table, each.ids) for each in find_hash_lookups(self.source, readers)]
+        for table, ids in lookups:
             pieces = self.variables.get(table)
-            if node in inside or pieces is None or pieces.ranges is None or node.attrs["axis"] != 0:
+            if pieces is None or pieces.ranges is None:
                 continue
             behind = [each.op for each in Graph([ids]).nodes]
             if all(
@@ -199,7 +206,8 @@ class ShardedGraph:
             for table, lookups in self._lookups.items():
                 for ids, ranges in lookups.items():
                     (value,) = interpret([ids], feeds)
-                    counts[table] = counts.get(table, 0) + count_rows(value, ranges)
+                    count = count_ids if is_hashed(table) else count_rows
+                    counts[table] = counts.get(table, 0) + count(value, ranges)
         return counts
 
     @property

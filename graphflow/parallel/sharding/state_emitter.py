@@ -170,7 +170,7 @@ class StateEmitter:
         """Return a part of an initial value. An initialiser draws what it would have drawn
         there."""
         initial = node.attrs["initial"]
-        if isinstance(initial, Initializer) and initial.kind == "constant":
+        if isinstance(initial, Initializer) and initial.kind in ("constant", "hashed"):
             return replace(initial, shape=shape)
         if isinstance(initial, ReplicaRows):
             return initial.first_rows(shape[0])

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, as_tensor
 from graphflow.ir.scopes import device
+from graphflow.ops.tables.hash_index import part_of
 from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
 
 Float64s = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -37,6 +38,19 @@ def count_rows(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Row
     for part in np.array_split(ids.reshape(-1), ranges.count):
         rows = np.unique(part % ranges.rows)
         found += np.bincount(rows // ranges.width, minlength=len(found))
+    return found
+
+
+def count_ids(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: RowRanges) -> Int64s:
+    """Return how many ids of each part of a hash table the places ask for, as `count_rows`.
+
+    Args:
+        ranges: those of the table's rows, one for each part.
+    """
+    parts = len(ranges.owners)
+    found = np.zeros(parts, np.int64)
+    for own in np.array_split(ids.reshape(-1), ranges.count):
+        found += np.bincount(part_of(np.unique(own), parts), minlength=parts)
     return found
 
 
@@ -143,4 +157,4 @@ def write_moves(
     return updates
 
 
-__all__ = ["changed_ranges", "count_rows", "find_swaps", "owner_loads", "write_moves"]
+__all__ = ["changed_ranges", "count_ids", "count_rows", "find_swaps", "owner_loads", "write_moves"]

@@ -70,16 +70,21 @@ class RowExchange:
             return False
         table, ids = node.inputs
         self._complete_sums(node, node.inputs)
-        found = self._route(table.node, ids, node)
+        self._emit_rows(node, table.node, self._route(table.node, ids, node))
+        return True
+
+    def _emit_rows(self, node: Node, table: Node, found: LookupRoutes) -> None:
+        """Write a node whose output has the row of each id."""
         sent: dict[SentTensor, float] = {}
         asked: dict[SentTensor, float] = {}
-        shards = [self._look_up(node, found, place, asked, sent) for place in self._mesh.places]
+        shards = [
+            self._look_up(node, table, found, place, asked, sent) for place in self._mesh.places
+        ]
         self._log(node, "keys", asked)
         self._log(node, "rows", sent)
-        rest = (WHOLE,) * (table.ndim - 1)
+        rest = (WHOLE,) * (table.specs[0].rank - 1)
         layout = Layout((*found.ids.layout.dims, *rest))
         self._values[node.outputs[0]] = ShardedTensor(node.specs[0], layout, tuple(shards))
-        return True
 
     # Lookups --------------------------------------------------------------------------------------
 
@@ -109,7 +114,7 @@ class RowExchange:
     def _route_at(self, table: Node, ids: Tensor, place: Place, cause: Node) -> RowRoute:
         """Find the distinct rows that a place looks up."""
         starts = self._starts(table)
-        sizes = piece_sizes(ids.size, starts)
+        sizes = self._most_keys(table, ids)
         ranges = self._row_split(table).ranges
 
         def build() -> RowRoute:
@@ -126,16 +131,11 @@ class RowExchange:
         return self._build_once(cause, place, ("route", table, ids), build)
 
     def _look_up(
-        self,
-        node: Node,
-        found: LookupRoutes,
-        place: Place,
-        asked: dict[SentTensor, float],
-        sent: dict[SentTensor, float],
-    ) -> Tensor:
+        self, node: Node, table: Node, found: LookupRoutes, place: Place,
+        asked: dict[SentTensor, float], sent: dict[SentTensor, float],
+    ) -> Tensor:  # fmt: skip
         """Return the rows that a place looks up; records the keys and rows that travel."""
-        table, axis = node.inputs[0].node, self._tables.axes[node.inputs[0].node]
-        route = self._part_at(found.routes, place)
+        axis, route = self._tables.axes[table], self._part_at(found.routes, place)
         parts = []
         for number, owner in enumerate(self._mesh.group(place, axis)):
             source = place if axis in found.batch_axes else owner
@@ -164,8 +164,14 @@ class RowExchange:
 
     def _read(self, node: Node, table: Node, owner: Place, keys: Tensor, ids: Tensor) -> Tensor:
         """Return the rows that keys, those of some ids, ask an owner for."""
-        number = self._mesh.coordinate(owner, self._tables.axes[table])
         shard = self._part_at(self._values[table.outputs[0]].shards, owner)
+        return self._read_at(node, table, owner, shard, keys, ids)
+
+    def _read_at(
+        self, node: Node, table: Node, owner: Place, shard: Tensor, keys: Tensor, ids: Tensor
+    ) -> Tensor:
+        """Return the rows of an owner's tensor that keys, those of some ids, ask for."""
+        number = self._mesh.coordinate(owner, self._tables.axes[table])
 
         def build() -> Tensor:
             used = self._count(node, keys, owner)
@@ -265,7 +271,7 @@ class RowExchange:
 
         def build() -> list[Tensor]:
             flat = _reshape(part, (ids.size, *part.shape[ids.ndim :]))
-            sizes = piece_sizes(ids.size, self._starts(update.table))
+            sizes = self._most_keys(update.table, ids)
             inputs = (flat, route.inverse, *route.numbers)
             made = make_node(REGISTRY["split_row_sums"], inputs, {"sizes": sizes}).outputs
             return self._mark_used(update.table, ids, made, route.numbers)
@@ -273,13 +279,9 @@ class RowExchange:
         return self._build_once(lookup.sums, place, ("sums", route, part), build)
 
     def _compute_rows(
-        self,
-        update: RowUpdate,
-        keys: Sequence[Tensor],
-        sums: Sequence[Sequence[Tensor]],
-        shard: Tensor,
-        owner: Place,
-    ) -> dict[Tensor, Tensor]:
+        self, update: RowUpdate, keys: Sequence[Tensor], sums: Sequence[Sequence[Tensor]],
+        shard: Tensor, owner: Place,
+    ) -> dict[Tensor, Tensor]:  # fmt: skip
         """Write an update's nodes on the distinct rows that an owner was asked for."""
         count: Size = sum((k.shape[0] for k in keys[1:]), keys[0].shape[0])
         size = minimum(count, shard.shape[0])
@@ -293,6 +295,16 @@ class RowExchange:
             place = {"starts": tuple(islice(starts, len(own))), "size": size}
             made = make_node(REGISTRY["merge_row_sums"], inputs, place)
             now[lookup.sums.outputs[0]] = made.outputs[0]
+        return self._copy_update(update, now, size, owner)
+
+    def _copy_update(
+        self, update: RowUpdate, now: dict[Tensor, Tensor], size: Size, owner: Place
+    ) -> dict[Tensor, Tensor]:
+        """Write the nodes that compute an update's rows, of which there are at most `size`.
+
+        Args:
+            now: what stands at the owner for the tensors that the nodes read; they add their own.
+        """
         for node in update.computed:
             given = [now[t] if t in now else self._value_at(t, owner) for t in node.inputs]
             attrs = node.attrs
@@ -332,6 +344,10 @@ class RowExchange:
         split = self._row_split(table)
         starts = [int(self._resharder.partitioner.piece(rows, split, p).start) for p in group]
         return (*starts, int(rows))
+
+    def _most_keys(self, table: Node, ids: Tensor) -> tuple[Size, ...]:
+        """Return the most keys of each owner among some ids."""
+        return piece_sizes(ids.size, self._starts(table))
 
     def _mark_used(
         self,

@@ -9,6 +9,7 @@ computed by itself, so the owner of a row can do it alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
@@ -47,6 +48,8 @@ class RowUpdate:
         results: the nodes that write rows: of slots, and of the table.
         computed: the nodes that compute each row by itself, the results among them, in build order.
         replaced: all nodes that nothing else needs, and `computed`.
+        firsts: of a hash table, what the nodes read of the lookup of each distinct row: the tensor
+            that they read, and the lookup's, which has an element for each id.
     """
 
     table: Node
@@ -56,6 +59,7 @@ class RowUpdate:
     results: tuple[Node, ...]
     computed: tuple[Node, ...]
     replaced: frozenset[Node]
+    firsts: Mapping[Tensor, Tensor] = field(default_factory=dict)
 
     @property
     def states(self) -> list[Node]:
@@ -94,11 +98,19 @@ def _find_update(graph: Graph, readers: Readers, results: list[Node]) -> RowUpda
         return None
     if any(node.inputs[3] is not number for node in results):
         return None
-    after = _nodes_after(graph, unique)
+    after = nodes_after(graph, unique)
     sums = [n for n in graph.of_op("take_grad") if n.inputs[1].node in after]
     ids = unique.inputs[0]
     flat = ids.node.inputs if ids.node.op.name == "concat" and len(sums) > 1 else (ids,)
-    computed = _nodes_between(results, {rows, number, *(n.outputs[0] for n in sums)}, after)
+    known = {tensor for node in graph.of_op("table_rows") for tensor in node.inputs}
+    firsts = {
+        node.outputs[0]: whole
+        for node in readers.get(unique.outputs[0], ())
+        if node is not None
+        if node.op.name == "take" and (whole := _per_id(node.inputs[0])) in known
+    }
+    given = {rows, number, *(n.outputs[0] for n in sums), *firsts}
+    computed = _nodes_between(results, given, after)
     if len(flat) != len(sums) or computed is None:
         return None
     if not all(_is_row_by_row(node, rows, after) for node in computed):
@@ -109,19 +121,29 @@ def _find_update(graph: Graph, readers: Readers, results: list[Node]) -> RowUpda
         gradient = _restore_shape(node.inputs[0], (*looked_up.shape, *table.specs[0].shape[1:]))
         if gradient is None:
             return None
+        if looked_up.node.op.name == "table_rows" and gradient.node.op.name == "where":
+            gradient = gradient.node.inputs[1]  # the other ids have no row
         lookups.append(RowLookup(looked_up, gradient, node))
     kept = {t.node for lookup in lookups for t in (lookup.ids, lookup.gradient)}
     kept |= {t.node for node in computed for t in node.inputs if t.node not in after}
     replaced = _nodes_only_for(graph, readers, computed, kept)
-    inside = after & _nodes_before(results)
+    inside = after & nodes_before(results)
     if not (inside <= replaced and _is_closed(computed, results, replaced, readers)):
         return None
     return RowUpdate(
-        table, tuple(lookups), rows, number, tuple(results), tuple(computed), frozenset(replaced)
-    )
+        table, tuple(lookups), rows, number, tuple(results), tuple(computed), frozenset(replaced),
+        firsts,
+    )  # fmt: skip
 
 
-def _nodes_after(graph: Graph, start: Node) -> set[Node]:
+def _per_id(tensor: Tensor) -> Tensor:
+    """Return the tensor of a lookup that an optimiser flattened."""
+    while tensor.node.op.name in ("reshape", "concat") and len(tensor.node.inputs) == 1:
+        tensor = tensor.node.inputs[0]
+    return tensor
+
+
+def nodes_after(graph: Graph, start: Node) -> set[Node]:
     """Return a node and all that depend on it."""
     after = {start}
     for node in graph.nodes:
@@ -130,7 +152,7 @@ def _nodes_after(graph: Graph, start: Node) -> set[Node]:
     return after
 
 
-def _nodes_before(ends: Sequence[Node]) -> set[Node]:
+def nodes_before(ends: Sequence[Node]) -> set[Node]:
     """Return some nodes and all that they depend on."""
     found = set(ends)
     stack = list(ends)
@@ -275,5 +297,6 @@ def _waits(
 
 
 __all__ = [
-    "Readers", "RowLookup", "RowUpdate", "find_row_updates", "order_by_update", "readers_of",
+    "Readers", "RowLookup", "RowUpdate", "find_row_updates", "nodes_after", "nodes_before",
+    "order_by_update", "readers_of",
 ]  # fmt: skip

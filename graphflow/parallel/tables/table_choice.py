@@ -13,6 +13,14 @@ from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout
 from graphflow.parallel.mesh.row_ranges import ring_ranges
 from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.tables.hash_lookups import (
+    HashLookup,
+    are_parts,
+    find_closed_tables,
+    is_hashed,
+    spread_parts,
+    table_of,
+)
 from graphflow.parallel.tables.row_updates import Readers, RowUpdate, find_row_updates
 
 
@@ -23,10 +31,12 @@ class OwnedTables:
     Attributes:
         axes: the mesh axis that splits the rows of each table.
         updates: the updates of tables and their slots.
+        hashed: the lookups in hash tables, whose owners have whole parts.
     """
 
     axes: Mapping[Node, str] = field(default_factory=dict)
     updates: tuple[RowUpdate, ...] = ()
+    hashed: tuple[HashLookup, ...] = ()
 
     def is_lookup(self, node: Node) -> bool:
         """Return True if a node looks up rows of one of these tables."""
@@ -60,15 +70,23 @@ def choose_tables(
         if update.table in axes
         and all(axes.get(state) == axes[update.table] for state in update.states)
     ]
+    closed = find_closed_tables(graph, readers, updates).values()
+    hashed = [each for own in closed if all(are_parts(e, layouts) for e in own) for each in own]
+    owned = {lookup.table for lookup in hashed}
     inside = {node for update in updates for node in update.replaced}
     tables = {
         node: axis
         for node, axis in axes.items()
-        if all(_reads_rows(user, node, inside) for user in readers.get(node.outputs[0], ()))
+        if table_of(node) in owned
+        or (
+            table_of(node) is None
+            and all(_reads_rows(user, node, inside) for user in readers.get(node.outputs[0], ()))
+        )
     }
     chosen = tuple(update for update in updates if update.table in tables)
     dropped = {state for update in updates if update not in chosen for state in update.states}
-    return OwnedTables({node: axis for node, axis in tables.items() if node not in dropped}, chosen)
+    left = {node: axis for node, axis in tables.items() if node not in dropped}
+    return OwnedTables(left, chosen, tuple(hashed))
 
 
 def spread_rows(
@@ -77,9 +95,10 @@ def spread_rows(
     layouts: Mapping[Tensor, Layout],
     existing: Mapping[Tensor, Layout],
     mesh: Mesh,
-    axis: str,
+    ring_axis: str | None,
 ) -> dict[Tensor, Layout]:
-    """Return layouts in which the tables that a mesh axis splits lie in ranges on a ring.
+    """Return layouts in which tables lie in ranges: whole parts of hash tables, and rows of those
+    tables that `ring_axis` splits.
 
     Their slots lie alike. Variables that something reads otherwise than by rows stay contiguous.
 
@@ -87,17 +106,21 @@ def spread_rows(
         existing: the layouts of variables that exist already.
     """
     found = dict(layouts)
-    tables = choose_tables(graph, readers, layouts, mesh)
+    tables = OwnedTables() if ring_axis is None else choose_tables(graph, readers, layouts, mesh)
     for node, own in tables.axes.items():
         owner = node.origin if is_slot(node) and node.origin in tables.axes else node
-        if own == axis and owner is not None:
+        if own == ring_axis and owner is not None:
             rows = int(node.specs[0].shape[0])
             there = existing.get(owner.outputs[0])
-            name, count = graph.names[owner], mesh.sizes[axis]
+            name, count = graph.names[owner], mesh.sizes[ring_axis]
             ranges = ring_ranges(name, rows, count) if there is None else there.dims[0].ranges
             tensor = node.outputs[0]
-            found[tensor] = layouts[tensor].with_dim(0, AxisSplit((axis,), ranges=ranges))
-    return found
+            found[tensor] = layouts[tensor].with_dim(0, AxisSplit((ring_axis,), ranges=ranges))
+    if not any(map(is_hashed, graph.variables)):
+        return found
+    closed = find_closed_tables(graph, readers, find_row_updates(graph, readers))
+    axes = {node: axis for node in closed if (axis := _row_axis(node, found, mesh)) is not None}
+    return spread_parts(graph, closed, found, existing, axes, mesh.sizes)
 
 
 def _row_axis(node: Node, layouts: Mapping[Tensor, Layout], mesh: Mesh) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
-from graphflow.parallel.sharding.propagation import is_slot
 from graphflow.parallel.sharding.sharded_graph import ShardedVariable
 from graphflow.parallel.tables.range_moves import (
     changed_ranges,
@@ -43,11 +42,12 @@ def move_rows(
             continue
         after = before.swap(swaps)
         for node, own in shards.items():
-            is_part = node is table or (is_slot(node) and node.origin is table)
-            if is_part and own.ranges == before:
-                moved[node] = own.with_ranges(after)
-                updates += write_moves(tuple(dict.fromkeys(own.nodes)), before, after, homes)
-                size += _moved_rows(before, after) * nbytes(node.specs[0]) // before.rows
+            there = own.ranges
+            if table in (node, node.origin) and there and there.of_units() == before.of_units():
+                now = there.swap(swaps)
+                moved[node] = own.with_ranges(now)
+                updates += write_moves(tuple(dict.fromkeys(own.nodes)), there, now, homes)
+                size += _moved_rows(there, now) * nbytes(node.specs[0]) // there.rows
         number += sum(a != b for a, b in zip(before.owners, after.owners, strict=True))
         ratios.append((_imbalance(before, asked), _imbalance(after, asked)))
     if not moved:

@@ -134,16 +134,22 @@ def _llvm() -> _LLVM:
     return _LLVM()
 
 
-_ARRAYS = {"int64": "I", "float64": "F", "int32": "J", "float32": "G"}
+_ARRAYS = {
+    np.dtype(np.int64): "I",
+    np.dtype(np.float64): "F",
+    np.dtype(np.int32): "J",
+    np.dtype(np.float32): "G",
+}
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        if value.ndim == 1 and value.flags.c_contiguous and value.dtype.name in _ARRAYS:
-            return _ARRAYS[value.dtype.name]
+        letter = _ARRAYS.get(value.dtype)
+        if letter and value.ndim == 1 and value.flags.c_contiguous:
+            return letter
         raise CompileError(
             f"an array of shape {value.shape} and {value.dtype}: loops take flat arrays of "
-            f"{', '.join(_ARRAYS)}"
+            f"{', '.join(map(str, _ARRAYS))}"
         )
     if isinstance(value, bool):
         return "b"

@@ -43,10 +43,13 @@ _COMPARISON = {
 
 @dataclass
 class _Unit:
-    """The functions of a module, as they are asked for: texts by name and argument types."""
+    """The functions of a module, as they are asked for: texts by name and argument types.
 
-    module: ModuleType
-    trees: dict[str, ast.FunctionDef]
+    Attributes:
+        trees: the functions by name, each with the module that it stands in.
+    """
+
+    trees: dict[str, tuple[ast.FunctionDef, ModuleType]]
     texts: dict[str, str] = field(default_factory=dict)
     returns: dict[str, str] = field(default_factory=dict)
 
@@ -54,7 +57,7 @@ class _Unit:
         """Symbol and return type of a function for arguments of these types."""
         symbol = f"{name}.{kinds}"
         if symbol not in self.returns:
-            tree = self.trees[name]
+            tree, module = self.trees[name]
             if len(tree.args.args) != len(kinds):
                 raise CompileError(
                     f"{name} takes {len(tree.args.args)} arguments, not {len(kinds)}"
@@ -62,7 +65,7 @@ class _Unit:
             known: dict[str, str] = {}
             result = "v"
             while True:  # until the types of local names have settled
-                body = _Body(self, tree, kinds, dict(known), result)
+                body = _Body(self, tree, module, kinds, dict(known), result)
                 body.run()
                 if body.kinds == known and body.result == result:
                     break
@@ -76,12 +79,13 @@ class _Body:
     """One function, statement by statement."""
 
     def __init__(
-        self, unit: _Unit, tree: ast.FunctionDef, kinds: str, known: dict[str, str], result: str
-    ) -> None:
-        self.unit, self.tree, self.result = unit, tree, result
+        self, unit: _Unit, tree: ast.FunctionDef, module: ModuleType, kinds: str,
+        known: dict[str, str], result: str,
+    ) -> None:  # fmt: skip
+        self.unit, self.tree, self.module, self.result = unit, tree, module, result
         self.arguments = [(a.arg, k) for a, k in zip(tree.args.args, kinds, strict=True)]
         self.kinds = known
-        self.out = Lines(f"{unit.module.__name__}.{tree.name}")
+        self.out = Lines(f"{module.__name__}.{tree.name}")
         self.loops: list[tuple[str, str]] = []
         self.views: dict[str, LlvmValue] = {}
         for name, kind in self.arguments:
@@ -254,7 +258,7 @@ class _Body:
         kind = self.kinds.get(node.id, "")
         if kind:
             return self.out.emit(f"load {LLVM[kind]}, ptr %{node.id}", kind)
-        value = getattr(self.unit.module, node.id, None)
+        value = getattr(self.module, node.id, None)
         if isinstance(value, int | float):
             return constant(value)
         raise self._error(node)
@@ -363,7 +367,7 @@ class _Body:
             if name == "int" and values[0].kind == "f":
                 return self.out.emit(f"fptosi double {values[0].text} to i64", "i")
             return self.out.convert(values[0], name[0])
-        if name in MATH and getattr(self.unit.module, name, None) is getattr(math, name):
+        if name in MATH and getattr(self.module, name, None) is getattr(math, name):
             x = self.out.convert(values[0], "f")
             return self.out.emit(f"call double @{name}(double {x.text})", "f")
         raise self._error(node)
@@ -401,7 +405,7 @@ class _Body:
 
 def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
     """LLVM text for a function and all that it calls; the symbol to call, and what it returns."""
-    unit = _Unit(module, _trees(module))
+    unit = _Unit(_trees(module))
     inner, result = unit.function(name, kinds)
     functions = "\n".join(unit.texts.values())
     symbol = f"graphflow_{sha256((functions + inner).encode()).hexdigest()[:32]}"
@@ -428,12 +432,13 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
 
 
 @cache
-def _trees(module: ModuleType) -> dict[str, ast.FunctionDef]:
+def _trees(module: ModuleType) -> dict[str, tuple[ast.FunctionDef, ModuleType]]:
     """The functions of a module of loops, and those of the modules it imports them from."""
-    trees: dict[str, ast.FunctionDef] = {}
+    trees: dict[str, tuple[ast.FunctionDef, ModuleType]] = {}
     for value in vars(module).values():
         source = value.__module__ if isinstance(value, FunctionType) else module.__name__
         if source != module.__name__:
             trees |= _trees(sys.modules[source])
     tree = ast.parse(inspect.getsource(module))
-    return trees | {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    own = {node.name: (node, module) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return trees | own

@@ -44,7 +44,7 @@ def measured_seconds(plan: PlanData, window: PlannedWindow) -> float | None:
 
 
 def _letters(bars: Sequence[schedule.Bar], begin: float, end: float) -> str:
-    """Return for each stretch of time the letter of the longest part in it; dots for waits."""
+    """Return for each stretch of time the letter of its longest part; a dot if it mostly waits."""
     width = max(end - begin, 1e-12) / COLUMNS
     filled = [dict[str, float]() for _ in range(COLUMNS)]
     for bar in bars:
@@ -54,9 +54,9 @@ def _letters(bars: Sequence[schedule.Bar], begin: float, end: float) -> str:
             inside = min(bar.finish, left + width) - max(bar.start, left)
             letter = bar.task[:1] or "."
             filled[i][letter] = filled[i].get(letter, 0.0) + inside
-    return "".join(_longest(each, width) for each in filled)
-
-
-def _longest(parts: dict[str, float], width: float) -> str:
-    parts = {**parts, ".": parts.get(".", 0.0) + width - sum(parts.values())}
-    return max(parts, key=lambda letter: (parts[letter], letter))
+    return "".join(
+        max(parts, key=lambda letter: (parts[letter], letter))
+        if sum(parts.values()) > width / 2
+        else "."
+        for parts in filled
+    )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node
 from graphflow.ops.control_flow.control import call, cond, fold_in, iteration_indices, scan
+from graphflow.ops.control_flow.numbered_call import numbered_call
 
 BodyFunction = Callable[[Sequence[Any], int, int], Sequence[Any]]
 """A compiled body: (arrays, step, draws) -> results."""
@@ -77,6 +78,8 @@ def make_body_runner(
     """
     if node.op is call:
         return _make_call_runner(routines[0], results[0])
+    if node.op is numbered_call:
+        return _make_numbered_runner(routines[0], results[0])
     if node.op is cond:
         return _make_cond_runner(routines, results)
     if node.op is scan:
@@ -87,6 +90,13 @@ def make_body_runner(
 def _make_call_runner(routine: BodyFunction, results: BodyResults) -> Callable[..., None]:
     def run(outs: Sequence[Any], *arrays: Any, step: int, draws: int) -> None:
         results.store(routine(arrays, step, draws))
+
+    return run
+
+
+def _make_numbered_runner(routine: BodyFunction, results: BodyResults) -> Callable[..., None]:
+    def run(outs: Sequence[Any], number: Any, *arrays: Any, step: int, draws: int) -> None:
+        results.store(routine(arrays, step, int(number)))
 
     return run
 

@@ -16,11 +16,19 @@ from graphflow.errors import (
     DTypeError,
     MemoryLimitError,
     OpError,
+    ShardingError,
     TableFullError,
     VariableError,
 )
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.tables.hash_index import HashLayout, find, insert_ids, view_state
+from graphflow.ops.tables.hash_index import (
+    Asked,
+    HashLayout,
+    find,
+    insert_ids,
+    part_of,
+    view_state,
+)
 from graphflow.runtime.memory.memory_layout import plan_layout
 from tests.runtime.programs import alone
 
@@ -133,22 +141,22 @@ def test_ids_have_the_rows_that_a_dict_gives_them(
     """From the first step, and after a million without ids."""
     model = Model(capacity, admit, evict)
     layout = HashLayout(capacity, admit, evict == "lru", model.lifetime)
-    vector = np.full(layout.length, -1)
-    model.step, vector[0] = steps, steps - 1
+    matrix = np.full(layout.shape, -1)
+    model.step, matrix[:, 0] = steps, steps - 1
     for batch in batches:
         ids = np.array(batch, np.int64)
-        before = vector.copy()
+        before = matrix.copy()
         try:
             want, lost = model.find(batch)
         except MemoryError:
             with pytest.raises(TableFullError, match=f"{capacity} rows"):
-                find(vector, ids, layout, True)
+                find(matrix, Asked(ids), layout, True)
             continue
-        found = find(vector, ids, layout, True)
-        assert np.array_equal(vector, before)
+        found = find(matrix, Asked(ids), layout, True)
+        assert np.array_equal(matrix, before)
         have = {i: int(e) for i, e in zip(batch, found.entries, strict=True) if e < capacity}
         assert have == want
-        assert found.evicted == lost
+        assert found.evicted.tolist() == [lost]
         fresh = {i for i, new in zip(batch, found.fresh, strict=True) if new}
         dead = {
             i for i, last in model.used.items()
@@ -156,28 +164,66 @@ def test_ids_have_the_rows_that_a_dict_gives_them(
         }  # fmt: skip
         assert fresh == {i for i in batch if i not in model.rows or i in dead}
         model.insert(batch, want, lost)
-        insert_ids(vector, ids, found.entries, found.evicted, layout)
-        state = view_state(vector, layout)
-        live = np.flatnonzero(state.used[:capacity] >= 0)
-        assert {int(state.keys[e]): int(e) for e in live} == model.rows
-        assert int(state.header[2]) + 1 == model.evicted
-        counted = np.flatnonzero(state.used[capacity:] >= 0) + capacity
-        assert {int(state.keys[e]): int(state.counts[e]) for e in counted} == {
+        insert_ids(matrix, Asked(ids), found.entries, found.evicted, layout)
+        state = view_state(matrix, layout)
+        live = np.flatnonzero(state.used[0, :capacity] >= 0)
+        assert {int(state.keys[0, e]): int(e) for e in live} == model.rows
+        assert int(state.header[0, 2]) + 1 == model.evicted
+        counted = np.flatnonzero(state.used[0, capacity:] >= 0) + capacity
+        assert {int(state.keys[0, e]): int(state.counts[0, e]) for e in counted} == {
             i: count for i, (count, _, _) in model.waiting.items()
         }
 
 
+@settings(max_examples=100, deadline=None)
+@given(BATCHES, st.integers(1, 4), st.integers(1, 3), POLICIES)
+def test_parts_are_tables_of_their_own_wherever_they_lie(
+    batches: list[list[int]], rows: int, admit: int, evict: str | None
+) -> None:
+    """A whole table of three parts, an owner of two of them in another order, and three tables."""
+    options = (admit, evict == "lru", int(evict[4:]) if evict and evict != "lru" else None)
+    layout, single = HashLayout(3 * rows, *options, 3), HashLayout(rows, *options)
+    whole, order = np.full(layout.shape, -1), np.array([2, 0])
+    places = np.array([1, -1, 0])
+    alone = [np.full(single.shape, -1) for _ in range(3)]
+    for batch in batches:
+        ids = np.array(batch, np.int64)
+        keys, counts = np.unique(ids, return_counts=True)
+        counts = np.where(places[part_of(keys, 3)] < 0, 0, counts)
+        asked = [Asked(ids[part_of(ids, 3) == part]) for part in range(3)]
+        try:
+            wanted = [find(m, a, single, True) for m, a in zip(alone, asked, strict=True)]
+        except TableFullError:
+            with pytest.raises(TableFullError):
+                find(whole, Asked(ids), layout, True)
+            continue
+        found = find(whole, Asked(ids), layout, True)
+        owned = find(whole[order], Asked(keys, counts, places), layout, True)
+        insert_ids(part := whole[order], Asked(keys, counts, places), owned.entries,
+                   owned.evicted, layout)  # fmt: skip
+        insert_ids(whole, Asked(ids), found.entries, found.evicted, layout)
+        assert np.array_equal(part, whole[order])
+        assert np.array_equal(owned.evicted, found.evicted[order])
+        for number, (matrix, own, want) in enumerate(zip(alone, asked, wanted, strict=True)):
+            mine = part_of(ids, 3) == number
+            assert np.array_equal(found.rows[mine], number * (rows + 1) + want.rows)
+            assert np.array_equal(found.entries[mine], want.entries)
+            assert np.array_equal(found.fresh[mine], want.fresh)
+            insert_ids(matrix, own, want.entries, want.evicted, single)
+            assert np.array_equal(whole[number], matrix[0])
+
+
 def test_an_index_that_fills_up_is_built_anew_and_finds_all_ids() -> None:
     layout = HashLayout(50)
-    vector = np.full(layout.length, -1)
+    matrix = np.full(layout.shape, -1)
     for step in range(200):
         ids = np.arange(step * 7, step * 7 + 40) * 2**32 - 5
-        found = find(vector, ids, layout, True)
-        insert_ids(vector, ids, found.entries, found.evicted, layout)
-        state = view_state(vector, layout)
+        found = find(matrix, Asked(ids), layout, True)
+        insert_ids(matrix, Asked(ids), found.entries, found.evicted, layout)
+        state = view_state(matrix, layout)
         assert 4 * (state.positions >= 0).sum() <= 3 * layout.positions
-        assert int(state.header[1]) + 1 >= (state.positions >= 0).sum()
-        again = find(vector, ids, layout, False)
+        assert int(state.header[0, 1]) + 1 >= (state.positions >= 0).sum()
+        again = find(matrix, Asked(ids), layout, False)
         assert np.array_equal(again.entries, found.entries)
         assert not again.fresh.any()
 
@@ -376,11 +422,14 @@ def test_a_table_is_a_stage_of_a_pipeline() -> None:
     np.testing.assert_allclose(trained(split), trained(None), rtol=1e-12, atol=1e-12)
 
 
-def test_replicas_that_would_hold_other_ids_are_refused() -> None:
-    training = Training(
-        gf.optim.SGD(0.1), gf.parallel.LocalSGD(2, period=1, batch=["ids", "slopes"])
-    )
-    with gf.Session() as s, pytest.raises(OpError, match=r"table/state.*equal at all replicas"):
+@pytest.mark.parametrize("strategy", [
+    gf.parallel.LocalSGD(2, period=1, batch=["ids", "slopes"]),
+    gf.parallel.Gossip(2, "ring", batch=["ids", "slopes"]),
+], ids=["local", "gossip"])  # fmt: skip
+def test_replicas_that_would_hold_other_ids_are_refused(strategy: Any) -> None:
+    training = Training(gf.optim.SGD(0.1), strategy)
+    told = r"at .*test_hash_table.*'table/weight' \(made at .*the mean of .* would mix ids.*Data\("
+    with gf.Session() as s, pytest.raises(ShardingError, match=told):
         training.run(s, [1, 2, 3, 4], np.ones((4, DIM)))
 
 

@@ -72,6 +72,25 @@ def test_replicas_agree_as_far_as_without_a_filter(rule: Any, rate: float) -> No
     assert spreads[1] < 1.3 * spreads[0] < 0.3
 
 
+def test_thin_factors_bring_replicas_together() -> None:
+    """The sender of a matrix makes its columns orthonormal, so all neighbours have the same."""
+    centres = np.random.default_rng(0).normal(size=(4, 12, 8))
+    spreads = []
+    for rate in (1e-9, 0.3):
+        c = gf.placeholder("float64", ("B", 12, 8), name="c")
+        w = gf.variable(np.zeros((12, 8)), name="w")
+        loss = 0.5 * gf.mean(gf.sum((w - c) ** 2.0, (1, 2)))
+        strategy = Gossip(4, "ring", window=10, compress=PowerSGD(2), consensus=rate)
+        train = gf.optim.SGD(0.02).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            for _ in range(20):
+                s.run(train, {c: np.tile(centres, (10, 1, 1))})
+            found = np.array(copies_of(s, w))
+        assert np.abs(found.mean(0) - centres.mean(0) * (1 - 0.98**200)).max() < 1e-12
+        spreads.append(found.std(0).max())
+    assert spreads[1] < 0.2 * spreads[0], spreads
+
+
 def test_bytes_are_those_of_the_filter() -> None:
     strategy = Gossip(4, "ring", compress=FixedPoint(8), consensus=1.0)
     model = mlp(strategy, "float32")
@@ -136,12 +155,13 @@ def test_devices_of_a_replica_share_one_exchange() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
+    needed = "compress must be a filter with encode and decode"
     for rule, how, text in (
         (TopK(0.1), {}, r"needs consensus=, a number above 0 and up to 1, not None"),
         (TopK(0.1), {"consensus": 1.5}, "not 1.5"),
-        (8, {"consensus": 1.0}, "compress must be a filter with encode and decode"),
-        (PowerSGD(2), {"consensus": 1.0}, "compress must be a filter with encode and decode"),
-        (None, {"consensus": 1.0}, "compress must be a filter with encode and decode"),
+        (8, {"consensus": 1.0}, needed),
+        (gf.parallel.Filter(), {"consensus": 1.0}, needed),
+        (None, {"consensus": 1.0}, needed),
         (TopK(0.1), {"consensus": 0.4, "one_peer": True}, "neighbours that stay the same"),
     ):
         with pytest.raises(ShardingError, match=text) as caught:

@@ -136,6 +136,107 @@ def test_fetches_are_means_and_rows_in_the_order_of_the_feeds() -> None:
         np.testing.assert_array_equal(before, start)
 
 
+def test_a_micro_batch_draws_its_own_numbers_whichever_worker_takes_it() -> None:
+    def masks(strategy: Any, order: Any = None, cluster: Any = None) -> list[Any]:
+        gf.random.seed(5)
+        x = gf.placeholder("float64", ("B", 6), name="x")
+        w = gf.variable(np.ones(6), name="w")
+        with gf.nn.training():
+            h = gf.nn.dropout(x, 0.5) * w
+            rest, _ = gf.scan(lambda c, row: (c + gf.nn.dropout(row, 0.5), None), h[0], h)
+        step = gf.optim.SGD(0.0).minimize(gf.mean(h) + gf.mean(rest), strategy=strategy)
+        fed = {x: np.ones((12, 6))}
+        if order is not None:
+            fed[strategy.order] = np.array([order], np.int32)
+        with gf.Session(cluster) as s:
+            return [s.run([h, gf.mean(rest), step], fed)[:2] for _ in range(2)]
+
+    pool, rounds = (
+        ParameterServer(window=3, workers=2),
+        ParameterServer(1, "bsp", window=3, workers=2),
+    )
+    wanted = masks(pool, [0, 1, 0, 1, 0, 1])
+    for found in (
+        masks(pool, [1, 1, 1, 1, 0, 1]),
+        masks(rounds),
+        masks(pool, cluster=gf.Cluster.local(3, threads=1)),
+    ):
+        for (h, rest), (same, total) in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(h, same)
+            assert rest == total
+    parts = [part for h, _ in wanted for part in np.split(h, 6)]
+    assert len({part.tobytes() for part in parts}) == 12
+
+
+# Backup workers -----------------------------------------------------------------------------------
+
+
+def rounds_by_hand(rows: Any, order: Any, workers: int, taken: int, rounds: int) -> Any:
+    """The weights, the loss and the dropped turns of rounds of the first pushes, in an order."""
+    w = np.linspace(-1.0, 1.0, SIZE)
+    seen = [(w, 0)] * workers
+    now, pushed, waiting, losses, dropped = 0, [], [], [], 0
+    for k in order.tolist():
+        values, number = seen[k]
+        row = rows[number * workers + k]
+        if number < now:
+            dropped += 1
+            seen[k] = (w, now)
+            continue
+        pushed.append(values - row)
+        losses.append(0.5 * ((values - row) ** 2).sum())
+        waiting.append(k)
+        if len(waiting) == taken:
+            total = np.zeros(SIZE)
+            for each in pushed:
+                total = total + each
+            w = w - 0.05 * (total * (1.0 / taken))
+            now += 1
+            for each in waiting:
+                seen[each] = (w, now)
+            pushed, waiting = [], []
+    assert now == rounds
+    return w, np.mean(losses), dropped + workers - taken
+
+
+def test_late_pushes_of_backup_workers_are_dropped_and_counted() -> None:
+    strategy = ParameterServer(consistency="bsp", aggregate=2, window=5, workers=4)
+    x, loss, step, w = squares(strategy)
+    rows = np.random.default_rng(4).normal(size=(20, SIZE))
+    division = strategy.divide(gf.Graph([loss, step]), gf.Cluster.here())
+    outputs = [division.graph.outputs[i] for i in division.facts.outputs]
+    arrays = {x.node: rows}
+    sizes = fed_sizes(division.source, {x.node: rows.shape})
+    fed = {n.outputs[0]: v for n, v in division.feeds(arrays, sizes).items()}
+    most = 0
+    for seed in range(12):
+        with random_order(seed):
+            drawn = division.facts.describe(0, evaluate(outputs, fed))
+        with gf.Session() as s:
+            value, _ = s.run([loss, step], {x: rows, strategy.order: drawn.order})
+            (came,) = s.history()
+            np.testing.assert_array_equal(came.order, drawn.order)
+            order = came.order[0][came.order[0] >= 0]
+            wanted, mean, dropped = rounds_by_hand(rows, order, 4, 2, 5)
+            np.testing.assert_array_equal(s.get(w), wanted)
+            assert value == pytest.approx(mean, rel=1e-14)
+            assert came.dropped == dropped
+            assert (came.staleness > 0).sum() == dropped - 2
+            most = max(most, dropped)
+    assert most > 4
+
+
+def test_backup_workers_run_on_workers_and_repeat() -> None:
+    strategy = ParameterServer(consistency="bsp", aggregate=2, window=4, workers=3)
+    model = mlp(strategy)
+    windows = feeds_of(model, 3, 24)
+    found = train(model, windows, gf.Cluster.local(4, threads=1), trial=False)
+    again = [{**f, strategy.order: c.order} for f, c in zip(windows, found.history, strict=True)]
+    repeated = train(model, again)
+    assert repeated.losses == found.losses
+    assert difference(repeated.values, found.values) == 0
+
+
 # State that is not trained ------------------------------------------------------------------------
 
 
@@ -370,6 +471,7 @@ def test_arguments_that_say_nothing_are_refused_at_their_line(
         ({"servers": 2}, 8, "servers=2, but the step trains only 1 variables"),
         ({"aggregate": 3}, 8, r"4 micro-batches .* do not divide into updates of aggregate=3"),
         ({"consistency": "bsp", "aggregate": 3}, 8, "aggregate=3, but"),
+        ({"consistency": "bsp", "aggregate": 1, "servers": 2}, 8, "leaves 1 as backups"),
         ({"devices": ["cpu:0"]}, 8, "a name for each of 1 server"),
         ({}, 6, r"a batch of 6 \(.*\) does not divide into 4 micro-batches"),
         ({}, 2, "does not divide into 4 micro-batches"),
@@ -431,8 +533,20 @@ def test_losses_are_scaled_by_one_server() -> None:
     assert difference(found.values[:-1], wanted.values[:-1]) < 2e-3
 
 
-def test_an_order_of_another_shape_is_refused() -> None:
-    strategy = ParameterServer(window=2, workers=2)
+@pytest.mark.parametrize(
+    ("options", "order", "message"),
+    [
+        ({}, [0, 1, 0], r"shape \(1, 3\).* one of shape \(1, 4\)"),
+        ({}, [0, 1, 1, 1], "worker 1 at place 3, which cannot push"),
+        ({}, [0, 0, 2, 1], "worker 2 at place 2"),
+        ({"consistency": "async"}, [0, 0, 0, 1], "worker 0 at place 2"),
+        ({"consistency": "ssp", "staleness": 0}, [0, 0, 1, 1], "worker 0 at place 1"),
+    ],
+)
+def test_orders_that_cannot_come_are_refused(
+    options: dict[str, Any], order: list[int], message: str
+) -> None:
+    strategy = ParameterServer(**{"window": 2, "workers": 2, **options})
     x, _, step, _ = squares(strategy)
-    with gf.Session() as s, pytest.raises(FeedError, match="order"):
-        s.run(step, {x: np.ones((4, SIZE)), strategy.order: np.zeros((1, 3), np.int32)})
+    with gf.Session() as s, pytest.raises(FeedError, match=message):
+        s.run(step, {x: np.ones((4, SIZE)), strategy.order: np.array([order], np.int32)})

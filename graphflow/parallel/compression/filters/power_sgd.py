@@ -12,7 +12,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import TensorSpec
-from graphflow.parallel.compression.filter import Array, Filter, Reduced, Reduction, State, Sum
+from graphflow.parallel.compression.filter import (
+    Array,
+    Filter,
+    Parts,
+    Reduced,
+    Reduction,
+    State,
+    Sum,
+)
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 
 
@@ -24,7 +32,7 @@ class PowerSGD(Filter):
     A tensor of shape (n, …) counts as a matrix M of n rows and m columns. Replicas add M Q, of
     shape (n, rank), and make its columns orthonormal: P. Then they add Mᵀ P, of shape (m, rank),
     which is the next Q. The sum is P Qᵀ. Both messages are linear in M, so they are all-reduced.
-    Vectors travel as they are.
+    Vectors travel as they are. A parameter server gets both factors of each worker's matrix.
 
     Args:
         rank: the number of columns of P and Q.
@@ -56,6 +64,19 @@ class PowerSGD(Filter):
         columns = _matrix_shape(spec)[1]
         drawn = np.random.default_rng(columns).normal(size=(columns, self.rank))
         return (drawn.astype(spec.dtype),)
+
+    def encode(self, tensor: Tensor, state: State) -> tuple[Parts, State]:
+        """Return P and Mᵀ P of one matrix, for a single receiver."""
+        matrix = FUNCTIONS["reshape"](tensor, _matrix_shape(tensor.spec))
+        basis, _ = FUNCTIONS["qr"](matrix @ state[0])
+        factor: Tensor = matrix.T @ basis
+        return (basis, factor), (factor,)
+
+    def decode(self, parts: Parts, spec: TensorSpec) -> Tensor:
+        """Return the product of the factors."""
+        basis, factor = parts
+        tensor: Tensor = FUNCTIONS["reshape"](basis @ factor.T, spec.shape)
+        return tensor
 
     def reduce(self, tensor: Tensor, state: State, rank: int, count: int) -> Reduction:
         """Add M Q over replicas, then Mᵀ P."""

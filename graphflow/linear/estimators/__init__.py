@@ -1,0 +1,1 @@
+"""The estimators of `gf.linear`, with scikit-learn's interface."""

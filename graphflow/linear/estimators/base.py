@@ -1,0 +1,201 @@
+"""The base of linear estimators: checks of data, the fit of a problem, predictions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from graphflow.errors import LinearModelError
+from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.losses import Floats
+from graphflow.linear.problem import Certificate, LinearProblem
+from graphflow.linear.solve import SOLVERS, solve
+
+_FORMATS = ("csr", "csc")
+
+
+class LinearEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base of the estimators: one table in, coefficients with a certificate out.
+
+    Attributes:
+        coef_, intercept_: the model.
+        n_iter_: passes over the data.
+        dual_gap_: what a better model could gain at most, in units of the objective; None if the
+            problem has no dual.
+        certificate_: the proof of that (`Certificate`), of several problems the one with the
+            greatest relative gap.
+        history_: the certificates over time (`FitHistory`), of the same problem.
+        solver_: the name of the solver.
+    """
+
+    max_iter: int
+    tol: float
+    solver: str
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _check_parameters(self, **least: tuple[Any, float]) -> None:
+        """Check parameters that all estimators have, and numbers with the least that they may be.
+
+        Raises:
+            LinearModelError: one is no such number.
+        """
+        numbers = {"tol": (self.tol, 0.0), "max_iter": (self.max_iter, 1), **least}
+        for name, (value, low) in numbers.items():
+            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if not is_number or not value >= low:
+                raise LinearModelError(f"{name} must be a number of at least {low}, not {value!r}")
+        if self.solver not in SOLVERS:
+            raise LinearModelError(
+                f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
+            )
+
+    def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
+        """Return a checked table, targets and weights; rows of weight 0 are left out."""
+        x, y = validate_data(
+            self, x, y, accept_sparse=_FORMATS, dtype=[np.float64, np.float32], **more
+        )
+        if not isinstance(x, np.ndarray) and not x.has_canonical_format:
+            x = x.copy()
+            x.sum_duplicates()
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        used = weights > 0
+        if not used.all():
+            if not used.any():
+                raise LinearModelError("all sample weights are 0, so no row counts")
+            x = (x if isinstance(x, np.ndarray) else x.tocsr())[used]
+            y, weights = y[used], weights[used]
+        return x, y, weights
+
+    def _solve(
+        self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
+    ) -> CertifiedModel:
+        """Solve a problem, and note its certificate if it is the worst so far."""
+        history = FitHistory()
+        try:
+            found = solve(
+                problem, self.solver, self.tol, self.max_iter, history,
+                seed=seed, w=w, b=b,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            if history.best is not None:
+                self._note(history, history.best.certificate)
+                self._keep_model(history.best)
+            raise
+        self._note(history, found.certificate)
+        self._warn(found.certificate)
+        return found
+
+    def _keep_model(self, model: CertifiedModel) -> None:
+        """Keep the last certified model when Ctrl-C ends a fit."""
+
+    def _note(self, history: FitHistory, certificate: Certificate) -> None:
+        known = getattr(self, "certificate_", None)
+        self.n_iter_ = max(getattr(self, "n_iter_", 1), int(np.ceil(certificate.passes)), 1)
+        if known is None or (certificate.relative_gap or 0.0) >= (known.relative_gap or 0.0):
+            self.certificate_, self.history_ = certificate, history
+            self.dual_gap_, self.solver_ = certificate.gap, history.solver
+
+    def _forget(self) -> None:
+        """Drop what an earlier fit left."""
+        for name in ("certificate_", "history_", "dual_gap_", "solver_", "n_iter_"):
+            self.__dict__.pop(name, None)
+
+    def _warn(self, certificate: Certificate) -> None:
+        gap = certificate.relative_gap
+        if gap is not None and gap > self.tol:
+            warnings.warn(
+                f"the relative duality gap is {gap:.2e} after {certificate.passes:.0f} passes over "
+                f"the data, and tol={self.tol:g} was wanted; raise max_iter={self.max_iter}, scale "
+                "the columns to similar sizes, or accept a larger tol",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def _decision(self, x: Any) -> Any:
+        """Return X @ coefᵀ + intercept of a table that is checked here."""
+        check_is_fitted(self, "coef_")
+        x = validate_data(self, x, accept_sparse=_FORMATS, reset=False)
+        return safe_sparse_dot(x, self.coef_.T, dense_output=True) + self.intercept_
+
+
+class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
+    """Base of regressions."""
+
+    def predict(self, X: Any) -> Any:
+        """Return predictions, (rows,) or (rows, targets)."""
+        return self._decision(X)
+
+
+class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
+    """Base of classifications.
+
+    Attributes:
+        classes_: the labels.
+    """
+
+    class_weight: Any
+    coef_: Any
+
+    def decision_function(self, X: Any) -> Any:
+        """Return confidences: (rows,) of the second class of two, else (rows, classes)."""
+        scores = self._decision(X)
+        return scores.ravel() if scores.ndim > 1 and scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Any:
+        """Return the label of each row."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return self.classes_[(scores > 0).astype(np.intp)]
+        return self.classes_[scores.argmax(axis=1)]
+
+    def _check_labels(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        """Return a checked table, the index of each row's label, and weights with those of classes.
+
+        Raises:
+            LinearModelError: targets are no labels, or there is one class only.
+        """
+        x, y, weights = self._check_table(x, y, sample_weight)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise LinearModelError(
+                f"{type(self).__name__} needs at least two classes, and the data has one class: "
+                f"{self.classes_[0]!r}"
+            )
+        if self.class_weight is not None:
+            factors = compute_class_weight(
+                self.class_weight, classes=self.classes_, y=y,
+                **({"sample_weight": weights} if self.class_weight == "balanced" else {}),
+            )  # fmt: skip
+            weights = weights * factors[labels]
+        return x, labels, weights
+
+    def sparsify(self) -> Self:
+        """Keep the coefficients as a sparse matrix."""
+        from scipy.sparse import csr_matrix
+
+        check_is_fitted(self, "coef_")
+        self.coef_ = csr_matrix(self.coef_)
+        return self
+
+    def densify(self) -> Self:
+        """Keep the coefficients as an array again."""
+        check_is_fitted(self, "coef_")
+        if not isinstance(self.coef_, np.ndarray):
+            self.coef_ = self.coef_.toarray()
+        return self
+
+
+__all__ = ["LinearClassifier", "LinearEstimator", "LinearRegressor"]

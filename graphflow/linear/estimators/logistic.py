@@ -1,0 +1,131 @@
+"""Logistic regression."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from graphflow.errors import LinearModelError
+from graphflow.linear import losses
+from graphflow.linear.estimators.base import LinearClassifier
+from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
+
+
+class LogisticRegression(LinearClassifier):
+    """Logistic regression; with more than two classes, of the softmax of their predictions.
+
+        C Σ_i loss_i + (1 - l1_ratio)/2 |w|² + l1_ratio |w|₁
+
+    Args:
+        C: the factor of the losses; infinite for no penalty, and then without a certificate.
+        l1_ratio: the share of the l1 penalty, between 0 and 1; 0 with more than two classes.
+        fit_intercept: True for an intercept, on which no penalty acts.
+        class_weight: factors of classes by label, "balanced", or None.
+        tol: the relative duality gap that is enough.
+        max_iter: passes over the data, at most.
+        warm_start: True to begin with the coefficients of the last fit.
+        solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty, or "sdca" without an
+            intercept.
+        random_state: seed of the order of rows for "sdca"; None is 0.
+    """
+
+    def __init__(
+        self, *, C: float = 1.0, l1_ratio: float = 0.0, fit_intercept: bool = True,
+        class_weight: Any = None, tol: float = 1e-6, max_iter: int = 10_000,
+        warm_start: bool = False, solver: str = "auto", random_state: int | None = None,
+    ) -> None:  # fmt: skip
+        self.C = C
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_iter = max_iter
+        self.warm_start = warm_start
+        self.solver = solver
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Args:
+            X: (rows, columns) numbers; dense or sparse.
+            y: (rows,) labels, of two classes at least.
+            sample_weight: (rows,) not negative; or None.
+        """
+        self._check_parameters(C=(self.C, 1e-300), l1_ratio=(self.l1_ratio, 0.0))
+        if self.l1_ratio > 1:
+            raise LinearModelError(f"l1_ratio must be between 0 and 1, not {self.l1_ratio!r}")
+        before = getattr(self, "coef_", None) if self.warm_start else None
+        intercepts = getattr(self, "intercept_", None) if before is not None else None
+        self._forget()
+        x, labels, weights = self._check_labels(X, y, sample_weight)
+        classes = len(self.classes_)
+        rows_of_coef = 1 if classes == 2 else classes
+        if before is not None and before.shape != (rows_of_coef, x.shape[1]):
+            before = intercepts = None
+        # Without a bound on C, the losses are minimised as they are.
+        scale, penalty = (self.C, 1.0) if np.isfinite(self.C) else (1.0, 0.0)
+        if classes > 2:
+            return self._fit_classes(x, labels, scale * weights, penalty, before, intercepts)
+        problem = LinearProblem(
+            x, np.where(labels == 1, 1.0, -1.0), scale * weights, losses.logistic,
+            penalty * float(self.l1_ratio), penalty * (1.0 - float(self.l1_ratio)),
+            bool(self.fit_intercept),
+        )  # fmt: skip
+        self._keep_model(
+            self._solve(
+                problem,
+                seed=self.random_state or 0,
+                w=None if before is None else before[0],
+                b=0.0 if intercepts is None else float(intercepts[0]),
+            )
+        )
+        return self
+
+    def _keep_model(self, model: CertifiedModel) -> None:
+        self.coef_, self.intercept_ = model.w[None, :], np.array([model.b])
+
+    def _fit_classes(
+        self, x: Any, labels: Any, c: Any, l2: float, before: Any, intercepts: Any
+    ) -> Self:
+        if self.l1_ratio:
+            raise LinearModelError(
+                f"l1_ratio={self.l1_ratio!r} with {len(self.classes_)} classes: an l1 penalty goes "
+                "with two classes; fit a model for each class against the others "
+                "(sklearn.multiclass.OneVsRestClassifier)"
+            )
+        problem = SoftmaxProblem(
+            x if isinstance(x, np.ndarray) else x.tocsr(), labels, len(self.classes_), c, l2,
+            bool(self.fit_intercept),
+        )  # fmt: skip
+        history = FitHistory()
+        w, b = solve_softmax(
+            problem, self.tol, self.max_iter, history,
+            w=None if before is None else before.T, b=intercepts,
+        )  # fmt: skip
+        self._note(history, history.certificates[-1])
+        self._warn(history.certificates[-1])
+        self.coef_ = np.ascontiguousarray(w.T)
+        self.intercept_ = b - b.mean()
+        return self
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return the probability of each class, (rows, classes)."""
+        check_is_fitted(self, "coef_")
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            second = losses.sigmoid(scores)
+            return np.stack([1.0 - second, second], axis=1)
+        grown = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return grown / grown.sum(axis=1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Return the logarithm of the probability of each class, (rows, classes)."""
+        return np.log(self.predict_proba(X))
+
+
+__all__ = ["LogisticRegression"]

@@ -1,0 +1,159 @@
+"""Linear support vector machines: classification and regression."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+
+from graphflow.errors import LinearModelError
+from graphflow.linear import losses
+from graphflow.linear.estimators.base import LinearClassifier, LinearRegressor
+from graphflow.linear.fit_history import CertifiedModel
+from graphflow.linear.problem import LinearProblem
+
+
+def _bias_of(estimator: Any) -> float:
+    """Return the value of the column whose coefficient makes the intercept."""
+    scaling = estimator.intercept_scaling
+    if not estimator.fit_intercept:
+        return 0.0
+    if not scaling > 0:
+        raise LinearModelError(f"intercept_scaling must be positive, not {scaling!r}")
+    return float(scaling)
+
+
+def _split(model: CertifiedModel, bias: float) -> tuple[Any, float]:
+    """Return coefficients and intercept of a model with a bias column."""
+    return (model.w[:-1], bias * float(model.w[-1])) if bias else (model.w, 0.0)
+
+
+class LinearSVC(LinearClassifier):
+    """Linear support vector classification; with more than two classes, each against the others.
+
+        C Σ_i loss_i + |w|²/2    (or |w|₁, with penalty="l1")
+
+    The intercept is the coefficient of a column of `intercept_scaling`, and is penalised.
+
+    Args:
+        penalty: "l2" or "l1"; "l1" goes with the squared hinge.
+        loss: "squared_hinge" or "hinge".
+        C: the factor of the losses.
+        fit_intercept: True for an intercept.
+        intercept_scaling: the value of the intercept's column.
+        class_weight: factors of classes by label, "balanced", or None.
+        tol: the relative duality gap that is enough.
+        max_iter: passes over the data, at most.
+        solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty.
+        random_state: seed of the order of rows; None is 0.
+    """
+
+    def __init__(
+        self, penalty: str = "l2", loss: str = "squared_hinge", *, C: float = 1.0,
+        fit_intercept: bool = True, intercept_scaling: float = 1.0, class_weight: Any = None,
+        tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
+        random_state: int | None = None,
+    ) -> None:  # fmt: skip
+        self.penalty = penalty
+        self.loss = loss
+        self.C = C
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.class_weight = class_weight
+        self.tol = tol
+        self.max_iter = max_iter
+        self.solver = solver
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Args:
+            X: (rows, columns) numbers; dense or sparse.
+            y: (rows,) labels, of two classes at least.
+            sample_weight: (rows,) not negative; or None.
+        """
+        self._check_parameters(C=(self.C, 1e-300))
+        known = {"hinge": losses.hinge, "squared_hinge": losses.squared_hinge}
+        if self.loss not in known or self.penalty not in ("l1", "l2"):
+            raise LinearModelError(
+                f"loss is 'hinge' or 'squared_hinge', and penalty 'l1' or 'l2', not {self.loss!r} "
+                f"and {self.penalty!r}"
+            )
+        if self.penalty == "l1" and self.loss == "hinge":
+            raise LinearModelError("penalty='l1' goes with loss='squared_hinge'")
+        bias = _bias_of(self)
+        self._forget()
+        x, labels, weights = self._check_labels(X, y, sample_weight)
+        positives = [1] if len(self.classes_) == 2 else range(len(self.classes_))
+        l1, l2 = (1.0, 0.0) if self.penalty == "l1" else (0.0, 1.0)
+        found = [
+            _split(self._solve(LinearProblem(
+                x, np.where(labels == positive, 1.0, -1.0), self.C * weights, known[self.loss],
+                l1, l2, bias=bias,
+            ), seed=self.random_state or 0), bias)
+            for positive in positives
+        ]  # fmt: skip
+        self.coef_ = np.stack([w for w, _ in found])
+        self.intercept_ = np.array([b for _, b in found]) if bias else np.zeros(len(found))
+        return self
+
+
+class LinearSVR(LinearRegressor):
+    """Linear support vector regression: C Σ_i loss_i + |w|²/2.
+
+    The intercept is the coefficient of a column of `intercept_scaling`, and is penalised.
+
+    Args:
+        epsilon: errors up to this cost nothing.
+        C: the factor of the losses.
+        loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
+        fit_intercept, intercept_scaling, tol, max_iter, random_state: as of `LinearSVC`.
+        solver: "auto" or "sdca"; with the squared loss, "newton", "cholesky" or "cg", too.
+    """
+
+    def __init__(
+        self, *, epsilon: float = 0.0, C: float = 1.0, loss: str = "epsilon_insensitive",
+        fit_intercept: bool = True, intercept_scaling: float = 1.0, tol: float = 1e-6,
+        max_iter: int = 10_000, solver: str = "auto", random_state: int | None = None,
+    ) -> None:  # fmt: skip
+        self.epsilon = epsilon
+        self.C = C
+        self.loss = loss
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.tol = tol
+        self.max_iter = max_iter
+        self.solver = solver
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit the model.
+
+        Args:
+            X: (rows, columns) numbers; dense or sparse.
+            y: (rows,) numbers.
+            sample_weight: (rows,) not negative; or None.
+        """
+        self._check_parameters(C=(self.C, 1e-300), epsilon=(self.epsilon, 0.0))
+        known = {
+            "epsilon_insensitive": losses.epsilon_insensitive,
+            "squared_epsilon_insensitive": losses.squared_epsilon_insensitive,
+        }
+        if self.loss not in known:
+            raise LinearModelError(f"loss must be one of {', '.join(known)}, not {self.loss!r}")
+        bias = _bias_of(self)
+        self._forget()
+        x, y, weights = self._check_table(X, y, sample_weight, y_numeric=True)
+        problem = LinearProblem(
+            x, np.asarray(y, np.float64), self.C * weights, known[self.loss](self.epsilon),
+            0.0, 1.0, bias=bias,
+        )  # fmt: skip
+        self._keep_model(self._solve(problem, seed=self.random_state or 0))
+        return self
+
+    def _keep_model(self, model: CertifiedModel) -> None:
+        self.coef_, self.intercept_ = _split(model, _bias_of(self))
+
+
+__all__ = ["LinearSVC", "LinearSVR"]

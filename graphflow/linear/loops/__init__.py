@@ -1,0 +1,1 @@
+"""Inner loops of linear models: plain Python that runs as machine code."""

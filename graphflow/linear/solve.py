@@ -1,0 +1,140 @@
+"""From a linear problem to a certified model: the choice of a solver, and the run of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.progress import show_progress
+from graphflow.errors import LinearModelError
+from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
+from graphflow.linear.losses import Floats
+from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.dual_ascent import ascend_dual
+from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
+from graphflow.linear.solvers.working_sets import descend_columns
+
+SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
+
+_ROW_NS, _ENTRY_NS, _PASSES = 60.0, 1.2, 25.0
+"""What a row and an entry of dual ascent cost, and the passes that it takes; in nanoseconds."""
+_FLOPS_NS, _STEPS = 20.0, 7.0
+"""Operations of a matrix product in a nanosecond, and the steps that Newton's method takes."""
+
+
+def choose_solver(problem: LinearProblem) -> str:
+    """Return the name of the solver that is likely to be the fastest.
+
+    | problem | solver |
+    |---|---|
+    | l1 penalty, or coefficients that may not be negative | "cd": working sets of columns |
+    | hinge and insensitive losses | "sdca": dual ascent by rows |
+    | squared loss, a table with few columns or few rows | "cholesky" |
+    | other squared losses | "cg" |
+    | other smooth losses | "newton", or "sdca" where its passes cost less |
+    """
+    if problem.l1 or problem.is_positive:
+        return "cd"
+    if problem.loss.slope is None:
+        return "sdca"
+    if not problem.l2:
+        return "newton"
+    n, d = problem.rows, problem.columns
+    is_small = min(n, d) <= MANY and (not problem.is_sparse or n * d <= FEW)
+    if problem.loss.name == "squared":
+        return "cholesky" if is_small else "cg"
+    if problem.has_intercept:
+        return "newton"
+    entries = problem.x.nnz if problem.is_sparse else n * d
+    ascent = _PASSES * (_ROW_NS * n + 2 * _ENTRY_NS * entries)
+    products = float(n) * d * min(n, d)
+    newton = _STEPS * (products / _FLOPS_NS if is_small else 14 * _ENTRY_NS * entries)
+    return "sdca" if ascent < newton else "newton"
+
+
+def solve(
+    problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
+    seed: int = 0, w: Floats | None = None, b: float = 0.0,
+) -> CertifiedModel:  # fmt: skip
+    """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
+
+    Args:
+        solver: one of `SOLVERS`.
+        tol: the relative gap that is enough.
+        max_passes: passes over the data, at most.
+        history: where certificates are noted.
+        seed: of the order of rows.
+        w, b: the model to begin with, for solvers that do not work on the dual.
+
+    Raises:
+        LinearModelError: the solver does not fit the problem; names one that does.
+    """
+    chosen = choose_solver(problem) if solver == "auto" else solver
+    _check_solver(problem, chosen)
+    history.solver = chosen
+    given = problem
+    if chosen != "sdca" and problem.bias:
+        given = _with_bias_column(problem)
+    given = replace(given, x=_order_entries(given.x, chosen))
+    monitor = FitMonitor(given, tol, max_passes, history)
+    with show_progress("fitting", where=f"{given.rows:,} x {given.columns:,} by {chosen}"):
+        if chosen == "sdca":
+            ascend_dual(given, monitor, seed=seed)
+        elif chosen == "cd":
+            descend_columns(given, monitor, w=w, b=b)
+        else:
+            method = {"newton": "auto"}.get(chosen, chosen)
+            minimize_smooth(given, monitor, method=method, w=w, b=b)
+    assert monitor.best is not None
+    return monitor.best
+
+
+def _check_solver(problem: LinearProblem, solver: str) -> None:
+    if solver not in SOLVERS:
+        raise LinearModelError(f"solver is one of {', '.join(SOLVERS)}, not {solver!r}")
+    reason = ""
+    if solver == "cd":
+        reason = "its slope has jumps" if problem.loss.slope is None else ""
+    elif problem.l1 or problem.is_positive:
+        reason = "of an l1 penalty or of coefficients that may not be negative"
+    elif solver == "sdca":
+        if problem.has_intercept:
+            reason = "of an intercept without penalty"
+        elif not problem.l2:
+            reason = "there is no l2 penalty"
+    elif problem.loss.slope is None:
+        reason = "the loss has kinks"
+    elif solver == "cholesky" and min(problem.rows, problem.columns) > 20 * MANY:
+        reason = f"of {problem.rows:,} rows and {problem.columns:,} columns"
+    if reason:
+        better = choose_solver(problem)
+        raise LinearModelError(
+            f"solver={solver!r} does not solve this problem, because {reason}; "
+            f"use solver={better!r} or 'auto'"
+        )
+
+
+def _with_bias_column(problem: LinearProblem) -> LinearProblem:
+    """Return the problem with the bias as a column of the matrix."""
+    column = np.full((problem.rows, 1), problem.bias)
+    if problem.is_sparse:
+        from scipy.sparse import csr_matrix, hstack
+
+        x = hstack([problem.x, csr_matrix(column)], format="csr")
+    else:
+        x = np.concatenate([np.asarray(problem.x, np.float64), column], axis=1)
+    return replace(problem, x=x, bias=0.0)
+
+
+def _order_entries(x: Any, solver: str) -> Any:
+    """Return the matrix in the order in which a solver reads it."""
+    if not isinstance(x, np.ndarray):
+        return x.tocsc() if solver == "cd" else x.tocsr()
+    if solver == "sdca":
+        return np.ascontiguousarray(x)
+    return np.asfortranarray(x) if solver == "cd" else x
+
+
+__all__ = ["SOLVERS", "choose_solver", "solve"]

@@ -1,0 +1,164 @@
+"""Dual coordinate ascent: one row at a time, for any loss with an l2 penalty.
+
+    w = Xᵀβ / l2 at all times; a row's step costs the entries of that row.
+
+Hinge losses leave out rows whose dual variable lies at a bound that nothing moves it from
+(shrinking). The weights are computed again from β for each certificate, so rounding errors of
+updates do not add up.
+
+Source: Shalev-Shwartz and Zhang, JMLR 2013; Hsieh et al., ICML 2008; Yu, Huang and Lin, 2011.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphflow.linear.fit_history import FitMonitor
+from graphflow.linear.loops import row_passes
+from graphflow.linear.losses import HINGE, LOGISTIC, SQUARED_HINGE, Floats
+from graphflow.linear.problem import LinearProblem
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
+
+_FIRST = 3
+"""Passes before the first certificate."""
+_MOST = 8
+"""Passes between two certificates, at most."""
+_TINY, _TINY_PASSES = 1000, 1000
+"""Numbers of a table that is solved as far as rounding errors allow, and the passes for that."""
+
+
+def ascend_dual(
+    problem: LinearProblem, monitor: FitMonitor, *, seed: int = 0, start: Floats | None = None
+) -> Floats:
+    """Solve a problem with an l2 penalty alone and no free intercept.
+
+    Args:
+        problem: its dense matrix is C-contiguous, its sparse one CSR.
+        monitor: is given certified models.
+        seed: of the order of rows.
+        start: dual variables to begin with; changed in place.
+
+    Returns:
+        the dual variables.
+    """
+    beta = np.zeros(problem.rows) if start is None else start
+    if start is None and problem.loss.code == LOGISTIC:
+        beta[:] = problem.y * np.minimum(1e-3 * problem.c, 1e-8)
+    kind = _ShrinkingAscent if problem.loss.code in (HINGE, SQUARED_HINGE) else _DualAscent
+    kind(problem, beta, np.random.default_rng(seed)).run(monitor)
+    return beta
+
+
+class _DualAscent:
+    """Visits all rows in each pass.
+
+    Attributes:
+        w: the coefficients; always with one for a bias at the end.
+    """
+
+    def __init__(self, problem: LinearProblem, beta: Floats, random: np.random.Generator) -> None:
+        self.problem, self.beta, self.random = problem, beta, random
+        x = problem.x
+        if problem.is_sparse:
+            self._kind = "sparse"
+            self._arrays: tuple[Any, ...] = (x.data, x.indices, x.indptr)
+            squares = np.asarray(x.multiply(x).sum(axis=1), np.float64).ravel()
+        else:
+            self._kind = "dense"
+            self._arrays = (x.reshape(-1),)
+            squares = np.einsum("ij,ij->i", x, x, dtype=np.float64)
+        self.squares = squares + problem.bias**2
+        self._compute_weights()
+
+    def run(self, monitor: FitMonitor) -> None:
+        """Pass over the rows until the monitor has what it wants."""
+        wanted = float(_FIRST)
+        while True:
+            since = 0.0
+            while since < wanted and not self._is_ready():
+                since += self._pass() / self.problem.rows
+            monitor.passes += since
+            self._compute_weights()
+            w = self.w if self.problem.bias else self.w[:-1]
+            is_enough = monitor.accept(w, 0.0, self.beta, v=w * self.problem.l2)
+            if (is_enough and not self._goes_further(monitor)) or monitor.is_exhausted:
+                return
+            wanted = monitor.passes_left(_MOST)
+            self._go_on()
+
+    def _goes_further(self, monitor: FitMonitor) -> bool:
+        """Return True if the table is so small that the gap may as well fall to rounding errors.
+
+        Then rows with weights give the same model as repeated rows.
+        """
+        gap = monitor.history.certificates[-1].relative_gap or 0.0
+        is_tiny = self.problem.rows * self.problem.columns <= _TINY
+        return is_tiny and gap > 1e-15 and monitor.passes < _TINY_PASSES
+
+    def _compute_weights(self) -> None:
+        """Compute the coefficients again from the dual variables."""
+        problem = self.problem
+        v = problem.correlate(self.beta) / problem.l2
+        self.w = v if problem.bias else np.append(v, 0.0)
+
+    def _visit(self, loop: str, before: tuple[Any, ...], after: tuple[Any, ...]) -> Any:
+        """Run a loop of `row_passes` on the matrix."""
+        problem = self.problem
+        return native(row_passes, f"{self._kind}_{loop}")(
+            *before, *self._arrays, problem.columns, self.squares, problem.y, problem.c, *after,
+            1.0 / problem.l2, float(problem.bias), self.beta, self.w,
+        )  # fmt: skip
+
+    def _pass(self) -> int:
+        """Visit rows; return how many."""
+        loss = self.problem.loss
+        order = self.random.permutation(self.problem.rows)
+        self._visit("rows", (order,), (loss.code, loss.parameter))
+        return self.problem.rows
+
+    def _is_ready(self) -> bool:
+        """Return True if a certificate is worth its time already."""
+        return False
+
+    def _go_on(self) -> None:
+        """Prepare for further passes after a certificate."""
+
+
+class _ShrinkingAscent(_DualAscent):
+    """Leaves out rows at a bound.
+
+    When the slopes of the rows that are left lie within a width, all rows come back.
+    """
+
+    def __init__(self, problem: LinearProblem, beta: Floats, random: np.random.Generator) -> None:
+        super().__init__(problem, beta, random)
+        self._order = np.arange(problem.rows)
+        self._bounds = np.array([-np.inf, np.inf, -np.inf, np.inf])
+        self._active = problem.rows
+        self._width = 1.0
+
+    def _pass(self) -> int:
+        visited = self._active
+        self.random.shuffle(self._order[:visited])
+        is_squared = self.problem.loss.code == SQUARED_HINGE
+        before = (self._order, visited, self._bounds)
+        self._active = self._visit("svm_rows", before, (is_squared,))
+        least, most = self._bounds[2:]
+        self._bounds[0] = least if least < 0.0 else -np.inf
+        self._bounds[1] = most if most > 0.0 else np.inf
+        return visited
+
+    def _is_ready(self) -> bool:
+        least, most = self._bounds[2:]
+        return bool(most - least <= self._width)
+
+    def _go_on(self) -> None:
+        if self._is_ready():
+            self._width *= 0.3
+            self._active = self.problem.rows
+            self._bounds[:] = [-np.inf, np.inf, -np.inf, np.inf]
+
+
+__all__ = ["ascend_dual"]

@@ -1,0 +1,97 @@
+"""DelayCompensated: an optimiser for gradients that come late, from older weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.errors import ArgumentError
+from graphflow.ir.op import Tensor, make_node, user_location
+from graphflow.ops.communication.pushed_gradient import pushed_gradient
+from graphflow.optim.loss_scaling import LossScaling
+from graphflow.optim.optimizer_base import Optimizer, check_numbers
+from graphflow.optim.update_targets import ProximalTerm
+from graphflow.strategy import Strategy
+
+
+@checks_argument_names(ArgumentError)
+@dataclass(frozen=True)
+class DelayCompensated(Optimizer):
+    """An optimiser whose gradients are corrected for the updates that happened since a worker got
+    its weights: g + lam·g⊙g⊙(w − w_k), where w_k are the weights that worker k computed g from.
+
+    With `gf.parallel.ParameterServer`, the server keeps w_k of each worker, so it needs the memory
+    of its weights once more for each worker. Where gradients are never late, and so with every
+    other strategy and without one, this is the inner optimiser, bit for bit.
+
+    Args:
+        inner: the optimiser, `gf.optim.SGD(0.1)` for example.
+        lam: λ, from 0; 0: the inner optimiser. The paper takes .04 for a ResNet.
+
+    Raises:
+        ArgumentError: inner is no optimiser, or a DelayCompensated itself; lam is no number from 0;
+            `sparse` is set here and not for the inner optimiser; `minimize` is given `scaling`.
+
+    Source: Zheng et al., "Asynchronous stochastic gradient descent with delay compensation", ICML
+        2017 (DC-ASGD-c).
+    """
+
+    inner: Optimizer
+    lam: float
+
+    def __post_init__(self) -> None:
+        check_numbers(self, lam=self.lam)
+        if not isinstance(self.inner, Optimizer) or isinstance(self.inner, DelayCompensated):
+            self._refuse("inner must be another optimiser, such as gf.optim.SGD(0.1)", self.inner)
+        if self.sparse:
+            self._refuse("sparse is for the inner optimiser, inner=…(sparse=True)", self.sparse)
+
+    def _refuse(self, what: str, given: object) -> None:
+        raise ArgumentError(f"DelayCompensated at {user_location()}: {what}, not {given!r}")
+
+    @checks_argument_names(ArgumentError)
+    def minimize(
+        self,
+        loss: Tensor,
+        variables: Sequence[Tensor] | None = None,
+        *,
+        transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
+        strategy: Strategy | None = None,
+        scaling: LossScaling | None = None,
+    ) -> Tensor:
+        """Return a node that takes a step; fetching it gives None.
+
+        Arguments and errors are those of other optimisers. `transform` changes the corrected
+        gradients. There is no `scaling`: squares of scaled gradients have no fixed unit.
+        """
+        if scaling is not None:
+            self._refuse("scaling must be None, since gradients are squared", scaling)
+        return super().minimize(loss, variables, transform=transform, strategy=strategy)
+
+    def _exchange(
+        self,
+        strategy: Strategy | None,
+        grads: Sequence[Tensor],
+        variables: Sequence[Tensor],
+        scale: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        found, kept = self.inner._exchange(strategy, grads, variables, scale)
+        return [self._compensate(gradient) for gradient in found], kept
+
+    def _compensate(self, gradient: Tensor) -> Tensor:
+        """Return a gradient that is marked to be pushed with the compensation noted in its mark;
+        any other one as it is."""
+        mark = gradient.node
+        if mark.op is not pushed_gradient or not self.lam:
+            return gradient
+        attrs = {**mark.attrs, "compensation": self.lam}
+        return make_node(mark.op, mark.inputs, attrs, mark.name).outputs[0]
+
+    def _build_updates(
+        self, grads: Sequence[Tensor], variables: Sequence[Tensor], term: ProximalTerm | None = None
+    ) -> list[Tensor]:
+        return self.inner._build_updates(grads, variables, term)
+
+    def _trains_complex(self) -> bool:
+        return not self.lam and self.inner._trains_complex()

@@ -1,0 +1,1 @@
+"""Methods that train some coordinates of a linear model at a time."""

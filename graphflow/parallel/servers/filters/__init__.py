@@ -1,0 +1,1 @@
+"""Filters of what servers and workers send each other."""

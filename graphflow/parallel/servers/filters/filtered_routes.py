@@ -1,0 +1,260 @@
+"""Routes through a filter: what travels between a server and its workers in fewer bytes.
+
+A push sends filter(gradient + rest), and its worker keeps the rest for the next turn. A pull sends
+filter(value − what the worker has), so nothing is lost that does not travel:
+
+    window's start   server ─value→ worker            both note it: what the worker has
+    each answer      server ─filter(difference)→      both add what arrives
+
+The state of pushes is a variable with a row for each worker, at that worker. What workers have is
+noted in the loops alone, since each window begins with whole values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, RandomStreams, Tensor, as_tensor
+from graphflow.ir.spec import TensorSpec
+from graphflow.optim.update_targets import wide_dtype
+from graphflow.parallel.compression.exchange import draw_from, encode_kept, given_state, seed_of
+from graphflow.parallel.compression.filter import Filter, Parts
+from graphflow.parallel.compression.traffic import MessagePart, message_parts
+from graphflow.parallel.servers.routes import PullRoute, PushRoute, State
+from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+
+
+class FilteredTensor(NamedTuple):
+    """A tensor that travels through a filter.
+
+    Attributes:
+        rule: the filter.
+        spec: the spec of the tensor.
+        stream: numbers that no other tensor of a window has, for random numbers.
+    """
+
+    rule: Filter
+    spec: TensorSpec
+    stream: tuple[int, ...]
+
+    @property
+    def wide(self) -> TensorSpec:
+        """The spec in which the filter computes: at least float32."""
+        return self.spec.with_dtype(wide_dtype(self.spec.dtype))
+
+    @property
+    def parts(self) -> list[MessagePart]:
+        """The parts of a message."""
+        return message_parts(self.rule, self.spec)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a message, as far as they are expected."""
+        return sum(part.expected_bytes for part in self.parts)
+
+    def channels(self, loops: ConcurrentLoops, workers: int) -> list[list[PartyChannel]]:
+        """Return for each part of a message a channel for each worker."""
+        return [
+            [
+                loops.channel(part.spec.shape, part.spec.dtype.name, ragged=part.is_ragged)
+                for _ in range(workers)
+            ]
+            for part in self.parts
+        ]
+
+    def encode(
+        self, tensor: Tensor, state: State, value: Tensor | None, worker: int
+    ) -> tuple[Parts, State]:
+        """Return the parts of a message, and the next state."""
+        with draw_from(RandomStreams(seed_of(self.stream, 0, worker))):
+            parts, after = encode_kept(self.rule, tensor, tuple(state), value)
+        return parts, [*after]
+
+    def encode_change(self, change: Tensor, state: State, value: Tensor) -> tuple[Parts, State]:
+        """Return the parts of a message, and the next state, of a tensor that has the rest of the
+        last one in it already."""
+        with draw_from(RandomStreams(seed_of(self.stream, 0, 0))):
+            parts, after = self.rule.encode(
+                change, given_state(self.rule, change, tuple(state), value)
+            )
+        return tuple(parts), [*after]
+
+    def decode(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the tensor that a message stands for, in at least float32."""
+        return self.rule.decode(tuple(parts), self.wide)
+
+
+Answered = Literal["one", "all", "any"]
+"""The workers that a server answers at once: one, all that it has not answered for the last time,
+or any."""
+
+
+class FilteredPush(PushRoute):
+    """Carries a gradient from each worker to a server through a filter.
+
+    Args:
+        loops: the loops of the window.
+        sent: the gradient.
+        workers: the number of workers.
+        servers: the number of servers, whose places come before those of workers.
+        states: the variables of the filter's state, with a row for each worker.
+    """
+
+    def __init__(
+        self,
+        loops: ConcurrentLoops,
+        sent: FilteredTensor,
+        workers: int,
+        servers: int,
+        states: Mapping[Node, ShardedVariable],
+    ) -> None:
+        self.spec = sent.spec
+        self._sent = sent
+        self._servers = servers
+        self._states = states
+        self._parts = sent.channels(loops, workers)
+
+    @property
+    def variables(self) -> Mapping[Node, ShardedVariable]:
+        return self._states
+
+    def worker_states(self, worker: int) -> Sequence[Node]:
+        return [pieces.nodes[self._servers + worker] for pieces in self._states.values()]
+
+    @property
+    def reads_value(self) -> bool:
+        return self._sent.rule.reads_value
+
+    def send(
+        self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
+    ) -> State:
+        own = [FUNCTIONS["reshape"](each, each.shape[1:]) for each in state]
+        parts, after = self._sent.encode(value, own, at, worker)
+        for channels, part in zip(self._parts, parts, strict=True):
+            party.send(channels[worker], part)
+        return [FUNCTIONS["expand_dims"](each, 0) for each in after]
+
+    def take(self, party: Party, which: Tensor, state: State) -> tuple[Tensor, State]:
+        parts = [party.merge(channels, which)[1] for channels in self._parts]
+        return _in_dtype(self._sent.decode(parts), self.spec), state
+
+    @property
+    def is_filtered(self) -> bool:
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        return self._sent.nbytes
+
+
+class FilteredPull(PullRoute):
+    """Carries the changes of a variable from its server to the workers through a filter.
+
+    Args:
+        loops: the loops of the window.
+        sent: the variable.
+        workers: the number of workers.
+        answered: the workers that a server answers at once.
+        server: the number of the server.
+        states: the variables of the filter's state, with a row for each estimate.
+    """
+
+    def __init__(
+        self,
+        loops: ConcurrentLoops,
+        sent: FilteredTensor,
+        workers: int,
+        answered: Answered,
+        server: int,
+        states: Mapping[Node, ShardedVariable],
+    ) -> None:
+        super().__init__(loops, sent.spec, workers)
+        self._sent = sent
+        self._workers = workers
+        self._answered = answered
+        self._server = server
+        self._states = states
+        self._parts = sent.channels(loops, workers)
+
+    @property
+    def variables(self) -> Mapping[Node, ShardedVariable]:
+        return self._states
+
+    def server_states(self) -> Sequence[Node]:
+        return [pieces.nodes[self._server] for pieces in self._states.values()]
+
+    def open(self, party: Party, value: Tensor) -> State:
+        party.send_where(self._channels, value)
+        wide = _in_dtype(value, self._sent.wide)
+        shape = (count_estimates(self._answered, self._workers), *self.spec.shape)
+        estimates = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](wide, 0), shape)
+        return [*(node.outputs[0] for node in self.server_states()), estimates]
+
+    def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
+        if mask is None:  # the whole value is on its way
+            return state
+        wide = _in_dtype(value, self._sent.wide)
+        if self._answered == "any":
+            for worker in range(self._workers):
+                own = FUNCTIONS["logical_and"](mask, np.arange(self._workers) == worker)
+                state = self._answer_one(party, wide, own, np.int64(worker), state)
+            return state
+        one = self._answered == "one"
+        index = FUNCTIONS["argmax"](FUNCTIONS["astype"](mask, "int32")) if one else np.int64(0)
+        return self._answer_one(party, wide, mask, index, state)
+
+    def _answer_one(
+        self, party: Party, value: Tensor, mask: Tensor, index: Any, state: State
+    ) -> State:
+        """Send the workers of a mask what an estimate lacks; return the next state."""
+        *own, estimate = [FUNCTIONS["take"](each, index, 0) for each in state]
+        parts, after = self._sent.encode_change(value - estimate, own, value)
+        for channels, part in zip(self._parts, parts, strict=True):
+            party.send_where(channels, part, mask)
+        after.append(estimate + self._sent.decode(parts))
+        rows = FUNCTIONS["reshape"](index, (1,))
+        number = FUNCTIONS["astype"](FUNCTIONS["any"](mask), "int64")  # of rows that change
+        return [
+            REGISTRY["update_rows"](every, rows, FUNCTIONS["expand_dims"](now, 0), number)
+            for every, now in zip(state, after, strict=True)
+        ]
+
+    def begin(self, party: Party, worker: int) -> State:
+        value = party.receive(self._channels[worker])
+        return [as_tensor(np.bool_(True)), _in_dtype(value, self._sent.wide)]
+
+    def receive(self, party: Party, worker: int, state: State) -> tuple[Tensor, State]:
+        is_first, before = state
+
+        def receive_change() -> Tensor:
+            parts = [party.receive(channels[worker]) for channels in self._parts]
+            changed: Tensor = before + self._sent.decode(parts)
+            return changed
+
+        now = party.cond(is_first, lambda: before, receive_change)
+        return _in_dtype(now, self.spec), [as_tensor(np.bool_(False)), now]
+
+    @property
+    def is_filtered(self) -> bool:
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        return self._sent.nbytes
+
+
+def count_estimates(answered: Answered, workers: int) -> int:
+    """Return how many estimates a server notes of what workers have: one if all have the same."""
+    return 1 if answered == "all" else workers
+
+
+def _in_dtype(x: Tensor, spec: TensorSpec) -> Tensor:
+    same: Tensor = x if x.dtype == spec.dtype else FUNCTIONS["astype"](x, spec.dtype.name)
+    return same
+
+
+__all__ = ["Answered", "FilteredPull", "FilteredPush", "FilteredTensor", "count_estimates"]

@@ -1,0 +1,86 @@
+"""Loops as machine code give the bits of the same loops as Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from graphflow.linear.loops import column_passes, pair_steps, row_passes
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
+
+
+def both(module: Any, name: str, *arguments: Any) -> None:
+    """Run a loop both ways on copies, and compare results and arrays."""
+    found = []
+    for function in (native(module, name), getattr(module, name)):
+        own = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        result = function(*own)
+        found.append((result, [a.tobytes() for a in own if isinstance(a, np.ndarray)]))
+    assert found[0] == found[1]
+
+
+def table(seed: int, dtype: Any, index: Any) -> tuple[Any, Any]:
+    dense = np.random.default_rng(seed).normal(size=(13, 19)).astype(dtype)
+    dense[np.random.default_rng(seed + 1).random(dense.shape) < 0.6] = 0
+    sparse = sp.csr_matrix(dense)
+    sparse.indices, sparse.indptr = sparse.indices.astype(index), sparse.indptr.astype(index)
+    return dense, sparse
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_passes_over_rows(dtype: Any, index: Any) -> None:
+    random = np.random.default_rng(3)
+    dense, sparse = table(0, dtype, index)
+    n, d = dense.shape
+    squares = (dense.astype(np.float64) ** 2).sum(axis=1) + 0.25
+    order, c = random.permutation(n), random.uniform(0.5, 2.0, size=n)
+    y = random.choice([-1.0, 1.0], size=n)
+    beta, w = 0.3 * y * c, random.normal(size=d + 1)
+    parts = (sparse.data, sparse.indices, sparse.indptr)
+    for loss in range(7):
+        rest = (d, squares, y, c, loss, 0.3, 0.7, 0.5, beta, w)
+        both(row_passes, "dense_rows", order, dense.reshape(-1), *rest)
+        both(row_passes, "sparse_rows", order, *parts, *rest)
+    for is_squared in (False, True):
+        bounds = np.array([-0.5, 0.5, 0.0, 0.0])
+        ends = (d, squares, y, c, is_squared, 0.7, 0.5, beta, w)
+        both(row_passes, "dense_svm_rows", order, n, bounds, dense.reshape(-1), *ends)
+        both(row_passes, "sparse_svm_rows", order, n, bounds, *parts, *ends)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_passes_over_columns(dtype: Any, is_positive: bool) -> None:
+    random = np.random.default_rng(4)
+    dense, _ = table(1, dtype, np.int32)
+    n, d = dense.shape
+    h, residual, w = random.uniform(size=n), random.normal(size=n), random.normal(size=d)
+    means = random.normal(size=d)
+    curvatures = (dense.astype(np.float64) ** 2).T @ h
+    order = random.permutation(d)
+    ends = (w, 0.2, 0.1, is_positive)
+    flat = dense.reshape(-1, order="F")
+    both(column_passes, "dense_columns", order, flat, n, curvatures, means, h, residual, *ends)
+    csc = sp.csc_matrix(dense)
+    shift = np.array([0.3])
+    both(
+        column_passes, "sparse_columns", order, csc.data, csc.indices, csc.indptr, curvatures,
+        means, h, residual, shift, *ends,
+    )  # fmt: skip
+    gram = (dense.T @ dense).astype(np.float64)
+    both(column_passes, "gram_columns", d, gram.reshape(-1), random.normal(size=d), *ends)
+
+
+def test_steps_of_pairs() -> None:
+    random = np.random.default_rng(5)
+    x = random.normal(size=(20, 3))
+    kernel = np.exp(-((x[:, None] - x[None]) ** 2).sum(axis=-1))
+    y, c = np.where(np.arange(20) % 2, 1.0, -1.0), random.uniform(0.5, 2.0, size=20)
+    both(
+        pair_steps, "optimize_pairs", 20, kernel.reshape(-1), y, c, np.zeros(20), np.full(20, -1.0),
+        1e-6, 500,
+    )  # fmt: skip
