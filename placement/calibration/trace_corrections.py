@@ -348,7 +348,7 @@ def robust_ratio(ratios: Sequence[float]) -> float:
     Other work of a machine only makes nodes slower. `TRUSTED_RATIO` limits the result.
     """
     recent = sorted(ratios[-RECENT:])
-    return _trusted(recent[len(recent) // 4], len(recent))
+    return _limit_ratio(recent[len(recent) // 4], len(recent))
 
 
 def median_ratio(ratios: Sequence[float]) -> float:
@@ -357,10 +357,10 @@ def median_ratio(ratios: Sequence[float]) -> float:
     It predicts what waits for others, and so for their delays.
     """
     recent = ratios[-RECENT:]
-    return _trusted(median(recent), len(recent))
+    return _limit_ratio(median(recent), len(recent))
 
 
-def _trusted(ratio: float, count: int) -> float:
+def _limit_ratio(ratio: float, count: int) -> float:
     """Return a ratio within what so many observations can establish."""
     most = TRUSTED_RATIO**count
     return min(max(ratio, 1.0 / most), most)
