@@ -42,9 +42,11 @@ TABLE: dict[str, dict[str, Any]] = {
 SLOW = ("ssp 3", "bsp", "async", "pool")
 WITHIN = 0.15
 COLOURS = ("#5c6877", "#c0504d", "#d98e04", "#2f6fb8")
-LOSS_WINDOW, LOSS_TURN, RATE, GOAL = 4, 0.01, 0.5, 1e-3
+LOSS_WINDOW, LOSS_TURN, RATE, GOAL = 4, 0.01, 0.1, 1e-2
 """Of the training: turns of a window, seconds of a turn, the rate of synchronous training, and the
 loss at which a run ends."""
+SPREAD = 0.3
+"""The scale of the last feature; that of the first is 1."""
 
 
 class Training(NamedTuple):
@@ -79,8 +81,9 @@ def feeds(step: Training, scale: Any, turn: float, slow: int, draw: int) -> dict
     """
     random = np.random.default_rng(draw)
     factors = np.ravel(np.transpose(scale))  # micro-batch m is turn m // W of worker m % W
-    x = random.normal(size=(factors.size * ROWS, FEATURES))
-    truth = np.random.default_rng(0).normal(size=FEATURES) / np.sqrt(FEATURES)
+    scales = np.geomspace(1.0, SPREAD, FEATURES)
+    x = random.normal(size=(factors.size * ROWS, FEATURES)) * scales
+    truth = np.random.default_rng(0).normal(size=FEATURES)
     return {
         step.x: x,
         step.y: x @ truth,
@@ -161,7 +164,7 @@ def losses(is_slow: bool, number: int, limit: float) -> dict[str, list[tuple[flo
     for name in ("bsp", "ssp 3", "async", "pool"):
         strategy = ParameterServer(workers=WORKERS, window=LOSS_WINDOW, **TABLE[name])
         rate = RATE if name in ("bsp", "pool") else RATE / WORKERS
-        step = training(strategy, rate / FEATURES * 10, f"loss_{name.replace(' ', '_')}")
+        step = training(strategy, rate, f"loss_{name.replace(' ', '_')}")
         slow = os.getpid() * 100 + number if is_slow else 0
         number += 1
         jitter = Jitter(SHARE, FACTOR, draws=1000, seed=1)
