@@ -19,8 +19,8 @@ from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
-_PRODUCTS = 3000
-"""Columns up to which their products are computed."""
+_PRODUCTS = 200
+"""Columns up to which their products are computed: more cost more than some twenty passes."""
 _KEPT = 5
 """Iterates that an extrapolation combines."""
 _MOST = 10_000
