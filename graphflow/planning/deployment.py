@@ -91,6 +91,14 @@ class Deployment:
         self._counts = TurnCounts(state, steps)
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
 
+    @property
+    def has_losses(self) -> bool:
+        """True if other workers have the parts of lost ones, by their mirrors.
+
+        Measurements of devices then do not belong to the devices of plans.
+        """
+        return self.mirrors is not None and bool(self.mirrors.lost)
+
     def find(self, tensors: Sequence[Tensor]) -> CompiledFetches | None:
         """Return a set of fetches that was compiled before; else None."""
         return self.compiled.get(key_of(tensors))
@@ -283,7 +291,8 @@ class Deployment:
             compiled.devices = {n: device for n in graph.nodes if n.op.name not in UNPLACED_OPS}
             order = order_in_turns(graph)
         else:
-            if compiled.plan is None and self._plan is None and compiled.division is None:
+            is_fresh = compiled.plan is None and self._plan is None and compiled.division is None
+            if is_fresh and not self.has_losses:
                 self.planner.profile_first_steps(compiled, bindings, arrays)
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)

@@ -265,6 +265,8 @@ class Recovery:
         Raises:
             CheckpointError: the last one cannot be written; the one before is intact.
         """
+        if self._takeover is not None:
+            self._takeover.end_replacements()
         self.wait()
         if not complete or self._pending_loss is not None or self.writer.fenced:
             return
@@ -373,6 +375,8 @@ class Recovery:
         _log.tell("session.recovering", step=self._target_step, reason=str(error))
         self._undo()
         self._deployment.undeploy(None)
+        if self._takeover is not None:
+            self._takeover.end_replacements()
         epoch = self.writer.store.advance()
         cluster = self._hosts.reopen(self._cluster, epoch, self._patience)
         if self.writer.pending is not None:

@@ -287,13 +287,25 @@ def devices_of(plan: Plan, graph: Graph) -> dict[Node, str]:
 def order_of(plan: Plan, graph: Graph) -> list[Node]:
     """All nodes of a graph in the plan's order: constants first, groups last.
 
+    A window of turns begins with its first party, perhaps before inputs of others. A node comes
+    after all of its inputs nevertheless.
+
     Raises:
         PlanError: the plan is of another graph.
     """
     _check_fingerprint(plan, graph)
     by_name = graph.by_name
     planned = [by_name[node.name] for node in plan.nodes]
-    return [*graph.of_op("constant"), *planned, *graph.of_op("group")]
+    left = dict.fromkeys([*graph.of_op("constant"), *planned, *graph.of_op("group")])
+    found = list[Node]()
+    stack = [*left][::-1]
+    while stack:
+        before = [t.node for t in stack[-1].inputs if t.node in left]
+        if before and stack[-1] in left:
+            stack += before
+        elif left.pop(node := stack.pop(), 0) is None:
+            found.append(node)
+    return found
 
 
 def _check_fingerprint(plan: Plan, graph: Graph) -> None:

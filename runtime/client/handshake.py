@@ -29,7 +29,7 @@ from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, KeyPair, Keyring
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.transport.interface import HANDSHAKE_ENDED
-from graphflow.runtime.wire.messages import Hello, Meet, Met, Open, Welcome
+from graphflow.runtime.wire.messages import Hello, Join, Meet, Met, Open, Welcome
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster
@@ -160,6 +160,34 @@ class Rendezvous:
             )
         if pairs:
             self.unreachable |= workers_to_leave_out(pairs)
+            raise RendezvousTimeout(self._unreachable_text(pairs, left))
+
+    def add(
+        self, worker: int, lost: Collection[int], until: float, ops: Sequence[str], trial: bool
+    ) -> None:
+        """Let a worker join a session that is open on others.
+
+        Args:
+            worker: its number, the highest.
+            lost: workers that do not take part any more.
+        """
+        hello = _make_hello(next(self._requests))
+        self._ask(hello.request, {worker: Order(hello)}, _seconds_left(until))
+        peers = ["" if each in lost else address for each, address in enumerate(self._addresses)]
+        shown = self._keys if any(self._keys) else []
+        request = next(self._requests)
+        opening = Open(request, worker, peers, MAX_LEASE, list(ops), shown, trial)
+        self._ask(request, {worker: Order(opening)}, _seconds_left(until))
+        request = next(self._requests)
+        join = Join(request, worker, self._addresses[worker], self._keys[worker])
+        others = [each for each, address in enumerate(peers) if address and each != worker]
+        self._ask(request, {each: Order(join) for each in others}, _seconds_left(until))
+        request, left = next(self._requests), _seconds_left(until)
+        replies = self._ask(request, {worker: Order(Meet(request, left))}, left + GRACE)
+        met = replies.messages[worker]
+        assert isinstance(met, Met)
+        if met.missing:
+            pairs = [(worker, other) for other in met.missing]
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
     def _unreachable_text(self, pairs: Sequence[tuple[int, int]], seconds: float) -> str:

@@ -33,6 +33,7 @@ from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
+    AddWorker,
     BeginOperation,
     CancelSteps,
     Order,
@@ -164,6 +165,7 @@ class WorkerMembership:
             self._loop = None
         try:
             if self._local is not None:
+                self._local.end_after(len(cluster.workers))
                 self._local.restart_ended(
                     self._suspects, leaving, min(cluster.deadline, _MAX_DEADLINE)
                 )
@@ -178,6 +180,43 @@ class WorkerMembership:
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
+
+    @property
+    def can_replace(self) -> bool:
+        """True if the session can start workers in place of lost ones."""
+        return self._local is not None
+
+    def replace(self, lost: int) -> int:
+        """Start a process in place of a lost worker, let it join the session, and return its
+        number.
+
+        Steps may run meanwhile, on other threads.
+
+        Raises:
+            SessionError: the lost worker was not started by the session, or the session ends.
+            RendezvousTimeout, WorkerLost: the new worker did not start or answer, or cannot reach
+                the others.
+        """
+        if self._local is None:
+            raise SessionError(f"worker {lost} was not started by the session")
+        until = time.monotonic() + _REOPEN_SECONDS
+        address = self._local.replace(lost, until)
+        loop, number = self._require_loop(), len(self._addresses)
+        loop.post(AddWorker(address))
+        while len(self._addresses) == number:
+            if time.monotonic() > until or loop is not self._loop:
+                raise SessionError(f"worker {number} at {address} could not be connected to")
+            time.sleep(_GONE_POLL_SECONDS)
+        self._keys.append("")
+        rendezvous = Rendezvous(
+            self.session, self._addresses, self._keys, loop, self._requests, self._ask
+        )
+        try:
+            rendezvous.add(number, self.lost_workers(), until, self._ops, self._trial)
+        except BaseException as error:
+            loop.post(WorkerGone(number, f"it could not join: {error}", ended=False))
+            raise
+        return number
 
     def draining_workers(self) -> set[int]:
         """Return the workers that were asked to end, and wait for the session to leave."""

@@ -156,6 +156,13 @@ class Hosts(Protocol):
     def leave(self, workers: Collection[int], reason: str) -> None:
         """Leave some workers, which count as lost from then on, with their state."""
 
+    @property
+    def can_replace(self) -> bool:
+        """True if the session can start workers in place of lost ones."""
+
+    def replace(self, lost: int) -> int:
+        """Start a worker in place of a lost one, let it join, and return its number."""
+
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         """Copy the variables of some workers now, and write their shards in the background.
 
@@ -305,6 +312,11 @@ class LocalHosts:
 
     def leave(self, workers: Collection[int], reason: str) -> None:
         """Do nothing: the only worker is this process."""
+
+    can_replace = False
+
+    def replace(self, lost: int) -> int:
+        raise SessionError("an embedded session has no other workers")
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         copies = self._host.snapshot("") if workers else {}

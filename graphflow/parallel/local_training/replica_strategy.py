@@ -26,6 +26,7 @@ from graphflow.parallel.replica_devices import device_groups, flatten_groups
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.tables.hash_lookups import is_hashed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import COUNTER, strategy_of
 
@@ -181,8 +182,10 @@ class ReplicaStrategy:
         template = build_template(graph, self.inner, owners[:places], cluster)
         batch = batch_placeholders(graph, self.batch)
         unroller = ReplicaUnroller(template, self.replicas, self.window, owners, batch, known or {})
-        plan = self.plan_window(done)
-        self.emit_window(unroller, find_replicated_state(template.source), plan)
+        plan, state = self.plan_window(done), find_replicated_state(template.source)
+        if self.replicas > 1:
+            _refuse_hash_tables(state.parameters)
+        self.emit_window(unroller, state, plan)
         if counter is not None:
             count = unroller.add_counter(counter)
             with origin_scope(counter, "", owners[0]):
@@ -227,6 +230,22 @@ class ReplicaStrategy:
         """Return what the strategy makes of some fetches: each collective of a run that ends a
         cycle, with its bytes and the line that caused it. Print it."""
         return report_of(self, fetches, cluster)
+
+
+def _refuse_hash_tables(parameters: Sequence[Node]) -> None:
+    """Refuse hash tables among the variables that replicas train by themselves.
+
+    Raises:
+        ShardingError: there is one.
+    """
+    for node in parameters:
+        if is_hashed(node):
+            raise ShardingError(
+                f"{node.name!r} (made at {node.location}) holds the rows of a HashTable. Each "
+                "replica would give them to the ids that it saw, and the mean of two replicas' "
+                "rows would mix ids; train the table synchronously, by gf.parallel.Data(…, "
+                f"tables=[{node.name!r}])"
+            )
 
 
 __all__ = ["ReplicaStrategy"]

@@ -16,6 +16,7 @@ from graphflow.errors import (
     DTypeError,
     MemoryLimitError,
     OpError,
+    ShardingError,
     TableFullError,
     VariableError,
 )
@@ -421,11 +422,14 @@ def test_a_table_is_a_stage_of_a_pipeline() -> None:
     np.testing.assert_allclose(trained(split), trained(None), rtol=1e-12, atol=1e-12)
 
 
-def test_replicas_that_would_hold_other_ids_are_refused() -> None:
-    training = Training(
-        gf.optim.SGD(0.1), gf.parallel.LocalSGD(2, period=1, batch=["ids", "slopes"])
-    )
-    with gf.Session() as s, pytest.raises(OpError, match=r"table/state.*equal at all replicas"):
+@pytest.mark.parametrize("strategy", [
+    gf.parallel.LocalSGD(2, period=1, batch=["ids", "slopes"]),
+    gf.parallel.Gossip(2, "ring", batch=["ids", "slopes"]),
+], ids=["local", "gossip"])  # fmt: skip
+def test_replicas_that_would_hold_other_ids_are_refused(strategy: Any) -> None:
+    training = Training(gf.optim.SGD(0.1), strategy)
+    told = r"at .*test_hash_table.*'table/weight' \(made at .*the mean of .* would mix ids.*Data\("
+    with gf.Session() as s, pytest.raises(ShardingError, match=told):
         training.run(s, [1, 2, 3, 4], np.ones((4, DIM)))
 
 

@@ -21,6 +21,7 @@ from graphflow.parallel.mesh.row_ranges import ring_ranges
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
 Array = np.ndarray[Any, Any]
 DIM, PARTS = 3, 6
+SLOW = pytest.mark.slow
 OPTIMISERS = {
     "sgd": gf.optim.SGD(0.1),
     "rowwise": gf.optim.RowwiseAdagrad(0.1, initial=0.5),
@@ -98,7 +99,11 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("how, name", [
-    *((how, "adam") for how in STRATEGIES), ("2 owners", "sgd"), ("3 owners", "rowwise"),
+    *(
+        pytest.param(how, "adam", marks=[SLOW] * (how in ("1 owner", "shares", "2 owners")))
+        for how in STRATEGIES
+    ),
+    pytest.param("2 owners", "sgd", marks=SLOW), ("3 owners", "rowwise"),
 ])  # fmt: skip
 def test_owners_of_parts_train_as_one_device(how: str, name: str) -> None:
     """More ids than rows: parts evict, and they evict the same."""
@@ -170,6 +175,7 @@ def test_only_distinct_ids_and_rows_travel() -> None:
     assert moved == asked * (12 + 2 * DIM * 4)
 
 
+@SLOW
 def test_a_report_expects_the_bytes_of_ids_that_are_equally_likely() -> None:
     strategy = Data(2, tables=["table/weight"])
     owned = Training(strategy, capacity=600, dtype="float32")
@@ -216,7 +222,7 @@ def trained(
     return found
 
 
-@pytest.mark.parametrize("first", [2, 3])
+@pytest.mark.parametrize("first", [2, pytest.param(3, marks=SLOW)])
 def test_training_goes_on_with_other_owners_from_a_checkpoint_at_every_step(
     first: int, tmp_path: Path
 ) -> None:
@@ -233,6 +239,7 @@ def test_a_worker_that_dies_costs_no_bit(tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(have, want, strict=True))
 
 
+@SLOW  # two sessions of two workers
 def test_parts_move_to_the_owner_that_is_asked_for_fewer(tmp_path: Path) -> None:
     """Nothing but the place of the parts changes, and a second call moves nothing."""
     cluster = gf.Cluster.local(2, threads=1)

@@ -399,6 +399,22 @@ def test_a_saved_plan_equals_the_loaded_one_to_the_last_bit(tmp_path: Path) -> N
     assert loaded.save(tmp_path / "again.json").read_text() == (tmp_path / "plan.json").read_text()
 
 
+def test_nodes_come_after_their_inputs_whatever_the_plan_says_when_they_begin() -> None:
+    x, _, fetches = two_towers()
+    graph = optimize(Graph(fetches))
+    shapes: dict[Node, tuple[int, ...]] = {x.node: (64, 32)}
+    made = plan_graph(graph, TWO, shapes, bind(graph, shapes))
+    order = order_of(made, graph)
+    assert [graph.names[n] for n in order if graph.names[n] in made.by_name] == [
+        n.name for n in made.nodes
+    ]
+    backwards = dataclasses.replace(made, nodes=made.nodes[::-1])
+    found = order_of(backwards, graph)
+    assert sorted(found, key=order.index) == order
+    place = {node: i for i, node in enumerate(found)}
+    assert all(place[t.node] < place[n] for n in found for t in n.inputs if t.node in place)
+
+
 def test_a_loaded_plan_places_the_same_graph_and_no_other(tmp_path: Path) -> None:
     x, _, fetches = two_towers()
     graph = optimize(Graph(fetches))
