@@ -86,7 +86,7 @@ class Parabola:
         def visit(w: Floats) -> float:
             return float(loop(len(w), flat, slopes, w, l1, l2, is_positive))
 
-        def move(w: Floats, better: Floats) -> bool:
+        def replace(w: Floats, better: Floats) -> bool:
             both = np.stack([w, better], axis=1)
             smooth = (both * (0.5 * (gram @ both) - start[:, None])).sum(axis=0)
             if not np.diff(smooth + self._penalties(both))[0] < 0.0:
@@ -95,7 +95,7 @@ class Parabola:
             slopes[:] = start - gram @ better
             return True
 
-        return self._run(old.copy(), visit, move, goal, _MOST) - old
+        return self._run(old.copy(), visit, replace, goal, _MOST) - old
 
     def descend(self, old: Floats, beta: Floats, goal: float, most: int = _MOST) -> Floats:
         """Return by how much the coefficients change, by passes over the columns themselves.
@@ -126,7 +126,7 @@ class Parabola:
             self.passes += 2 * share
             return float(loop(order, *before, w, *self._penalty()))
 
-        def move(w: Floats, better: Floats) -> bool:
+        def replace(w: Floats, better: Floats) -> bool:
             self.passes += share
             change = better - w
             new = residual + shift[0] - multiply(x, change) + float(self.means @ change)
@@ -137,10 +137,10 @@ class Parabola:
             w[:], residual[:], shift[0] = better, new, 0.0
             return True
 
-        return self._run(old.copy(), visit, move, goal, most) - old
+        return self._run(old.copy(), visit, replace, goal, most) - old
 
     def _run(
-        self, w: Floats, visit: Callable[[Floats], float], move: Callable[[Floats, Floats], bool],
+        self, w: Floats, visit: Callable[[Floats], float], replace: Callable[[Floats, Floats], bool],
         goal: float, most: int,
     ) -> Floats:  # fmt: skip
         """Pass over the columns, and extrapolate now and then, until a pass gains too little."""
@@ -151,7 +151,7 @@ class Parabola:
             kept.append(w.copy())
             if len(kept) > _KEPT:
                 better = extrapolate(kept)
-                move(w, np.maximum(better, 0.0) if self._problem.is_positive else better)
+                replace(w, np.maximum(better, 0.0) if self._problem.is_positive else better)
                 kept = [w.copy()]
         return w
 
