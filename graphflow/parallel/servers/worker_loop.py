@@ -14,7 +14,7 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device, origin_sc
 from graphflow.ops.control_flow.control import fold_in
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import PullRoute, Route, State
+from graphflow.parallel.servers.routes import Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
@@ -67,12 +67,7 @@ class WorkerLoop:
 
     def __call__(self, party: Party) -> list[Tensor]:
         """Write the loop into a party; return the last values of the states of routes."""
-        states = [
-            route.begin(party, self._worker)
-            if isinstance(route, PullRoute)
-            else [v.outputs[0] for v in route.worker_states(self._worker)]
-            for route in self._routes
-        ]
+        states = [route.begin(party, self._worker) for route in self._routes]
         turns = self._rules.turns
         if self._rules.is_pool:
             _, states = party.while_loop(
