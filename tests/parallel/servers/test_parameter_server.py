@@ -168,6 +168,75 @@ def test_a_micro_batch_draws_its_own_numbers_whichever_worker_takes_it() -> None
     assert len({part.tobytes() for part in parts}) == 12
 
 
+# Backup workers -----------------------------------------------------------------------------------
+
+
+def rounds_by_hand(rows: Any, order: Any, workers: int, taken: int, rounds: int) -> Any:
+    """The weights, the loss and the dropped turns of rounds of the first pushes, in an order."""
+    w = np.linspace(-1.0, 1.0, SIZE)
+    seen = [(w, 0)] * workers
+    now, pushed, waiting, losses, dropped = 0, [], [], [], 0
+    for k in order.tolist():
+        values, number = seen[k]
+        row = rows[number * workers + k]
+        if number < now:
+            dropped += 1
+            seen[k] = (w, now)
+            continue
+        pushed.append(values - row)
+        losses.append(0.5 * ((values - row) ** 2).sum())
+        waiting.append(k)
+        if len(waiting) == taken:
+            total = np.zeros(SIZE)
+            for each in pushed:
+                total = total + each
+            w = w - 0.05 * (total * (1.0 / taken))
+            now += 1
+            for each in waiting:
+                seen[each] = (w, now)
+            pushed, waiting = [], []
+    assert now == rounds
+    return w, np.mean(losses), dropped + workers - taken
+
+
+def test_late_pushes_of_backup_workers_are_dropped_and_counted() -> None:
+    strategy = ParameterServer(consistency="bsp", aggregate=2, window=5, workers=4)
+    x, loss, step, w = squares(strategy)
+    rows = np.random.default_rng(4).normal(size=(20, SIZE))
+    division = strategy.divide(gf.Graph([loss, step]), gf.Cluster.here())
+    outputs = [division.graph.outputs[i] for i in division.facts.outputs]
+    arrays = {x.node: rows}
+    sizes = fed_sizes(division.source, {x.node: rows.shape})
+    fed = {n.outputs[0]: v for n, v in division.feeds(arrays, sizes).items()}
+    most = 0
+    for seed in range(12):
+        with random_order(seed):
+            drawn = division.facts.describe(0, evaluate(outputs, fed))
+        with gf.Session() as s:
+            value, _ = s.run([loss, step], {x: rows, strategy.order: drawn.order})
+            (came,) = s.history()
+            np.testing.assert_array_equal(came.order, drawn.order)
+            order = came.order[0][came.order[0] >= 0]
+            wanted, mean, dropped = rounds_by_hand(rows, order, 4, 2, 5)
+            np.testing.assert_array_equal(s.get(w), wanted)
+            assert value == pytest.approx(mean, rel=1e-14)
+            assert came.dropped == dropped
+            assert (came.staleness > 0).sum() == dropped - 2
+            most = max(most, dropped)
+    assert most > 4
+
+
+def test_backup_workers_run_on_workers_and_repeat() -> None:
+    strategy = ParameterServer(consistency="bsp", aggregate=2, window=4, workers=3)
+    model = mlp(strategy)
+    windows = feeds_of(model, 3, 24)
+    found = train(model, windows, gf.Cluster.local(4, threads=1), trial=False)
+    again = [{**f, strategy.order: c.order} for f, c in zip(windows, found.history, strict=True)]
+    repeated = train(model, again)
+    assert repeated.losses == found.losses
+    assert difference(repeated.values, found.values) == 0
+
+
 # State that is not trained ------------------------------------------------------------------------
 
 
@@ -402,6 +471,7 @@ def test_arguments_that_say_nothing_are_refused_at_their_line(
         ({"servers": 2}, 8, "servers=2, but the step trains only 1 variables"),
         ({"aggregate": 3}, 8, r"4 micro-batches .* do not divide into updates of aggregate=3"),
         ({"consistency": "bsp", "aggregate": 3}, 8, "aggregate=3, but"),
+        ({"consistency": "bsp", "aggregate": 1, "servers": 2}, 8, "leaves 1 as backups"),
         ({"devices": ["cpu:0"]}, 8, "a name for each of 1 server"),
         ({}, 6, r"a batch of 6 \(.*\) does not divide into 4 micro-batches"),
         ({}, 2, "does not divide into 4 micro-batches"),
