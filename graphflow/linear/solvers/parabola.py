@@ -140,8 +140,8 @@ class Parabola:
         return self._run(old.copy(), visit, replace, goal, most) - old
 
     def _run(
-        self, w: Floats, visit: Callable[[Floats], float], replace: Callable[[Floats, Floats], bool],
-        goal: float, most: int,
+        self, w: Floats, visit: Callable[[Floats], float],
+        replace: Callable[[Floats, Floats], bool], goal: float, most: int,
     ) -> Floats:  # fmt: skip
         """Pass over the columns, and extrapolate now and then, until a pass gains too little."""
         kept = [w.copy()]
