@@ -70,6 +70,10 @@ class ParameterServer:
             round.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
+        tables: variables, their names, or patterns: their rows lie in ranges on all servers, each
+            with its slots. Only rows that a turn looks up travel, and a window keeps those that it
+            uses beside the table. `["*"]` means all variables that are looked up by ids only, and
+            whose optimiser updates looked-up rows.
         filters: filters through which pushes and pulls go, one after the other:
             `[TopK(0.01), FixedPoint(8)]`. `{"push": [...], "pull": [...]}` gives each its own. What
             a push does not send is added to the worker's next one. A pull sends what changed since
@@ -99,6 +103,7 @@ class ParameterServer:
     aggregate: int | None = None
     window: int = 32
     workers: int | None = None
+    tables: Sequence[Tensor | str] = ()
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
@@ -118,6 +123,11 @@ class ParameterServer:
             raise ShardingError(
                 f"{self._where}: consistency must be one of {', '.join(map(repr, CONSISTENCIES))}, "
                 f"not {self.consistency!r}"
+            )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{self._where}: tables must be a list of variables, names or patterns, "
+                f'["*"], not {self.tables!r}'
             )
         self._check_staleness()
         push, pull = check_filters(self.filters, self._where)
@@ -200,11 +210,17 @@ class ParameterServer:
         pieces = known or {}
         mesh = Mesh({PARTY: len(devices)}, devices)
         if strategy_of(graph) is None:
-            return divide_evaluation(graph, mesh, pieces)
+            return divide_evaluation(graph, mesh, pieces, devices[: self.servers], self.tables)
         rules = self._rules(workers)
         batch = batch_placeholders(graph, self.batch)
         sizes = MicroBatches(mesh, graph, batch, rules.turns)
-        cut = cut_step(graph, batch, sizes.symbols_of_batch)
+        cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
+        if cut.tables and rules.has_backups:
+            raise ShardingError(
+                f"{self._where}: a round without its late pushes (aggregate={self.aggregate} of "
+                f"{workers} workers) may leave out rows of tables= that others pulled; leave out "
+                "aggregate= or tables="
+            )
         homes = devices[: self.servers]
         before = {
             node: homes.index(own.nodes[0].device)
