@@ -42,7 +42,12 @@ def cut_channels(body: Body, edges: Mapping[int, CutChannel]) -> Body:
             name: cut_channels(value, edges) if isinstance(value, Body) else value
             for name, value in node.attrs.items()
         }
-        return node.with_inputs(inputs, attrs).outputs
+        made = node.with_inputs(inputs, attrs)
+        if any(
+            inner.op.name in CHANNEL_OPS for each in bodies(node) for inner in each.graph.walk()
+        ):
+            effects.append(made.outputs[0])  # the node stays, though nobody reads its token
+        return made.outputs
 
     graph = body.graph.rewrite(replace)
     return Body(
