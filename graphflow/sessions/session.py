@@ -38,7 +38,7 @@ from graphflow.errors import (
 )
 from graphflow.execution.checkpoint_matching import Loaded, check_rename
 from graphflow.execution.cluster_connection import cluster_of
-from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.memory_report import MemoryReport, memory_report
 from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
 from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
@@ -391,10 +391,17 @@ class Session:
 
     def _find_compiled(self, fetches: Any) -> CompiledFetches | None:
         """Return the compiled fetches; default: those of the last step. None if they have not
-        run."""
+        run.
+
+        Fetches that a strategy divides in several ways are returned as the last step ran them.
+        """
+        last = self._steps.last
         if fetches is None:
-            return self._steps.last
-        return self._deployment.find(flatten(fetches)[0])
+            return last
+        tensors = flatten(fetches)[0]
+        if last is not None and key_of(last.fetches) == key_of(tensors):
+            return last
+        return self._deployment.find(tensors)
 
     # Planning again ---------------------------------------------------------------------------
 
