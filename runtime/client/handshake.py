@@ -162,8 +162,8 @@ class Rendezvous:
             self.unreachable |= workers_to_leave_out(pairs)
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
-    def greet(self, worker: int, seconds: float) -> bool:
-        """Return True if a worker answers within some seconds."""
+    def wait_answer(self, worker: int, seconds: float) -> bool:
+        """Wait some seconds for a worker to answer; return True if it does."""
         hello = _make_hello(next(self._requests))
         try:
             self._ask(hello.request, {worker: Order(hello)}, seconds)

@@ -216,7 +216,7 @@ class WorkerMembership:
             self.session, self._addresses, self._keys, loop, self._requests, self._ask
         )
         try:
-            while not rendezvous.greet(number, _GREET_SECONDS):
+            while not rendezvous.wait_answer(number, _GREET_SECONDS):
                 if gives_up():
                     raise SessionError(f"worker {number} at {address} did not answer")
             lease = MAX_LEASE if self._local is not None else LEASE
