@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -182,6 +183,14 @@ class ParameterServer:
         """
         with source_scope("ParameterServer", self.line):
             return placeholder("int32", (self.servers, None), name="order")
+
+    def leaves_rows(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable, so that its looked-up rows travel by
+        themselves."""
+        return any(
+            fnmatchcase(variable.node.name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
 
     def filter_gradients(
         self,
