@@ -408,6 +408,36 @@ def test_delayed_descent_is_stable_below_its_limit_only(delay: int, limit: float
     assert ends[0] < 1e-1 < 1e1 < ends[1]
 
 
+# Embeddings that no tables= names -----------------------------------------------------------------
+
+
+def looked_up(strategy: Any, optimizer: Any) -> tuple[Any, list[Any], list[Any]]:
+    """The ids, fetches and variables of a model with an embedding."""
+    ids = gf.placeholder("int64", ("B", 3), name="ids")
+    table = gf.variable(np.random.default_rng(0).normal(size=(20, 4)), name="table")
+    w = gf.variable(np.ones(4), name="w")
+    loss = gf.mean((gf.sum(gf.nn.embedding(ids, table), 1) @ w - 1.0) ** 2.0)
+    return ids, [loss, optimizer.minimize(loss, strategy=strategy)], [table, w]
+
+
+@pytest.mark.parametrize("optimizer", [gf.optim.SGD(0.01), gf.optim.Adagrad(0.1)])
+def test_an_embedding_is_pushed_whole_and_updated_at_its_server(optimizer: Any) -> None:
+    rows = np.random.default_rng(1).integers(0, 20, (24, 3))
+    values = []
+    for strategy, parts in (ParameterServer(2, "bsp", window=4, workers=3), 1), (Data(3), 4):
+        ids, fetches, variables = looked_up(strategy, optimizer)
+        with gf.Session() as s:
+            for part in np.split(rows, parts):
+                s.run(fetches, {ids: part})
+            values.append([s.get(v) for v in variables])
+    assert difference(*values) < 1e-12
+
+
+def test_updates_of_rows_alone_need_tables() -> None:
+    with pytest.raises(ShardingError, match=r"ParameterServer at .*tables=\['table'\]"):
+        looked_up(ParameterServer(), gf.optim.Adam(0.01, sparse=True))
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 
