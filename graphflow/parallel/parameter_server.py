@@ -82,6 +82,8 @@ class ParameterServer:
             the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
+        replicas: copies of the servers' variables; with 2, each has a mirror in another process,
+            which takes over when the server is lost (see `Session`).
         devices: a device for each server, then one for each worker; names may repeat. Default: the
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
@@ -109,11 +111,12 @@ class ParameterServer:
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
+    replicas: int = 1
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("servers", "window", "workers", "aggregate"):
+        for name in ("servers", "window", "workers", "aggregate", "replicas"):
             given = getattr(self, name)
             count = as_count(given)
             if count is None and not (given is None and name in ("workers", "aggregate")):
@@ -162,6 +165,11 @@ class ParameterServer:
                 f"for the pushes that wait for others; leave out aggregate={self.aggregate}"
             )
         set_frozen_fields(self, staleness=bound)
+
+    @property
+    def state_copies(self) -> int:
+        """The copies of each variable that a session keeps."""
+        return self.replicas
 
     @property
     def _where(self) -> str:
