@@ -42,12 +42,11 @@ def cut_channels(body: Body, edges: Mapping[int, CutChannel]) -> Body:
             name: cut_channels(value, edges) if isinstance(value, Body) else value
             for name, value in node.attrs.items()
         }
-        made = node.with_inputs(inputs, attrs)
-        if any(
-            inner.op.name in CHANNEL_OPS for each in bodies(node) for inner in each.graph.walk()
-        ):
-            effects.append(made.outputs[0])  # the node stays, though nobody reads its token
-        return made.outputs
+        holder = node.with_inputs(inputs, attrs)
+        inner = [each for own in bodies(node) for each in own.graph.walk()]
+        if any(each.op.name in CHANNEL_OPS for each in inner):
+            effects.append(holder.outputs[0])  # the node stays, though nobody reads its token
+        return holder.outputs
 
     graph = body.graph.rewrite(replace)
     return Body(
