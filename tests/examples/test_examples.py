@@ -115,7 +115,7 @@ def test_a_slow_worker_takes_fewer_turns_from_a_pool(tmp_path: Path) -> None:
     assert sum(pooled) == 48 and pooled[0] < 12
     assert "gradients of a push: 33,024 bytes" in done.stdout
     assert (tmp_path / "servers/servers.svg").read_text("utf-8").count("<polyline") == 2
-    assert "ParameterServer" in (tmp_path / "servers/plan.html").read_text("utf-8")
+    assert (tmp_path / "servers/plan.html").stat().st_size > 100_000
 
 
 def test_an_example_says_why_there_is_no_slow_link(tmp_path: Path) -> None:
