@@ -64,7 +64,8 @@ class VariableStore:
             themselves.
         wholes: the partitioned variables by name; checkpoints store them whole.
         writes: how often values were set, loaded or restored.
-        mirror_homes: the device of each variable's mirror; see `planning.mirrors`.
+        holders: the devices that have the parts of others, after losses; see `planning.mirrors`.
+        mirror_homes: the device of each variable's mirror.
         mirror_reads: the other variables whose mirrors the update of its mirror reads.
         mirrored: the variables whose mirrors have their values.
     """
@@ -80,6 +81,7 @@ class VariableStore:
         self._pending: dict[str, StoredValue] = {}
         self._pending_copies: dict[str, Copies] = {}
         self.writes = 0
+        self.holders: dict[str, str] = {}
         self.mirror_homes: dict[Node, str] = {}
         self.mirror_reads: dict[Node, frozenset[Node]] = {}
         self.mirrored: set[Node] = set()
@@ -190,7 +192,7 @@ class VariableStore:
     def _write(self, node: Node, value: Array) -> None:
         """Set a variable and its mirror on their workers."""
         name = self.names[node]
-        self._hosts.write(worker_of(self.homes[node]), name, value)
+        self._hosts.write(self._worker_of(node), name, value)
         if node in self.mirror_homes:
             self._hosts.write(worker_of(self.mirror_homes[node]), MIRROR + name, value)
             self.note_mirrored([node])
@@ -201,13 +203,13 @@ class VariableStore:
         Return the names that each worker may forget.
         """
         values = {
-            self.names[node]: self._hosts.read(worker_of(self.homes[node]), self.names[node])
+            self.names[node]: self._hosts.read(self._worker_of(node), self.names[node])
             for node in nodes
             if node in self._at_home
         }
         leaving: dict[int, list[str]] = {}
         for node in nodes:
-            leaving.setdefault(worker_of(self.homes[node]), []).append(self.names[node])
+            leaving.setdefault(self._worker_of(node), []).append(self.names[node])
             if (mirror := self.mirror_homes.pop(node, None)) is not None:
                 leaving.setdefault(worker_of(mirror), []).append(MIRROR + self.names[node])
             self.mirrored.discard(node)
@@ -226,6 +228,11 @@ class VariableStore:
     def placed_homes(self) -> dict[Node, str]:
         """Return the homes of the variables whose values workers hold."""
         return {node: home for node, home in self.homes.items() if node in self._at_home}
+
+    def _worker_of(self, node: Node) -> int:
+        """Return the worker that holds a variable."""
+        home = self.homes[node]
+        return worker_of(self.holders.get(home, home))
 
     def add_mirrors(self, homes: Mapping[Node, str], reads: Mapping[Node, frozenset[Node]]) -> None:
         """Note the mirrors of a program that workers get.
@@ -251,19 +258,11 @@ class VariableStore:
         """Return the other variables whose mirrors the update of a variable's mirror reads."""
         return self.mirror_reads.get(node, frozenset())
 
-    def take_mirrors(self, homes: Mapping[Node, str]) -> None:
-        """Note that variables live elsewhere from now on, where their mirrors were."""
-        self.homes.update(homes)
-        for node in homes:
+    def drop_mirrors(self, nodes: Iterable[Node]) -> None:
+        """Note that variables have no mirrors any more."""
+        for node in nodes:
             self.mirror_homes.pop(node, None)
             self.mirrored.discard(node)
-
-    def drop_mirrors(self, workers: Collection[int]) -> None:
-        """Note that mirrors on some workers are lost."""
-        for node, home in list(self.mirror_homes.items()):
-            if worker_of(home) in workers:
-                del self.mirror_homes[node]
-                self.mirrored.discard(node)
 
     # Pieces -----------------------------------------------------------------------------------
 
@@ -402,7 +401,7 @@ class VariableStore:
             return self._assemble(node)
         name = self._name(node)
         if node in self._at_home:
-            return self._hosts.read(worker_of(self.homes[node]), name)
+            return self._hosts.read(self._worker_of(node), name)
         if name in self._pending:
             return fit_rows(node, self._pending[name]).copy()
         initial = node.attrs["initial"]
@@ -527,6 +526,7 @@ class VariableStore:
         """
         self.writes += 1
         self._at_home.clear()
+        self.holders.clear()
         self.mirror_homes.clear()
         self.mirror_reads.clear()
         self.mirrored.clear()
@@ -540,7 +540,7 @@ class VariableStore:
         result: dict[int, dict[str, Signature]] = {}
         for name, tensor in self.variables.items():
             if tensor.node in self._at_home:
-                of = result.setdefault(worker_of(self.homes[tensor.node]), {})
+                of = result.setdefault(self._worker_of(tensor.node), {})
                 of[name] = _signature(tensor.node)
         return result
 

@@ -19,11 +19,13 @@ from graphflow.ir.spec import Outer, Shape, Size, TensorSpec
 class Cost:
     """The work of one run of a node: floating point operations, and bytes moved to or from memory.
 
-    Without `bytes`, a node moves its inputs and outputs once.
+    Without `bytes`, a node moves its inputs and outputs once. If these bytes lie anywhere in larger
+    arrays, such as some rows of a table, `spread` is the size of the arrays in bytes.
     """
 
     flops: Size
     bytes: Size | None = None
+    spread: Size = 0
 
 
 class Rows(NamedTuple):

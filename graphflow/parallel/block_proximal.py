@@ -68,7 +68,8 @@ class BlockProximal(BlockStrategy):
         order: "random": a new order in each pass, drawn by the seed and the step's number; or
             "cyclic".
         window: the number of turns in a run, a multiple or a divisor of `blocks`; default: a pass.
-        tol: the largest move in a pass, relative to the largest weight, that counts as rest.
+        tol: the largest move in a pass, relative to the largest weight, that counts as rest; no
+            less than rounding.
         curvature: a bound on the second derivative of the loss by each prediction; None: derived,
             if it does not depend on the predictions.
         beside: the strategy that divides the examples, as a product sets it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, next_stream, user_location
+from graphflow.ir.op import (
+    REGISTRY,
+    Location,
+    Node,
+    Tensor,
+    next_stream,
+    source_scope,
+    user_location,
+)
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
@@ -57,15 +66,23 @@ class ParameterServer:
             "async": for nothing; each worker takes K turns.
         staleness: with "ssp", the number of turns that a worker may be ahead of the slowest one.
         aggregate: the number of pushes whose mean makes an update, M. Default: W with "pool" and
-            "bsp", else 1.
+            "bsp", else 1. With "bsp", fewer than W leave W − M backup workers: a round takes the
+            first M pushes, late ones are dropped and counted, and their workers join the present
+            round.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
+        tables: variables, their names, or patterns: their rows lie in ranges on all servers, each
+            with its slots. Only rows that a turn looks up travel, and a window keeps those that it
+            uses beside the table. `["*"]` means all variables that are looked up by ids only, and
+            whose optimiser updates looked-up rows.
         filters: filters through which pushes and pulls go, one after the other:
             `[TopK(0.01), FixedPoint(8)]`. `{"push": [...], "pull": [...]}` gives each its own. What
             a push does not send is added to the worker's next one. A pull sends what changed since
             the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
+        replicas: copies of the servers' variables; with 2, each has a mirror in another process,
+            which takes over when the server is lost (see `Session`).
         devices: a device for each server, then one for each worker; names may repeat. Default: the
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
@@ -73,12 +90,14 @@ class ParameterServer:
     Raises:
         ShardingError: a count is invalid; `consistency` is unknown; `staleness` is missing with
             "ssp" or given without it; when a graph is partitioned: the turns of a window do not
-            divide by `aggregate`, the batch has a fixed size or does not divide into micro-batches,
-            there are more servers than variables, or an update needs gradients of several servers.
+            divide by `aggregate`, backup workers have several servers, the batch has a fixed size
+            or does not divide into micro-batches, there are more servers than variables, or an
+            update needs gradients of several servers.
 
     Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014;
         Ho et al., "More effective distributed ML via a stale synchronous parallel parameter
-        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool).
+        server", NIPS 2013; Su et al., "GBA", NeurIPS 2022 (pool); Chen et al., "Revisiting
+        distributed synchronous SGD", arXiv:1604.00981 (backup workers).
     """
 
     servers: int = 1
@@ -87,14 +106,16 @@ class ParameterServer:
     aggregate: int | None = None
     window: int = 32
     workers: int | None = None
+    tables: Sequence[Tensor | str] = ()
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
+    replicas: int = 1
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("servers", "window", "workers", "aggregate"):
+        for name in ("servers", "window", "workers", "aggregate", "replicas"):
             given = getattr(self, name)
             count = as_count(given)
             if count is None and not (given is None and name in ("workers", "aggregate")):
@@ -106,6 +127,11 @@ class ParameterServer:
             raise ShardingError(
                 f"{self._where}: consistency must be one of {', '.join(map(repr, CONSISTENCIES))}, "
                 f"not {self.consistency!r}"
+            )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{self._where}: tables must be a list of variables, names or patterns, "
+                f'["*"], not {self.tables!r}'
             )
         self._check_staleness()
         push, pull = check_filters(self.filters, self._where)
@@ -140,6 +166,11 @@ class ParameterServer:
         set_frozen_fields(self, staleness=bound)
 
     @property
+    def state_copies(self) -> int:
+        """The copies of each variable that a session keeps."""
+        return self.replicas
+
+    @property
     def _where(self) -> str:
         return f"ParameterServer at {self.line}"
 
@@ -150,7 +181,16 @@ class ParameterServer:
         It need not be fed. Feed the `order` of a `WindowHistory`, with the state and the feeds that
         the window had, to repeat the window bit for bit; -1 stands for any worker.
         """
-        return placeholder("int32", (self.servers, None), name="order")
+        with source_scope("ParameterServer", self.line):
+            return placeholder("int32", (self.servers, None), name="order")
+
+    def leaves_rows(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable, so that its looked-up rows travel by
+        themselves."""
+        return any(
+            fnmatchcase(variable.node.name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
 
     def filter_gradients(
         self,
@@ -187,11 +227,17 @@ class ParameterServer:
         pieces = known or {}
         mesh = Mesh({PARTY: len(devices)}, devices)
         if strategy_of(graph) is None:
-            return divide_evaluation(graph, mesh, pieces)
+            return divide_evaluation(graph, mesh, pieces, devices[: self.servers], self.tables)
         rules = self._rules(workers)
         batch = batch_placeholders(graph, self.batch)
         sizes = MicroBatches(mesh, graph, batch, rules.turns)
-        cut = cut_step(graph, batch, sizes.symbols_of_batch)
+        cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
+        if cut.tables and rules.has_backups:
+            raise ShardingError(
+                f"{self._where}: a round without its late pushes (aggregate={self.aggregate} of "
+                f"{workers} workers) may leave out rows of tables= that others pulled; leave out "
+                "aggregate= or tables="
+            )
         homes = devices[: self.servers]
         before = {
             node: homes.index(own.nodes[0].device)
@@ -216,17 +262,24 @@ class ParameterServer:
         turns = Turns(workers, self.window)
         together = workers if self.consistency in ("pool", "bsp") else 1
         aggregate = together if self.aggregate is None else self.aggregate
-        if self.consistency == "bsp" and aggregate != workers:
+        rules = Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        if self.consistency == "bsp" and aggregate > workers:
             raise ShardingError(
-                f'aggregate={aggregate}, but with "bsp" a round has one push of each of '
-                f"{show_count(workers, 'worker')}; leave out aggregate="
+                f"aggregate={aggregate}, but a round has one push of each of "
+                f"{show_count(workers, 'worker')}; take {workers} at most"
             )
-        if turns.total % aggregate:
+        if rules.has_backups and self.servers > 1:
+            raise ShardingError(
+                f"aggregate={aggregate} of {workers} workers leaves {workers - aggregate} as "
+                f"backups, and each of {self.servers} servers would drop other pushes; take "
+                "servers=1, or leave out aggregate="
+            )
+        if turns.total % aggregate and not rules.has_backups:
             raise ShardingError(
                 f"{turns} do not divide into updates of aggregate={aggregate} pushes; choose "
                 "a window= of which that many turns are a multiple"
             )
-        return Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        return rules
 
     def _describe(self, rules: Rules) -> str:
         """Return a sentence for plans and reports."""
@@ -235,6 +288,8 @@ class ParameterServer:
             if rules.aggregate == 1
             else f"the mean of {rules.aggregate} pushes is an update"
         )
+        if rules.has_backups:
+            together = f"the mean of the first {rules.aggregate} pushes of a round is an update"
         bound = f", staleness {rules.staleness}" if rules.consistency == "ssp" else ""
         return (
             f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "

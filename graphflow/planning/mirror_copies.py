@@ -71,7 +71,8 @@ class MirrorCopies:
             self._state.note_mirrored([large.variable])
 
     def _homes(self, variable: Node) -> tuple[str | None, str | None]:
-        return self._state.homes.get(variable), self._state.mirror_homes.get(variable)
+        home = self._state.homes.get(variable, "")
+        return self._mirrors.holder(home), self._state.mirror_homes.get(variable)
 
     def _choose(self) -> list[Node]:
         """Return the variables to copy next: some small ones, a large one, or all that read each
@@ -121,7 +122,7 @@ class MirrorCopies:
         group: Tensor = REGISTRY["group"](*assigns, name="copied_mirrors")
         source = Graph([group]).verify()
         compiled = CompiledFetches((group,), source, source)
-        home = {node: state.homes[node] for node in mirrors}
+        home = {node: self._mirrors.holder(state.homes[node]) for node in mirrors}
         there = {mirror: state.mirror_homes[node] for node, mirror in mirrors.items()}
         there |= {each.node: there[each.node.inputs[0].node] for each in assigns}
         there |= {node: there[mirror] for node, mirror in (beside or {}).items()}

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from graphflow.base.addresses import parse_address
 from graphflow.base.argument_checks import to_builtin
 from graphflow.errors import ArgumentError, ClusterError
+from graphflow.execution.compiled_fetches import worker_of
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Worker
 
 
-def choose_mirror_devices(cluster: Cluster, lost: Collection[int]) -> dict[str, str]:
-    """Return for each device the one that holds mirrors of its variables, and takes its part.
+def choose_mirror_device(
+    cluster: Cluster, holder: str, lost: Collection[int], loads: Mapping[str, int]
+) -> str | None:
+    """Return the device that is to mirror the variables of another one; None if none can.
 
-    It belongs to a worker on another host, or to another worker if all are on one host. Each worker
-    mirrors about as many others. Devices of lost workers are left out, and those of a worker that
-    is alone.
+    It belongs to a worker on another host, or to another worker if all are on one host. Of these it
+    is one of the least loaded, the next one after the holder's.
+
+    Args:
+        lost: workers that were lost.
+        loads: the parts that each device holds or mirrors.
     """
-    left = [worker for worker in cluster.workers if worker.index not in lost]
-    held: Counter[int] = Counter()
-    found: dict[str, str] = {}
-    for worker in left:
-        others = [each for each in left if each is not worker]
-        apart = [each for each in others if host_of(each) != host_of(worker)]
-        if not others:
-            continue
-
-        def cost(each: Worker, own: int = worker.index) -> tuple[int, int]:
-            return held[each.index], (each.index - own) % len(cluster.workers)
-
-        target = min(apart or others, key=cost)
-        held[target.index] += 1
-        for device in worker.devices:
-            found[device.name] = _counterpart(device.name, target)
-    return found
+    own = cluster.workers[worker_of(holder)]
+    others = [each for each in cluster.workers if each.index not in lost and each is not own]
+    apart = [each for each in others if host_of(each) != host_of(own)]
+    places = [(_counterpart(holder, each), each.index) for each in apart or others]
+    count = len(cluster.workers)
+    best = min(places, key=lambda at: (loads[at[0]], (at[1] - own.index) % count), default=None)
+    return None if best is None else best[0]
 
 
 def check_replicas(replicas: Any, cluster: Cluster) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from graphflow.base.formatting import show_bytes, show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.compiled_fetches import CompiledFetches
-from graphflow.execution.variable_store import VariableStore
 from graphflow.ir.spec import nbytes
+from graphflow.planning.mirrors import Mirrors
 from graphflow.runtime.checkpoint.manifest import list_some
 
 
@@ -19,7 +19,7 @@ class MirrorReport:
 
     Attributes:
         places: for each variable that has one, its device and that of its mirror.
-        missing: variables whose mirrors do not have their values yet.
+        missing: variables of which a single worker has the present value.
         memory: bytes of the mirrors on each device.
         sent: bytes that travel to each device for mirrors alone, in a step of the last fetches.
     """
@@ -35,23 +35,26 @@ class MirrorReport:
             sent = show_bytes(self.sent.get(device, 0))
             lines.append(f"  on {device}: {show_bytes(held)}, {sent} sent a step")
         if self.missing:
-            lines.append(f"not mirrored yet: {list_some(self.missing)}")
+            lines.append(f"without a second copy: {list_some(self.missing)}")
         return "\n".join(lines)
 
 
-def report_mirrors(state: VariableStore, last: CompiledFetches | None) -> MirrorReport:
+def report_mirrors(mirrors: Mirrors, last: CompiledFetches | None) -> MirrorReport:
     """Report the mirrors of a session.
 
     Args:
         last: the fetches of the last step.
     """
+    state = mirrors.state
     memory: Counter[str] = Counter()
     for node, place in state.mirror_homes.items():
         memory[place] += nbytes(node.specs[0])
-    placed = state.placed_homes()
     return MirrorReport(
-        {state.names[node]: (placed[node], state.mirror_homes[node]) for node in state.mirrored},
-        tuple(state.names[n] for n in state.mirror_homes if n not in state.mirrored),
+        {
+            state.names[node]: (mirrors.holder(state.homes[node]), state.mirror_homes[node])
+            for node in state.mirrored
+        },
+        tuple(state.names[node] for node in mirrors.find_single_copies()),
         memory,
         {} if last is None else last.sent_to_mirrors,
     )

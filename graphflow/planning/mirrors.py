@@ -1,17 +1,22 @@
 """Mirrors of a session's variables: copies in other processes that take over when a worker is lost.
 
-    partition       ─→ each variable gets a mirror, which changes with the same commit
-    take_over       ─→ mirrors become the variables, and their workers take the part of the lost one
-    replace_mirrors ─→ variables without a mirror get a new one, on a worker that is left
+    partition   ─→ each variable gets a mirror, which changes with the same commit
+    take_over   ─→ mirrors become the variables, and their workers take the part of the lost one
+    replace_all ─→ parts without mirrors get new ones, on a new worker or on one that is left
+    even_out    ─→ a part goes to the worker that mirrors it, if that has less to do
 
-The session's plans stay those of the whole cluster. A device of a lost worker is replaced by its
-stand-in when a graph is partitioned, so that bits, pins and strategies stay as they are.
+The session's plans stay those of the whole cluster, so that bits, pins and strategies stay as they
+are. A device of the plan stands for a part of the work. Which device holds the part is looked up
+when a graph is partitioned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
+from graphflow.base.interrupts import defer_signals
 from graphflow.errors import StateLost, WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
 from graphflow.execution.variable_store import VariableStore
@@ -19,7 +24,7 @@ from graphflow.init import zeros
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import REGISTRY, Node
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.planning.mirror_devices import choose_mirror_devices
+from graphflow.planning.mirror_devices import choose_mirror_device
 from graphflow.planning.mirror_graph import MirroredGraph, add_mirrors
 from graphflow.runtime.checkpoint.manifest import list_some
 from graphflow.runtime.host.host_interface import Hosts
@@ -31,30 +36,42 @@ from graphflow.strategy import VariableShards
 class Mirrors:
     """The mirrors of one session.
 
+    Args:
+        is_active: variables have mirrors; else from when a strategy asks for them.
+
     Attributes:
-        stand_ins: for each device of a lost worker, the device that has taken its part.
-        adds_new: variables that have lost their mirrors get new ones when they are placed.
+        state: the session's variables.
+        cluster: the cluster, with workers that were lost and those that joined.
+        lost: the workers that were lost.
     """
 
-    def __init__(self, cluster: Cluster, hosts: Hosts, state: VariableStore) -> None:
+    def __init__(
+        self, cluster: Cluster, hosts: Hosts, state: VariableStore, *, is_active: bool
+    ) -> None:
+        self.is_active = is_active
         self._hosts = hosts
-        self._state = state
+        self.state = state
         self.restart(cluster)
 
     def restart(self, cluster: Cluster) -> None:
         """Begin anew on a cluster none of whose workers is lost."""
-        self.stand_ins: dict[str, str] = {}
-        self._cluster = cluster
-        self._lost: set[int] = set()
-        self._targets = choose_mirror_devices(cluster, ())
-        self.adds_new = True
+        self.cluster = cluster
+        self.lost: set[int] = set()
+        self._parts = cluster.devices
+        self._mirror_devices: dict[str, str] = {}  # of each part that has one
+        self.state.holders.clear()
+        self.replace_all()
 
     # Placing --------------------------------------------------------------------------------------
+
+    def holder(self, part: str) -> str:
+        """Return the device that holds a part of the plan."""
+        return self.state.holders.get(part, part)
 
     @property
     def devices(self) -> list[str]:
         """The devices that were not lost."""
-        return [device for device in self._cluster.devices if device not in self.stand_ins]
+        return [d for d in self.cluster.devices if worker_of(d) not in self.lost]
 
     def partition(
         self,
@@ -63,14 +80,11 @@ class Mirrors:
         names: Mapping[Node, str],
         bindings: Mapping[str, int],
     ) -> dict[str, Partition]:
-        """Cut placed fetches, with the mirrors of their variables, along their placement.
+        """Cut placed fetches, with the mirrors of their variables, for the workers that are left.
 
         Args:
             names: names of the variables on their workers.
         """
-        compiled.devices = {
-            node: self.stand_ins.get(device, device) for node, device in compiled.devices.items()
-        }
         found = self._add(compiled, compiled.graph.nodes if order is None else order, bindings)
         compiled.mirror_homes = {v: found.devices[mirror] for v, mirror in found.mirrors.items()}
         compiled.mirror_reads, compiled.sent_to_mirrors = found.reads, found.sent
@@ -79,33 +93,31 @@ class Mirrors:
             found.graph, found.devices, found.order, known, self.devices, self._resolve_pin
         )
 
-    def _resolve_pin(self, pin: DeviceName) -> DeviceName:
-        """Return a pin for the workers that are left."""
-        pin = self._cluster.pinned(pin)
-        for lost, stand_in in self.stand_ins.items():
-            if pin.worker == worker_of(lost):
-                now = DeviceName.parse(stand_in)
-                return DeviceName(now.worker, pin.kind, None if pin.index is None else now.index)
-        return pin
-
     def _add(
         self, compiled: CompiledFetches, order: Sequence[Node], bindings: Mapping[str, int]
     ) -> MirroredGraph:
         """Return the placed graph of fetches with the mirrors of its variables."""
-        state = self._state
+        state = self.state
+        devices = {node: self.holder(part) for node, part in compiled.devices.items()}
         divided = {} if compiled.division is None else compiled.division.variables
         shards = _by_shard({**divided, **state.shards})
         mirrors, places = {}, {}
         for variable in compiled.graph.variables:
-            home = compiled.devices[variable]
-            place = state.mirror_homes.get(variable)
-            is_new = not state.is_placed(variable)
-            if place is None and (is_new or self.adds_new):
-                place = self._targets.get(home)
-            if place is not None and _find_twin(variable, place, shards, compiled.devices) is None:
+            place = self._mirror_devices.get(compiled.devices[variable])
+            if place is not None and _find_twin(variable, place, shards, devices) is None:
+                is_new = not state.is_placed(variable)
                 mirrors[variable] = make_mirror(variable, place, is_new=is_new)
                 places[variable] = place
-        return add_mirrors(compiled.graph, compiled.devices, order, mirrors, places, bindings)
+        return add_mirrors(compiled.graph, devices, order, mirrors, places, bindings)
+
+    def _resolve_pin(self, pin: DeviceName) -> DeviceName:
+        """Return a pin for the workers that are left."""
+        pin = self.cluster.pinned(pin)
+        for part, device in self.state.holders.items():
+            if pin.worker == worker_of(part):
+                now = DeviceName.parse(device)
+                return DeviceName(now.worker, pin.kind, None if pin.index is None else now.index)
+        return pin
 
     # Losses ---------------------------------------------------------------------------------------
 
@@ -118,70 +130,146 @@ class Mirrors:
             StateLost: both copies of a variable are gone.
             WorkerLost: a further worker was lost meanwhile; the call can be repeated.
         """
-        state, lost = self._state, self._hosts.lost_workers()
-        if lost == self._lost:
+        state, lost = self.state, self._hosts.lost_workers()
+        if lost == self.lost:
             raise error
-        shards = _by_shard(state.shards)
-        moved: dict[int, dict[Node, str]] = {}
+        moved: dict[int, list[Node]] = {}
         copied: dict[int, dict[Node, Node]] = {}
         gone = []
-        for node, home in state.placed_homes().items():
+        shards, homes = _by_shard(state.shards), self._present_homes()
+        for node, home in homes.items():
             if worker_of(home) not in lost:
                 continue
-            place = state.mirror_homes.get(node)
-            twin = _find_twin(node, self._targets.get(home), shards, state.homes)
-            if node in state.mirrored and place is not None and worker_of(place) not in lost:
-                moved.setdefault(worker_of(place), {})[node] = place
-            elif twin is not None and worker_of(state.homes[twin]) not in lost:
-                copied.setdefault(worker_of(state.homes[twin]), {})[node] = twin
+            place = self._mirror_devices.get(state.homes[node])
+            twin = None if place is None else _find_twin(node, place, shards, homes)
+            if place is None or worker_of(place) in lost:
+                gone.append(state.names[node])
+            elif twin is not None:
+                copied.setdefault(worker_of(place), {})[node] = twin
+            elif node in state.mirrored:
+                moved.setdefault(worker_of(place), []).append(node)
             else:
                 gone.append(state.names[node])
         if gone:
-            raise StateLost(_lost_text(lost, gone, len(self._cluster.workers)))
+            raise StateLost(_lost_text(lost, gone))
+        names = state.names
         for worker in sorted({*moved, *copied}):
-            here, copies = moved.get(worker, {}), copied.get(worker, {})
-            names = state.names
             self._hosts.adopt(
                 worker,
-                {names[node]: MIRROR + names[node] for node in here},
-                {names[node]: names[twin] for node, twin in copies.items()},
+                {names[node]: MIRROR + names[node] for node in moved.get(worker, ())},
+                {names[node]: names[twin] for node, twin in copied.get(worker, {}).items()},
             )
-            state.take_mirrors({**here, **{n: state.homes[twin] for n, twin in copies.items()}})
-        state.drop_mirrors(lost)
-        self._replace_devices(lost)
+        with defer_signals():
+            self._move_parts(lost)
+            state.drop_mirrors([node for node in state.mirror_homes if self._is_unmirrored(node)])
 
-    def _replace_devices(self, lost: set[int]) -> None:
-        """Choose stand-ins for the devices of lost workers, and mirrors' devices for the others."""
-        fresh = choose_mirror_devices(self._cluster, lost)
-        left = [d for d in self._cluster.devices if worker_of(d) not in lost]
-        for device in self._cluster.devices:
-            now = self.stand_ins.get(device, device)
-            if worker_of(now) in lost:
-                target = self._targets.get(now)
-                self.stand_ins[device] = target if target in left else _nearest_kind(now, left)
-        self._targets = {
-            device: target if (target := self._targets[device]) in left else fresh[device]
-            for device in left
-            if device in fresh
-        }
-        self._lost, self.adds_new = set(lost), False
+    def _move_parts(self, lost: set[int]) -> None:
+        """Note who holds the parts of lost workers, and which parts have no mirrors any more."""
+        self.lost = set(lost)
+        for part in self._parts:
+            place = self._mirror_devices.get(part)
+            if worker_of(self.holder(part)) in lost:
+                has_mirror = place is not None and worker_of(place) not in lost
+                self.state.holders[part] = place if has_mirror and place else self.devices[0]
+                self._mirror_devices.pop(part, None)
+            elif place is not None and worker_of(place) in lost:
+                del self._mirror_devices[part]
 
-    def replace_mirrors(self) -> bool:
-        """Let variables get mirrors where they lack one; return True if some do.
+    def _is_unmirrored(self, node: Node) -> bool:
+        return self.state.homes[node] not in self._mirror_devices
+
+    def _present_homes(self) -> dict[Node, str]:
+        """Return the devices that hold the variables."""
+        return {node: self.holder(part) for node, part in self.state.placed_homes().items()}
+
+    def find_single_copies(self) -> list[Node]:
+        """Return the variables of which a single worker has the present value."""
+        shards, homes = _by_shard(self.state.shards), self._present_homes()
+        return [
+            node
+            for node in homes
+            if node not in self.state.mirrored
+            and (
+                (place := self._mirror_devices.get(self.state.homes[node])) is None
+                or _find_twin(node, place, shards, homes) is None
+            )
+        ]
+
+    # New mirrors ----------------------------------------------------------------------------------
+
+    def add_worker(self, lost: int, number: int) -> None:
+        """Note that a worker has joined the session in place of a lost one, with its devices."""
+        before = self.cluster.workers[lost]
+        devices = tuple(
+            replace(device, name=device.name.replace(f"/worker:{lost}/", f"/worker:{number}/"))
+            for device in before.devices
+        )
+        workers = [*self.cluster.workers, replace(before, index=number, devices=devices)]
+        if before.address is not None:  # two workers of a cluster have no common address
+            workers[lost] = replace(before, address=f"tcp://worker-{lost}.invalid:1")
+        self.cluster = replace(self.cluster, workers=tuple(workers))
+
+    @property
+    def lacks_mirrors(self) -> bool:
+        """True if a part could have mirrors, and has none."""
+        return len(self._mirror_devices) < len(self._parts) and any(
+            choose_mirror_device(self.cluster, self.holder(part), self.lost, Counter()) is not None
+            for part in self._parts
+            if part not in self._mirror_devices
+        )
+
+    def replace_all(self) -> None:
+        """Choose devices for the mirrors of parts that have none.
 
         The caller then sends all programs again.
         """
-        state = self._state
-        if self.adds_new:
-            return False
-        self.adds_new = True
-        shards = _by_shard(state.shards)
-        return any(
-            node not in state.mirror_homes
-            and (target := self._targets.get(home)) is not None
-            and _find_twin(node, target, shards, state.homes) is None
-            for node, home in state.placed_homes().items()
-        )
+        loads = Counter(map(self.holder, self._parts)) + Counter(self._mirror_devices.values())
+        for part in self._parts:
+            if part not in self._mirror_devices:
+                place = choose_mirror_device(self.cluster, self.holder(part), self.lost, loads)
+                if place is not None:
+                    self._mirror_devices[part] = place
+                    loads[place] += 1
+
+    def find_uneven_part(self) -> str | None:
+        """Return a part whose holder has more parts than the device that mirrors it; else None."""
+        loads = Counter(map(self.holder, self._parts))
+        for part, place in self._mirror_devices.items():
+            if part != self.holder(part) and loads[self.holder(part)] > loads[place] + 1:
+                return part
+        return None
+
+    def even_out(self, part: str) -> None:
+        """Let a part's mirrors become its variables, and these the mirrors.
+
+        The workers must have no programs that use them, and all of the part's mirrors be right.
+        """
+        state, names = self.state, self.state.names
+        holder, place = self.holder(part), self._mirror_devices[part]
+        nodes = [n for n in state.mirror_homes if state.homes[n] == part]
+        with defer_signals():
+            self._hosts.adopt(worker_of(place), {names[n]: MIRROR + names[n] for n in nodes}, {})
+            self._hosts.adopt(worker_of(holder), {MIRROR + names[n]: names[n] for n in nodes}, {})
+            state.holders[part], self._mirror_devices[part] = place, holder
+            state.mirror_homes.update(dict.fromkeys(nodes, holder))
+            shards, homes = _by_shard(state.shards), self._present_homes()
+            spare = [n for n in nodes if _find_twin(n, holder, shards, homes) is not None]
+            state.drop_mirrors(spare)
+        self._hosts.forget([], {worker_of(holder): [MIRROR + names[n] for n in spare]})
+
+
+def make_mirror(variable: Node, place: str, *, is_new: bool = False) -> Node:
+    """Return the variable that mirrors another one.
+
+    A new variable and its mirror begin with the same value. Others are copied later.
+    """
+    spec, attrs = variable.specs[0], dict(variable.attrs)
+    if not is_new:
+        attrs["initial"] = zeros(tuple(map(int, spec.shape)), spec.dtype)
+    return Node(
+        REGISTRY["variable"], (), attrs, variable.specs, name=variable.name,
+        device=DeviceName.parse(place), location=variable.location,
+    )  # fmt: skip
 
 
 def _by_shard(divided: Mapping[Node, VariableShards]) -> dict[Node, VariableShards]:
@@ -191,7 +279,7 @@ def _by_shard(divided: Mapping[Node, VariableShards]) -> dict[Node, VariableShar
 
 def _find_twin(
     variable: Node,
-    place: str | None,
+    place: str,
     shards: Mapping[Node, VariableShards],
     homes: Mapping[Node, str],
 ) -> Node | None:
@@ -209,29 +297,9 @@ def _find_twin(
     return None
 
 
-def make_mirror(variable: Node, place: str, *, is_new: bool = False) -> Node:
-    """Return the variable that mirrors another one.
-
-    A new variable and its mirror begin with the same value. Others are copied later.
-    """
-    spec, attrs = variable.specs[0], dict(variable.attrs)
-    if not is_new:
-        attrs["initial"] = zeros(tuple(map(int, spec.shape)), spec.dtype)
-    return Node(
-        REGISTRY["variable"], (), attrs, variable.specs, name=variable.name,
-        device=DeviceName.parse(place), location=variable.location,
-    )  # fmt: skip
-
-
-def _nearest_kind(device: str, left: Sequence[str]) -> str:
-    """Return the first device that is left of the kind of another one, or the first of all."""
-    kind = DeviceName.parse(device).kind
-    return next((each for each in left if DeviceName.parse(each).kind == kind), left[0])
-
-
-def _lost_text(lost: set[int], gone: Sequence[str], workers: int) -> str:
+def _lost_text(lost: Collection[int], gone: Sequence[str]) -> str:
     names = ", ".join(f"worker {worker}" for worker in sorted(lost))
     return (
-        f"{len(lost)} of {workers} workers are lost ({names}), and with them both copies of "
+        f"the session lost {names}, and with {'it' if len(lost) == 1 else 'them'} both copies of "
         f"{list_some(gone)}: no mirror is left that has the value of the last commit"
     )

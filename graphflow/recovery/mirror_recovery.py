@@ -21,6 +21,7 @@ from graphflow.planning.deployment import Deployment
 from graphflow.planning.mirror_copies import MirrorCopies
 from graphflow.planning.mirrors import Mirrors
 from graphflow.recovery.no_recovery import NoRecovery
+from graphflow.recovery.replacements import Replacements
 from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 from graphflow.runtime.telemetry.logs import Log
@@ -50,7 +51,13 @@ class Takeover:
         self._hosts = deployment.hosts
         self._mirrors = mirrors
         self._copies = MirrorCopies(deployment, mirrors)
+        self._replacements = Replacements(deployment.hosts)
         self._undo = undo
+
+    @property
+    def is_possible(self) -> bool:
+        """True if variables have mirrors."""
+        return self._mirrors.is_active
 
     def run(self, error: WorkerLost) -> None:
         """Continue without the worker of an error, from the last commit.
@@ -60,21 +67,17 @@ class Takeover:
             WorkerLost: another worker was lost meanwhile; the call can be repeated with this error.
         """
         started = monotonic()
-        self._undo()
-        lost = self._hosts.lost_workers()
-        if error.worker is not None and error.worker not in lost:
+        if error.worker is not None and error.worker not in self._hosts.lost_workers():
             self._hosts.leave([error.worker], error.reason)
-        deployment = self._deployment
-        deployment.begin_check(None)
-        programs = [c.program for c in deployment.compiled.values() if c.program]
-        deployment.undeploy(None)
-        self._hosts.forget(programs, {})
-        self._mirrors.take_over(error)
+        self._drop_programs()
+        self._deployment.begin_check(None)
         self._copies.restart()
-        deployment.steps.lost = None
+        self._mirrors.take_over(error)
+        self._deployment.steps.lost = None
+        self._replacements.begin(self._mirrors.lost)
         self._hosts.meters.add("graphflow_recoveries_total")
         _log.tell(
-            "session.taken_over", step=deployment.steps.committed, reason=str(error),
+            "session.taken_over", step=self._deployment.steps.committed, reason=str(error),
             seconds=round(monotonic() - started, 3),
         )  # fmt: skip
 
@@ -83,23 +86,41 @@ class Takeover:
         self._mirrors.restart(cluster)
         self._copies.restart()
 
+    def end_replacements(self) -> None:
+        """Wait until no worker is being started any more."""
+        self._replacements.restart()
+
     def after_step(self) -> None:
-        """After a step: let variables that lost their mirrors get new ones, piece by piece.
+        """After a step: make new mirrors, piece by piece, and even out the parts of workers.
 
         Raises:
             WorkerLost: a worker was lost meanwhile.
         """
-        if not self._mirrors.adds_new:
-            if self._mirrors.replace_mirrors():
-                self._send_anew()
+        mirrors, part = self._mirrors, None
+        if self._replacements.are_near:
+            self._welcome_joined()
+        elif mirrors.lacks_mirrors:
+            self._drop_programs()
+            mirrors.replace_all()
         elif not self._copies.is_done:
             self._undo()
             self._copies.copy_piece()
             if self._copies.is_done:
                 _log.tell("mirrors.complete", step=self._deployment.steps.committed)
+        elif mirrors.lost and (part := mirrors.find_uneven_part()) is not None:
+            self._drop_programs()
+            mirrors.even_out(part)
 
-    def _send_anew(self) -> None:
-        """Let the next steps send their programs again, with the new mirrors."""
+    def _welcome_joined(self) -> None:
+        """Take in a worker that has joined in place of a lost one."""
+        joined = self._replacements.take_joined()
+        if joined is None:
+            return
+        self._mirrors.add_worker(*joined)
+        self._deployment.cluster = self._mirrors.cluster
+
+    def _drop_programs(self) -> None:
+        """Let the next steps send their programs again."""
         self._undo()
         deployment = self._deployment
         programs = [c.program for c in deployment.compiled.values() if c.program]
@@ -155,8 +176,12 @@ class MirrorRecovery(NoRecovery):
                 self._lost = StateLost(f"{error}; {_NEW_SESSION}")
                 raise self._lost from error
             except WorkerLost as error:
+                if not self._takeover.is_possible:
+                    raise
                 self._note(error)
             except LinkLost as error:
+                if not self._takeover.is_possible:
+                    raise
                 self._note(loss_of_target(error))
 
     def _note(self, error: WorkerLost) -> None:
@@ -176,16 +201,25 @@ class MirrorRecovery(NoRecovery):
         """
         if self._lost is not None:
             raise self._lost
+        if not self._takeover.is_possible:
+            super().on_worker_lost(error)
 
     def after_step(self) -> None:
         """At the end of a step: go on with new mirrors, and leave workers that are to end."""
-        self.retry_on_loss(self._takeover.after_step)
+        if self._takeover.is_possible:
+            self.retry_on_loss(self._takeover.after_step)
         self.leave_draining_workers()
+
+    def close(self, *, complete: bool) -> None:
+        """End what runs in the background."""
+        self._takeover.end_replacements()
 
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end, and continue on the others with their mirrors."""
         leaving = self._hosts.draining_workers()
-        if leaving and self._pending_loss is None and self._lost is None:
+        if not self._takeover.is_possible:
+            super().leave_draining_workers()
+        elif leaving and self._pending_loss is None and self._lost is None:
             first = min(leaving)
             self._hosts.leave(leaving, ASKED_TO_END)
             self._pending_loss = WorkerLost(f"worker {first} was asked to end", worker=first)

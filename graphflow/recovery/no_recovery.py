@@ -72,6 +72,9 @@ class NoRecovery:
         """Take the state of a checkpoint."""
         take()
 
+    def close(self, *, complete: bool) -> None:
+        """Do nothing: nothing runs in the background."""
+
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end: their state cannot be saved, so they need not
         wait."""

@@ -193,7 +193,7 @@ class Recovery:
         elif self._replay_log.nbytes > REPLAY_BYTES:
             self._reduce_log()
         self.leave_draining_workers()
-        if self._takeover is not None:
+        if self._takeover is not None and self._takeover.is_possible:
             self.retry_on_loss(self._takeover.after_step)
 
     def save(self) -> Path:
@@ -265,6 +265,8 @@ class Recovery:
         Raises:
             CheckpointError: the last one cannot be written; the one before is intact.
         """
+        if self._takeover is not None:
+            self._takeover.end_replacements()
         self.wait()
         if not complete or self._pending_loss is not None or self.writer.fenced:
             return
@@ -361,7 +363,7 @@ class Recovery:
     def _recover(self, error: WorkerLost) -> None:
         """Let mirrors take over; else get workers, restore the last checkpoint, and replay the
         steps since."""
-        if self._takeover is not None:
+        if self._takeover is not None and self._takeover.is_possible:
             try:
                 self._takeover.run(error)
             except StateLost as lost:
@@ -373,6 +375,8 @@ class Recovery:
         _log.tell("session.recovering", step=self._target_step, reason=str(error))
         self._undo()
         self._deployment.undeploy(None)
+        if self._takeover is not None:
+            self._takeover.end_replacements()
         epoch = self.writer.store.advance()
         cluster = self._hosts.reopen(self._cluster, epoch, self._patience)
         if self.writer.pending is not None:

@@ -38,7 +38,7 @@ from graphflow.errors import (
 )
 from graphflow.execution.checkpoint_matching import Loaded, check_rename
 from graphflow.execution.cluster_connection import cluster_of
-from graphflow.execution.compiled_fetches import CompiledFetches
+from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.memory_report import MemoryReport, memory_report
 from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
 from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
@@ -64,6 +64,7 @@ from graphflow.sessions.session_opening import open_session
 
 Array = np.ndarray[Any, Any]
 _log = Log("graphflow.session")
+_HAS_LOSSES = "a worker was lost, and its mirrors have its place until the session is opened anew"
 DEADLINE = 300.0
 """Default time limit of a step, in seconds."""
 
@@ -390,10 +391,17 @@ class Session:
 
     def _find_compiled(self, fetches: Any) -> CompiledFetches | None:
         """Return the compiled fetches; default: those of the last step. None if they have not
-        run."""
+        run.
+
+        Fetches that a strategy divides in several ways are returned as the last step ran them.
+        """
+        last = self._steps.last
         if fetches is None:
-            return self._steps.last
-        return self._deployment.find(flatten(fetches)[0])
+            return last
+        tensors = flatten(fetches)[0]
+        if last is not None and key_of(last.fetches) == key_of(tensors):
+            return last
+        return self._deployment.find(tensors)
 
     # Planning again ---------------------------------------------------------------------------
 
@@ -420,6 +428,8 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             self._learn()
+            if self._deployment.has_losses:
+                return Replanned((), 0.0, 0.0, _HAS_LOSSES)
             retry = self._recovery.retry_on_loss
             retry(self._planner.remeasure)
             replanned = retry(lambda: migrate(self._deployment, 0.0))
@@ -433,7 +443,8 @@ class Session:
         and plan again if it drifted from the prediction."""
         if self._deployment.check is not None:
             advance_check(self._deployment)
-        compiled = self._steps.last if self._automatic else None
+        improves = self._automatic and not self._deployment.has_losses
+        compiled = self._steps.last if improves else None
         drift = has_drifted(compiled) if compiled is not None else None
         if drift is None:
             return
@@ -575,10 +586,17 @@ class Session:
         return self._recovery.error
 
     def mirrors(self) -> MirrorReport:
-        """Report where the mirrors of variables are, and what they cost; see `replicas=`."""
+        """Report where the mirrors of variables are, and what they cost.
+
+        Raises:
+            SessionError: the session has none; open it with replicas=2.
+        """
         self._life.check_not_reentrant()
+        mirrors = self._deployment.mirrors
+        if mirrors is None or not mirrors.is_active:
+            raise SessionError("the session has no mirrors; open it with replicas=2")
         with self._lock:
-            return report_mirrors(self._state, self._steps.last)
+            return report_mirrors(mirrors, self._steps.last)
 
     @property
     def cluster(self) -> Cluster:
@@ -633,7 +651,11 @@ class Session:
 
     def _learn(self) -> None:
         """Learn from traced steps, for the next plans."""
-        self._planner.learn(self._compiled.values())
+        if self._deployment.has_losses:
+            for compiled in self._compiled.values():
+                compiled.keep_measured()
+        else:
+            self._planner.learn(self._compiled.values())
 
     @passes_interrupts
     def close(self) -> None:

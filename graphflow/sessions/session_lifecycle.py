@@ -221,8 +221,7 @@ class SessionLifecycle:
                 last.enter_context(self.lock)
                 last.callback(self.sigterm.end)
             try:
-                if isinstance(self.recovery, Recovery):
-                    self.recovery.close(complete=complete)
+                self.recovery.close(complete=complete)
             finally:
                 if self.server is not None:
                     self.server.close()

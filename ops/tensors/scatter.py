@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, TensorSpec, equate, is_inexact, product, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.row_costs import ROW_FLOPS, touched_bytes
 from graphflow.ops.base.shape_rules import kernel_like_first, normalize_axis, require_kind
 from graphflow.ops.kernels.sparse.scatter_rows import REDUCTIONS, combine_rows, normalize_indices
 from graphflow.ops.pointwise.comparison import equal
@@ -131,7 +134,8 @@ def _vjp_of_extrema(
 def _cost(
     x: TensorSpec, rows: TensorSpec, updates: TensorSpec, reduction: str, axes: int = 1
 ) -> Cost:
-    return Cost(flops=updates.size, bytes=x.nbytes * 2 + updates.nbytes * 3 + rows.nbytes)
+    moved = touched_bytes(rows.size, x, axes) * 2 + updates.nbytes + rows.nbytes
+    return Cost(flops=updates.size + rows.size * ROW_FLOPS, bytes=moved, spread=x.nbytes)
 
 
 # x with updates combined into its rows, in the order of the row numbers. Rows are slices along the
@@ -183,16 +187,28 @@ def _update_into(xp: Any, out: Any, x: Any, rows: Any, updates: Any, number: Any
     out[rows[:used]] = updates[:used]
 
 
-# x with the first `number` of the rows set; these rows are distinct. The cost is that of a commit.
+# x with the first `number` of the rows set; these rows are distinct.
 update_rows: Op = register(
     Op(
         "update_rows",
         infer=_infer_update,
         kernel=kernel_like_first(_update_into),
         into=_update_into,
-        cost=lambda x, rows, updates, number: Cost(flops=0, bytes=updates.nbytes * 2 + rows.nbytes),
+        cost=lambda x, rows, updates, number: Cost(
+            flops=0,
+            bytes=touched_bytes(rows.size, x) + updates.nbytes + rows.nbytes,
+            spread=x.nbytes,
+        ),
         sharding=gather_sharding.update_rows_rule,
-        samples=(sample(F, spec("int64", (1,)), spec("float32", (1, 4)), spec("int64")),),
+        samples=(
+            sample(
+                F,
+                spec("int64", (3,)),
+                F,
+                spec("int64"),
+                make=lambda xs: [xs[0], np.arange(len(xs[1])), xs[2], np.array(len(xs[1]))],
+            ),
+        ),
         in_place=True,
         counted=lambda inputs: {1: 3, 2: 3},
         halves=True,

@@ -24,6 +24,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import Size, TensorSpec, as_dtype, equate, minimum, product, spec
+from graphflow.ops.base.row_costs import ROW_FLOPS, touched_bytes
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.sparse.distinct_numbers import find_distinct
@@ -38,7 +39,7 @@ def key_dtype(rows: int) -> str:
     return "int32" if rows < np.iinfo(np.int32).max else I64
 
 
-def _kernel(infer: Any, into: Any) -> Any:
+def into_kernel(infer: Any, into: Any) -> Any:
     """Return a kernel that allocates its results and calls one that writes into them."""
 
     def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
@@ -52,13 +53,19 @@ def _kernel(infer: Any, into: Any) -> Any:
     return kernel
 
 
+def _some_keys(like: Any, most: int) -> Any:
+    """Return ascending keys of at most `most` rows for a sample, and one place of padding."""
+    keys = 1 + np.arange(like.size) * most // like.size
+    return np.append(keys[1:], 0).astype(like.dtype) if like.size else like
+
+
 def _count_halves(inputs: int) -> dict[int, int]:
     """Return which input counts the rows of which, if numbers come first and then pieces."""
     pieces = inputs // 2
     return {i + pieces: i for i in range(1, pieces + 1)}
 
 
-def _fill(out: Any, part: Any) -> None:
+def fill_front(out: Any, part: Any) -> None:
     """Write some rows to the front of an array, and zeros behind them."""
     count = part.shape[0]
     out[:count] = part
@@ -93,14 +100,15 @@ def _route_into(
     inverse, numbers, keys = outs[0], outs[1 : count + 1], outs[count + 1 :]
     rows = normalize_indices(xp, ids.reshape(-1), starts[-1], 0)
     if first:
-        rows = first[0][rows // width] + rows % width
+        ranges = rows // width
+        rows = first[0][ranges] + (rows - ranges * width)  # faster than a remainder
     distinct, inverse[...] = find_distinct(xp, rows, starts[-1])
     bounds = xp.searchsorted(distinct, xp.asarray(starts)).tolist()
     for number, out, start, (low, high) in zip(
         numbers, keys, starts, pairwise(bounds), strict=False
     ):
         number[...] = high - low
-        _fill(out, distinct[low:high] - (start - 1))
+        fill_front(out, distinct[low:high] - (start - 1))
 
 
 # The distinct rows among ids, (k,) int64: the position of each id among them; for each piece the
@@ -111,15 +119,12 @@ route_rows = register(
     Op(
         "route_rows",
         infer=_infer_route,
-        kernel=_kernel(_infer_route, _route_into),
+        kernel=into_kernel(_infer_route, _route_into),
         into=_route_into,
         cost=lambda ids, *first, starts, sizes, width=0: Cost(
             flops=ids.size * 16, bytes=ids.size * 64
         ),
         samples=(
-            sample(spec(I64, (5,)), starts=(0, 2, 3), sizes=(2, 1)),
-            sample(spec("int32", (2, 3)), starts=(0, 1, 2, 4), sizes=(1, 1, 2)),
-            sample(spec(I64, (0,)), starts=(0, 4), sizes=(0,)),
             sample(
                 spec(I64, (4,)),
                 spec(I64, (2,)),
@@ -128,6 +133,9 @@ route_rows = register(
                 width=2,
                 make=lambda xs: [xs[0], np.array([1, 0])],
             ),
+            sample(spec(I64, (5,)), starts=(0, 2, 3), sizes=(2, 1)),
+            sample(spec("int32", (2, 3)), starts=(0, 1, 2, 4), sizes=(1, 1, 2)),
+            sample(spec(I64, (0,)), starts=(0, 4), sizes=(0,)),
         ),
     )
 )
@@ -160,11 +168,15 @@ place_rows = register(
     Op(
         "place_rows",
         infer=_infer_place,
-        kernel=_kernel(_infer_place, _place_into),
+        kernel=into_kernel(_infer_place, _place_into),
         into=_place_into,
         counted=_count_halves,
         cost=lambda inverse, *others: Cost(
-            flops=0, bytes=_infer_place(inverse, *others).nbytes * 2 + inverse.nbytes
+            flops=0,
+            bytes=sum(rows.nbytes for rows in others) * 2
+            + touched_bytes(inverse.size, others[-1])
+            + _infer_place(inverse, *others).nbytes
+            + inverse.nbytes,
         ),
         halves=True,
         samples=(
@@ -198,7 +210,7 @@ def _split_into(
     combine_rows(xp, total, inverse, g.reshape(g.shape[0], width), "add")
     at = 0
     for out, count in zip(outs, counts, strict=True):
-        _fill(out, total[at : at + count].reshape(count, *g.shape[1:]))
+        fill_front(out, total[at : at + count].reshape(count, *g.shape[1:]))
         at += count
 
 
@@ -208,11 +220,11 @@ split_row_sums = register(
     Op(
         "split_row_sums",
         infer=_infer_split,
-        kernel=_kernel(_infer_split, _split_into),
+        kernel=into_kernel(_infer_split, _split_into),
         into=_split_into,
         leading=lambda sizes: (),
         cost=lambda g, inverse, *numbers, sizes: Cost(
-            flops=g.size, bytes=g.nbytes * 4 + inverse.nbytes
+            flops=g.size + inverse.size * ROW_FLOPS, bytes=g.nbytes * 6 + inverse.nbytes
         ),
         samples=(
             sample(
@@ -241,12 +253,10 @@ count_keys = register(
     Op(
         "count_keys",
         infer=_infer_count,
-        kernel=_kernel(_infer_count, _count_into),
+        kernel=into_kernel(_infer_count, _count_into),
         into=_count_into,
         cost=lambda keys: Cost(flops=keys.size),
-        samples=(
-            sample(spec("int32", (5,)), make=lambda xs: [np.array([1, 3, 4, 0, 0], np.int32)]),
-        ),
+        samples=(sample(spec("int32", (5,)), make=lambda xs: [_some_keys(xs[0], 4)]),),
     )
 )
 
@@ -268,14 +278,18 @@ read_rows = register(
     Op(
         "read_rows",
         infer=_infer_read,
-        kernel=_kernel(_infer_read, _read_into),
+        kernel=into_kernel(_infer_read, _read_into),
         into=_read_into,
-        cost=lambda x, keys: Cost(flops=0, bytes=_infer_read(x, keys).nbytes * 2 + keys.nbytes),
+        cost=lambda x, keys: Cost(
+            flops=0,
+            bytes=touched_bytes(keys.size, x) + _infer_read(x, keys).nbytes + keys.nbytes,
+            spread=x.nbytes,
+        ),
         halves=True,
         leading=lambda: (1,),
         samples=(
             sample(spec("float32", (4, 3)), spec("int32", (5,)),
-                   make=lambda xs: [xs[0], np.array([1, 3, 4, 0, 0], np.int32)]),
+                   make=lambda xs: [xs[0], _some_keys(xs[1], len(xs[0]))]),
         ),
     )
 )  # fmt: skip
@@ -301,7 +315,7 @@ def _merge_into(xp: Any, outs: Any, *keys: Any, size: int) -> None:
     if distinct.shape[0] > size:
         raise ShapeError(f"{distinct.shape[0]} distinct rows, there is room for {size}")
     number[...] = distinct.shape[0]
-    _fill(rows, distinct - 1)
+    fill_front(rows, distinct - 1)
     inverse[...] = -1
     inverse[used] = places
 
@@ -312,14 +326,14 @@ merge_keys = register(
     Op(
         "merge_keys",
         infer=_infer_merge,
-        kernel=_kernel(_infer_merge, _merge_into),
+        kernel=into_kernel(_infer_merge, _merge_into),
         into=_merge_into,
         cost=lambda *keys, size: Cost(
             flops=sum(k.size for k in keys) * 16, bytes=sum(k.size for k in keys) * 64
         ),
         samples=(
             sample(*[spec("int32", (3,))] * 2, size=4,
-                   make=lambda xs: [np.array([1, 3, 0], np.int32), np.array([2, 3, 4], np.int32)]),
+                   make=lambda xs: [_some_keys(xs[0], 3), _some_keys(xs[1], 4)]),
         ),
     )
 )  # fmt: skip
@@ -358,17 +372,20 @@ merge_row_sums = register(
     Op(
         "merge_row_sums",
         infer=_infer_sums,
-        kernel=_kernel(_infer_sums, _sums_into),
+        kernel=into_kernel(_infer_sums, _sums_into),
         into=_sums_into,
         counted=_count_halves,
         leading=lambda starts, size: (),
         cost=lambda inverse, *others, starts, size: Cost(
-            flops=sum(g.size for g in others), bytes=sum(g.nbytes for g in others) * 3
+            flops=sum(g.size + g.shape[0] * ROW_FLOPS for g in others[len(starts) :]),
+            bytes=sum(g.nbytes for g in others) * 4,
         ),
         samples=(
             sample(
                 spec(I64, (6,)), _INT, _INT, *[spec("float32", (3, 2))] * 2, starts=(0, 3), size=4,
-                make=lambda xs: [np.array([0, 2, -1, 1, 2, 3]), np.array(2), np.array(3), *xs[3:]],
+                make=lambda xs: [
+                    np.arange(len(xs[0])) * 3 % 5 - 1, *map(np.array, map(len, xs[3:])), *xs[3:]
+                ],
             ),
         ),
     )

@@ -26,6 +26,7 @@ from graphflow.ir.spec import (
     spec,
 )
 from graphflow.ops.base import batching_rules as batching
+from graphflow.ops.base.row_costs import touched_bytes
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import gather_scatter as gather_sharding
@@ -65,6 +66,13 @@ def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
         take_into(xp, out, x, indices, axis)
 
 
+def _cost_take(x: TensorSpec, indices: TensorSpec, axis: int) -> Cost:
+    slices = indices.size * product(x.shape[:axis])
+    written = product(_taken_shape(x, indices, axis)) * x.dtype.itemsize
+    moved = touched_bytes(slices, x, axis + 1) + written + indices.nbytes
+    return Cost(flops=0, bytes=moved, spread=x.nbytes)
+
+
 def _take_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
     out = xp.empty(x.shape[:axis] + indices.shape + x.shape[axis + 1 :], x.dtype)
     _take_into(xp, out, x, indices, axis)
@@ -85,10 +93,7 @@ take_op = register(
         leading=lambda axis: None if axis else (1,),
         batch=batching.take,
         sharding=gather_sharding.take_rule,
-        cost=lambda x, indices, axis: Cost(
-            flops=0,
-            bytes=product(_taken_shape(x, indices, axis)) * 2 * x.dtype.itemsize + indices.nbytes,
-        ),
+        cost=_cost_take,
         halves=True,
         samples=(
             sample(F, spec(I64, (5,)), axis=0),

@@ -59,6 +59,7 @@ def measure_cpu() -> dict[str, Any]:
             "handoff": measure_handoff(),
             "cache_bytes": cache_bytes(2) or 1 << 20,
             "traffic": traffic,
+            "random_rows": clock.random_rows_factor(traffic),
             "matmul": products,
             "ops": ops,
             "classes": class_medians(ops),
@@ -162,6 +163,8 @@ class KernelTimer:
             if case.sample.make is not None:
                 arrays = case.sample.make(arrays)
             arrays = [self._xp.asarray(a) for a in arrays]
+            if op.in_place and op.into is not None and op.rate is None:
+                run = partial(op.into, self._xp, arrays[0], **case.attrs)  # copies nothing
             run(*arrays)
         except Exception as error:  # the sample does not scale: its attributes depend on its sizes
             if is_interrupt(error):
@@ -218,6 +221,21 @@ class KernelTimer:
             taken = self.busy(partial(self._xp.add, a, b, out=out), 3)
             points.append([12.0 * elements, taken])
         return make_monotonic(points)
+
+    def random_rows_factor(self, traffic: list[list[float]]) -> float:
+        """Return how many times longer rows anywhere in a large array take than a stream.
+
+        Args:
+            traffic: the seconds of streams, as `traffic` returns them.
+        """
+        rows, width, some = 1 << 17, 64, 1 << 12
+        table, out = np.ones((rows, width), "float32"), np.empty((some, width), "float32")
+        places = [self._random.integers(0, rows, some) for _ in range(4 * TURNS)]
+        take = partial(np.take, table, axis=0, mode="wrap")
+        turns = cycle([(each,) for each in places])
+        taken = self.busy(lambda: take(*next(turns), out=out))
+        stream = interpolate_seconds(traffic, table.nbytes) * 2 * out.nbytes / table.nbytes
+        return max(1.0, taken / stream)
 
 
 _UNIT = Sample((), low=-1.0, high=1.0)

@@ -29,7 +29,7 @@ from graphflow.placement.clusters.host_facts import cores
 
 _DRAFT = ".part"  # suffix of a file that is being written
 _STALE_SECONDS = 3600.0  # since its last change: its writer was killed
-FORMAT = 3
+FORMAT = 4
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
 "steps": {"here" or "process": [seconds on one, seconds on two]}}; steps may be missing.
@@ -39,6 +39,7 @@ The speeds of a device kind:
     handoff: seconds to hand work to another thread;
     cache_bytes: beyond which neighbours share the way to memory;
     traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
+    random_rows: how many times longer rows anywhere in a large array take than such a pass;
     matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
         "float16" as well where 16 bits are multiplied as such;
     ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;

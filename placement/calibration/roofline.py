@@ -28,10 +28,12 @@ STATELESS = frozenset({"constant", "placeholder", "variable", "group"})
 
 @dataclass(frozen=True, slots=True)
 class OpWork:
-    """The work of a node: floating point operations and bytes moved."""
+    """The work of a node: floating point operations, bytes moved, and the bytes among which they
+    lie, if these are more."""
 
     flops: float
     bytes: float
+    spread: float = 0.0
 
 
 def work(
@@ -52,7 +54,8 @@ def work(
         return OpWork(float(sum(evaluate(s.size, {}) for s in outputs)), moved)
     cost = op.cost(*inputs, **attrs)
     given = moved if cost.bytes is None else evaluate(cost.bytes, bindings)
-    return OpWork(float(evaluate(cost.flops, bindings)), float(given))
+    spread = float(evaluate(cost.spread, bindings))
+    return OpWork(float(evaluate(cost.flops, bindings)), float(given), spread)
 
 
 def op_class(op: Op) -> str:
@@ -89,8 +92,14 @@ class Rates:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         attrs: Mapping[str, Any],
+        stays: float = 0.0,
     ) -> float:
-        """Return the seconds of a node; 0 for ops that run nothing."""
+        """Return the seconds of a node; 0 for ops that run nothing.
+
+        Args:
+            stays: bytes of the variables of the device. A step reads rows of some of them that the
+                step before has left in no cache.
+        """
         if op.name in STATELESS:
             return 0.0
         if is_control(op):
@@ -105,7 +114,20 @@ class Rates:
             busy = self._product(op, amount.flops, outputs[0].dtype) * self.compute
             return launch + busy + self._traffic(amount.bytes)
         busy = self._work_seconds(op, amount, entry, inputs, outputs) * self.compute
-        return launch + max(busy, self._traffic(amount.bytes))
+        spread = max(amount.spread, stays) if amount.spread else 0.0
+        return launch + max(busy, self.move_seconds(amount.bytes, spread))
+
+    def move_seconds(self, moved: float, spread: float = 0.0) -> float:
+        """Return the seconds to move so many bytes.
+
+        Args:
+            spread: bytes of the arrays among which they lie, if these are more: then they come from
+                the memory that holds the arrays, and more slowly than a stream of it.
+        """
+        if spread <= moved:
+            return self._traffic(moved)
+        stream = self._traffic(spread) * moved / spread
+        return max(self._traffic(moved), stream * float(self.speeds.get("random_rows", 1.0)))
 
     def _start(self, op: Op) -> float:
         """Return the seconds to start an op that was not measured.

@@ -14,6 +14,7 @@ import numpy as np
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, is_inexact, nbytes
+from graphflow.ops.communication.rows_in_use import expected_specs
 from graphflow.ops.control_flow.control import is_control
 from graphflow.ops.kernels.fusion.fusion import regions_of
 from graphflow.passes.duplicates import key_of
@@ -48,6 +49,9 @@ class NodeTimes:
         self.count = len(self.nodes) + len(self.sinks)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.specs = {t: t.spec.bind(bindings) for node in graph.nodes for t in node.outputs}
+        self._in_use = {**self.specs, **expected_specs(graph, self.specs, bindings)}
+        variables = sum(self.specs[node.outputs[0]].nbytes for node in graph.variables)
+        self._stays = float(variables) / max(1, len(cluster.devices))
         self.outputs = frozenset(graph.outputs)
         self._bytes: dict[TensorSpec, int] = {}
         kinds = {device.kind for worker in cluster.workers for device in worker.devices}
@@ -143,14 +147,14 @@ class NodeTimes:
             for t in node.outputs
             if t in self.outputs or any(c not in inside for c in self.graph.consumers[node])
         ]
-        return float(sum(map(self.nbytes, (*read, *kept))))
+        return float(sum(nbytes(self._in_use[t]) for t in (*read, *kept)))
 
     def _region_seconds(self, nodes: Sequence[Node], rate: Rates, moved: float) -> list[float]:
         """Return the seconds of each node of a region."""
         parts = []
         for node in nodes:
-            inputs = [self.specs[t] for t in node.inputs]
-            outputs = [self.specs[t] for t in node.outputs]
+            inputs = [self._in_use[t] for t in node.inputs]
+            outputs = [self._in_use[t] for t in node.outputs]
             amount = work(node.op, inputs, outputs, bind_attrs(node.attrs, self.bindings))
             parts.append((node.op, amount, outputs))
         total = rate.fused_seconds(parts, moved)
@@ -170,12 +174,15 @@ class NodeTimes:
         if self.is_in_place(node):
             return [0.0] * len(speeds)
         attrs = bind_attrs(node.attrs, self.bindings)
-        inputs = [self.specs[t] for t in node.inputs]
-        outputs = [self.specs[t] for t in node.outputs]
+        inputs = [self._in_use[t] for t in node.inputs]
+        outputs = [self._in_use[t] for t in node.outputs]
+        copied = 0.0 if self._is_updated_in_place(node) else 2.0 * self.nbytes(node.inputs[0])
+        stays = self._stays if _reads_variable(node) else 0.0
         known: dict[int, float] = {}
         for rate in speeds:
             if id(rate) not in known:
-                known[id(rate)] = rate.seconds(node.op, inputs, outputs, attrs)
+                seconds = rate.seconds(node.op, inputs, outputs, attrs, stays)
+                known[id(rate)] = seconds + rate.move_seconds(copied)
         return [known[id(rate)] for rate in speeds]
 
     def correct(
@@ -206,9 +213,9 @@ class NodeTimes:
 
     def bucket(self, node: Node, device: str, busy: bool, predicted: float) -> Bucket:
         """Return the bucket in which traces of a node are collected, on a class of devices."""
-        outputs = [self.specs[t] for t in node.outputs]
+        outputs = [self._in_use[t] for t in node.outputs]
         attrs = bind_attrs(node.attrs, self.bindings)
-        inputs = [self.specs[t] for t in node.inputs]
+        inputs = [self._in_use[t] for t in node.inputs]
         amount = work(node.op, inputs, outputs, attrs, self.bindings)
         flops = predicted * 1e9 if is_control(node.op) else amount.flops
         return Bucket(
@@ -238,6 +245,11 @@ class NodeTimes:
             and value not in self.outputs
         )
 
+    def _is_updated_in_place(self, node: Node) -> bool:
+        """Return True unless a node copies its first input before it updates some of it."""
+        copies = node.op.in_place and node.op.rate is None
+        return not copies or any(map(self.is_in_place, self.graph.consumers[node]))
+
     def _group_alike(self) -> tuple[Ints, list[Node]]:
         """Return the class of each node, (n,), and an example of each class.
 
@@ -249,13 +261,19 @@ class NodeTimes:
         for i, node in enumerate(self.nodes):
             key: Hashable = node
             if node.op.name not in STATELESS:
-                specs = tuple([self.specs[t] for t in node.inputs])
+                specs = tuple([self._in_use[t] for t in (*node.inputs, *node.outputs)])
                 attrs = key_of(dict(node.attrs)) if node.attrs else ()
-                key = (node.op, specs, node.specs, attrs, self.is_in_place(node))
+                in_place = self.is_in_place(node), self._is_updated_in_place(node)
+                key = (node.op, specs, node.specs, attrs, in_place, _reads_variable(node))
             alike[i] = number = numbers.setdefault(key, len(examples))
             if number == len(examples):
                 examples.append(node)
         return alike, examples
+
+
+def _reads_variable(node: Node) -> bool:
+    """Return True if the first input of a node is a variable."""
+    return bool(node.inputs) and node.inputs[0].node.op.name == "variable"
 
 
 def _variant(name: str, attrs: Mapping[str, Any]) -> str:

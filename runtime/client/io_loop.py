@@ -33,6 +33,7 @@ from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd
 from graphflow.runtime.protocol.clock_sync import clock_identity
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.coordinator_events import (
+    AddWorker,
     AttachWorkerMemory,
     BeginOperation,
     CoordinatorAction,
@@ -115,6 +116,8 @@ class SessionIOLoop:
         self._activity = activity
         self._addresses = addresses
         self._connections: list[WorkerConnection] = []
+        self._insecure = insecure
+        self._guard: ZapAuthenticator | None = None
         self._opened = ExitStack()  # closes the wake-up and the waiter
         self._deferred: DeferredCopies = deque()
         self.array_memory: list[PeerSharedMemory] = []
@@ -139,12 +142,10 @@ class SessionIOLoop:
         name = f"coordinator-{session[:8]}"
         self._thread = threading.Thread(target=self._drive_in_background, name=name, daemon=True)
         try:
-            guard = None if pair is None else ZapAuthenticator(self._context, pair, Keyring())
+            if pair is not None:
+                self._guard = ZapAuthenticator(self._context, pair, Keyring())
             for address, key in zip(addresses, keys, strict=True):
-                channel = transport_of(address).connect(
-                    self._context, address, insecure=insecure, watch=True, guard=guard, key=key
-                )
-                self._connections.append(WorkerConnection(channel, address, secured=bool(key)))
+                self._connect(address, key)
             self._open_wakeups()
             self._thread.start()
         except BaseException as error:
@@ -156,6 +157,13 @@ class SessionIOLoop:
                 ) from error
             raise
 
+    def _connect(self, address: str, key: str) -> None:
+        """Open the connection to the next worker."""
+        channel = transport_of(address).connect(
+            self._context, address, insecure=self._insecure, watch=True, guard=self._guard, key=key
+        )
+        self._connections.append(WorkerConnection(channel, address, secured=bool(key)))
+
     def _open_wakeups(self) -> None:
         """Open the descriptors that wake the thread which drives the sockets."""
         self._wakeup = self._opened.enter_context(closing(WakeupFd()))
@@ -163,14 +171,32 @@ class SessionIOLoop:
         self._driver = SocketDriverLock(self._wakeup)
         self._waiter = self._opened.enter_context(closing(EpollWaiter()))
         self._waiter.add(self._wakeup.fileno(), _WAKEUP)
+        for worker, _ in enumerate(self._connections):
+            self._watch(worker)
+
+    def _watch(self, worker: int) -> None:
+        """Receive from a worker's connection, and lend it memory, from now on."""
         offer = partial(_offer_memory, self._events, self._wakeup)
-        self.array_memory += [
-            PeerSharedMemory(partial(offer, worker), self._deferred)
-            for worker, _ in enumerate(self._connections)
-        ]
-        for worker, connection in enumerate(self._connections):
-            self._waiter.add(connection.channel.fileno(), worker)
-            self._waiter.add(connection.channel.monitor_fileno(), ~worker)
+        self.array_memory.append(PeerSharedMemory(partial(offer, worker), self._deferred))
+        channel = self._connections[worker].channel
+        self._waiter.add(channel.fileno(), worker)
+        self._waiter.add(channel.monitor_fileno(), ~worker)
+
+    def _join(self, event: AddWorker) -> None:
+        """Open the connection to a worker that is to join, and let the machine know it.
+
+        If that fails, the worker stays unknown.
+        """
+        try:
+            self._connect(event.address, event.key)
+        except (OSError, TransportError) as error:
+            _log.tell("worker.unfit", session="", address=event.address, reason=str(error))
+            return
+        worker = len(self._connections) - 1
+        self._watch(worker)
+        self._unread.append(~worker)
+        self._machine.handle(event, time.monotonic())
+        self._addresses.append(event.address)
 
     # From any thread ---------------------------------------------------------------------------
 
@@ -518,6 +544,9 @@ class SessionIOLoop:
         return LinkDown(worker, "its process ended, froze or cannot be reached")
 
     def _handle(self, event: CoordinatorEvent) -> None:
+        if type(event) is AddWorker:
+            self._join(event)
+            return
         try:
             actions = self._machine.handle(event, time.monotonic())
         except GraphflowError as error:

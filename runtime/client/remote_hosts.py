@@ -161,24 +161,34 @@ class RemoteHosts(RemoteSteps):
         Workers measure one after the other: those of one machine would slow each other down.
         """
         reports = {}
-        for worker in range(len(self._addresses)):
+        for worker in self._present_workers():
             request = next(self._requests)
             replies = self._ask(request, {worker: Order(Measure(request))}, REQUEST_SECONDS)
             message = replies.messages[worker]
             assert isinstance(message, Measured)
             reports[worker] = message.report
-        return reports
+        return self._complete(reports)
+
+    def _present_workers(self) -> list[int]:
+        """Return the workers that take part, without those that are waited for."""
+        away = self._require_loop().unwelcomed_workers()
+        return [worker for worker in self._living_workers() if worker not in away]
+
+    def _complete(self, reports: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Return reports of all workers; another one has the part of a worker that was lost."""
+        first = next(iter(reports.values()))
+        return {worker: reports.get(worker, first) for worker in range(len(self._addresses))}
 
     def probe_speeds(self) -> dict[int, dict[str, Any]]:
         """Return a report of each worker's present speed; all of them compute at the same time."""
         request = next(self._requests)
-        orders = {w: Order(Measure(request, probes=True)) for w in range(len(self._addresses))}
+        orders = {w: Order(Measure(request, probes=True)) for w in self._present_workers()}
         replies = self._ask(request, orders, REQUEST_SECONDS)
         reports = {}
         for worker, message in replies.messages.items():
             assert isinstance(message, Measured)
             reports[worker] = message.report
-        return reports
+        return self._complete(reports)
 
     def probe_link(self, source: int, target: int, nbytes: int, repeats: int) -> float:
         """Return the median time in seconds that `nbytes` take from one worker to another.

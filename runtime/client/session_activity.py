@@ -32,15 +32,14 @@ class SessionActivity:
         Args:
             addresses: the addresses of the epoch's workers, none of which is lost yet.
         """
-        workers = len(addresses)
         self._lost.clear()
 
         def states() -> dict[tuple[str, ...], float]:
             lost = len(machine.loss_reasons())
-            return {("up",): workers - lost, ("lost",): lost}
+            return {("up",): len(addresses) - lost, ("lost",): lost}
 
         def clocks(read: Callable[[PeerClock], float]) -> dict[tuple[str, ...], float]:
-            values = {(str(w),): read(machine.clock(w)) for w in range(workers)}
+            values = {(str(w),): read(machine.clock(w)) for w in range(len(addresses))}
             return {worker: value for worker, value in values.items() if math.isfinite(value)}
 
         def error(clock: PeerClock) -> float:

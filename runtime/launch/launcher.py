@@ -60,5 +60,19 @@ class Launcher(Protocol):
             RendezvousTimeout: a worker did not start in time.
         """
 
+    def replace(self, lost: int, until: float) -> str:
+        """Start one more process, in place of a worker that was lost; return its address.
+
+        Args:
+            lost: the lost worker, which is killed first: a frozen process would still hold memory.
+            until: a monotonic time.
+
+        Raises:
+            RendezvousTimeout: it did not start in time.
+        """
+
+    def end_after(self, count: int) -> None:
+        """End the processes after the first `count`."""
+
     def stop(self) -> None:
         """End all processes: by request, and by force after a grace period. Idempotent."""

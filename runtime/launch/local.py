@@ -294,6 +294,28 @@ class LocalWorkers:
                 worker.wait_ready(until)
         return gone
 
+    def replace(self, lost: int, until: float) -> str:
+        """Start one more process, in place of a worker that was lost; return its address.
+
+        Args:
+            lost: the lost worker, which is killed first: a frozen process would still hold memory.
+            until: a monotonic time.
+
+        Raises:
+            RendezvousTimeout: it did not start in time.
+        """
+        self._workers[lost].kill()
+        worker = self._start(self._workers[lost].index, until)
+        self._workers.append(worker)
+        worker.wait_ready(until)
+        return worker.address
+
+    def end_after(self, count: int) -> None:
+        """End the processes after the first `count`."""
+        for worker in self._workers[count:]:
+            worker.kill()
+        del self._workers[count:]
+
     def stop(self) -> None:
         """End the processes: by request, and by force after a grace period. Idempotent."""
         self._end()

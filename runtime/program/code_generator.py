@@ -21,6 +21,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
+from graphflow.ops.communication.rows_in_use import find_rows_in_use, has_counting_readers
 from graphflow.ops.control_flow.control import call
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.runtime.collectives.rank_buffers import Collective
@@ -50,7 +51,6 @@ from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection
-from graphflow.runtime.program.rows_in_use import find_rows_in_use, has_counting_readers
 from graphflow.runtime.program.source_text import ProgramSource
 
 _EDGES = ("send", "recv")
@@ -120,7 +120,7 @@ class CpuCode:
         )  # fmt: skip
         self._kernels = KernelEmitter(
             layout, bindings, backend, self._operands, self.scope, self.compute, self.commit,
-            find_rows_in_use(partition, layout.specs),
+            {} if partition.checks else find_rows_in_use(self.graph, layout.specs),
         )  # fmt: skip
         every = partition.checks == EVERY
         watch = (

@@ -17,6 +17,8 @@ from graphflow.ir.graph import bind_attrs
 from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ops.communication.rows_in_use import RowsInUse, aligned_inputs
+from graphflow.ops.kernels.fusion.fusion import FusedRegion
 from graphflow.ops.kernels.fusion.multi_tensor_updates import MultiTensorUpdate
 from graphflow.ops.kernels.fusion.region_kernels import (
     THREADING_NANOSECONDS,
@@ -37,12 +39,6 @@ from graphflow.runtime.program.generated_call_support import (
 )
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import ProgramSection
-from graphflow.runtime.program.rows_in_use import (
-    RowsInUse,
-    aligned_inputs,
-    can_slice,
-    region_rows,
-)
 
 
 class KernelEmitter:
@@ -92,7 +88,7 @@ class KernelEmitter:
         task = fused.task
         part = self._commit if node in self._layout.deferred else self._compute
         tensors = (*fused.operands, *fused.results)
-        used = region_rows(fused, self._rows_in_use, self._layout.specs)
+        used = self._region_rows(fused)
         if used is None and not self._is_split_over_threads(task):
             self._emit_call(part, node, task, tensors, len(fused.results))
             return
@@ -196,7 +192,8 @@ class KernelEmitter:
         if deferred is not None:
             inputs = [self.keep_for_commit(node, name) for name in inputs]
         names = [self._operands.name(t) for t in node.outputs]
-        if task is None and deferred is None and can_slice(node):
+        slices = node.op.leading is not None or node.op.elementwise
+        if task is None and deferred is None and slices:
             self._slice_rows(node, inputs, names)
         attrs = bind_attrs(node.attrs, self._bindings)
         specs = [t.spec for t in node.inputs]
@@ -216,6 +213,19 @@ class KernelEmitter:
             self._commit.add_line(node, line)
         else:
             self._compute.add_line(node, line)
+
+    def _region_rows(self, fused: FusedRegion) -> tuple[Tensor, int] | None:
+        """Return the number of rows in use of a region's results, and the units of its kernel for
+        each row; None if it computes all rows."""
+        number = self._rows_in_use.get(fused.results[0])
+        if number is None or any(self._rows_in_use.get(t) is not number for t in fused.results):
+            return None
+        rows = [int(self._layout.specs[t].shape[0]) for t in fused.results]
+        alike = rows.count(rows[0]) == len(rows) and all(axes[0] for axes in fused.result_axes)
+        if fused.region.over == "columns" or not (alike and rows[0]):
+            return None
+        divides = not fused.sizes[0] % rows[0] and not fused.task.rows % rows[0]
+        return (number, fused.task.rows // rows[0]) if divides else None
 
     def _slice_rows(self, node: Node, inputs: list[str], outputs: list[str]) -> None:
         """Let a line read and write only the rows in use of a node's inputs and outputs.

@@ -23,6 +23,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.protocol.clock_sync import BURST, PeerClock
 from graphflow.runtime.protocol.coordinator_events import (
+    AddWorker,
     AttachWorkerMemory,
     BeginOperation,
     CancelSteps,
@@ -110,20 +111,14 @@ class CoordinatorMachine:
         home: str = "",
     ) -> None:
         self._version = Version.own()
-        self._far = [not is_loopback(address) for address in addresses]
+        self._far: list[bool] = []
         self._session, self._epoch, self._token = session, epoch, intern(token)
-        self._peers = [
-            Peer(
-                index,
-                address,
-                ReliableStream(session, epoch, COORDINATOR, token),
-                now,
-                PeerClock(home),
-            )
-            for index, address in enumerate(addresses)
-        ]
-        self._failure_detector = FailureDetector(self._peers, dead_after)
+        self._home = home
         self._now = now
+        self._peers: list[Peer] = []
+        for address in addresses:
+            self._add_peer(address)
+        self._failure_detector = FailureDetector(self._peers, dead_after)
         self._operations = OperationTable()
         self._last_beat = now
         self._commits_owed: set[int] = set()  # workers that were not told of a commit yet
@@ -155,6 +150,9 @@ class CoordinatorMachine:
                 return self._lose(event)
             case CancelSteps():
                 return self._cancel()
+            case AddWorker(address):
+                self._add_peer(address)
+                return []
             case CoordinatorTick():
                 return self._tick()
 
@@ -197,6 +195,13 @@ class CoordinatorMachine:
     def stream(self, worker: int) -> ReliableStream:
         """Return the message stream to a worker, to read only."""
         return self._peers[worker].stream
+
+    def _add_peer(self, address: str) -> None:
+        """Add a worker, which knows nothing of the session yet."""
+        stream = ReliableStream(self._session, self._epoch, COORDINATOR, self._token)
+        index, clock = len(self._peers), PeerClock(self._home)
+        self._peers.append(Peer(index, address, stream, self._now, clock))
+        self._far.append(not is_loopback(address))
 
     # Events ------------------------------------------------------------------------------------
 

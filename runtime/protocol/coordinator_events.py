@@ -107,6 +107,14 @@ class OfferMemoryToWorker:
     token: str
 
 
+@dataclass(frozen=True)
+class AddWorker:
+    """Event: a worker is to join the session; its number is the next one after those before."""
+
+    address: str
+    key: str = ""
+
+
 CoordinatorEvent = (
     BeginOperation
     | ReleaseStep
@@ -116,6 +124,7 @@ CoordinatorEvent = (
     | LinkDown
     | WorkerGone
     | CancelSteps
+    | AddWorker
     | CoordinatorTick
 )
 

@@ -63,11 +63,13 @@ class FastPathCoordinator(CoordinatorMachine):
     """Coordinator machine that can also begin and decide steps by the fast path."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self._codecs: list[StepCodec | None] = []
         super().__init__(*args, **options)
-        said = self._session, self._epoch
-        self._codecs = [
-            StepCodec.for_worker(*said, peer.index, self._token) for peer in self._peers
-        ]
+
+    def _add_peer(self, address: str) -> None:
+        super()._add_peer(address)
+        said = self._session, self._epoch, len(self._codecs), self._token
+        self._codecs.append(StepCodec.for_worker(*said))
 
     def begin_step(self, steady: SteadyStateStep, now: float) -> list[NumberedFrame] | None:
         """Begin a step; return the frame for each worker, or None if the fast path does not

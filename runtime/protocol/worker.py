@@ -70,6 +70,7 @@ from graphflow.runtime.wire.messages import (
     Fenced,
     Forget,
     Hello,
+    Join,
     Load,
     Measure,
     Meet,
@@ -481,6 +482,13 @@ class WorkerMachine:
                 arrays = session.take_arrays("value", message.request, [message.variable])
                 return [RunJob(name, message, 0, epoch, arrays)]
             case Prepare() | Read() | Forget() | Adopt() | Save() | Measure() | Meet() | Probe():
+                return [RunJob(name, message, 0, epoch)]
+            case Join():
+                if message.worker < session.worker_count:
+                    raise ProtocolError(
+                        f"worker {message.worker} joins a session of {session.worker_count} workers"
+                    )
+                session.worker_count = message.worker + 1  # others did not come
                 return [RunJob(name, message, 0, epoch)]
             case Close():
                 answer = session.reply(Ready(message.request))

@@ -25,6 +25,7 @@ from graphflow.runtime.wire.messages import (
     Computed,
     Envelope,
     Forget,
+    Join,
     Key,
     Load,
     Measure,
@@ -53,6 +54,7 @@ Job = (
     | Write
     | Forget
     | Adopt
+    | Join
     | Save
     | Measure
     | Meet

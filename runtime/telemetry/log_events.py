@@ -116,6 +116,8 @@ EVENTS: Mapping[str, LogEvent] = {
     "mirrors.lost": _event(
         _W, "both copies of variables are lost; a checkpoint is needed", "step reason"
     ),
+    "worker.joined": _event(_I, "a worker joined in place of a lost one", "worker replaces"),
+    "worker.unreplaced": _event(_W, "no worker joined in place of a lost one", "worker reason"),
     "mirrors.complete": _event(_I, "each variable has a mirror again", "step"),
     "session.drained": _event(_W, "a session ended on request", "step folder"),
     "recovery.lost": _event(

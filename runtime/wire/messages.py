@@ -198,7 +198,7 @@ class Open(Message):
 
     Attributes:
         worker: The worker's number.
-        peers: The addresses of all workers, in order.
+        peers: The addresses of all workers, in order; "" for one that was lost before.
         lease: Silent seconds after which the worker may forget the session.
         ops: The modules whose ops the session uses.
         keys: The public keys of all workers, in order ("" where there is none), or nothing.
@@ -306,6 +306,22 @@ class Forget(Message):
     request: Count
     programs: list[str]
     variables: list[str]
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """Tells a worker that another one takes part in the session from now on.
+
+    Attributes:
+        worker: The new worker's number, which is higher than those before.
+        address: Its address.
+        key: Its public key, or "".
+    """
+
+    request: Count
+    worker: Count
+    address: str
+    key: str = ""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ from graphflow.runtime.wire.messages import (
     Computed,
     Forget,
     HostUsage,
+    Join,
     Key,
     Load,
     Measure,
@@ -138,6 +139,7 @@ class HostedSession:
         self._checkpoints = checkpoints
         self._host: HostProtocol | None = None
         self._links: dict[int, PeerLink] = {}
+        self._lost_links: list[PeerLink] = []  # to processes that were lost; closed at the end
         session = opening.session  # not self: a reference cycle would free the memory late
         self._coordinator_memory = PeerSharedMemory(
             lambda token: report(OfferMemoryToCoordinator(session, token))
@@ -183,6 +185,11 @@ class HostedSession:
         if self._host is not None:
             self._host.deliver(self._session, step, edge, array)
         self.activity.count_tensor("received", origin, edge, array.nbytes)
+
+    @property
+    def keys(self) -> list[str]:
+        """The public keys of all workers, in order; none if they have none."""
+        return self._keys
 
     @property
     def queued_jobs(self) -> int:
@@ -322,6 +329,13 @@ class HostedSession:
                 self._save(run, job, host.snapshot(session))
             case Forget():
                 host.forget(session, job.programs, job.variables)
+            case Join():
+                self._drop_links(job.address)
+                absent = [""] * (job.worker - len(self._addresses))
+                self._addresses += [*absent, job.address]
+                if self._keys:
+                    self._keys += [*absent, job.key]
+                self._link(job.worker)
             case Adopt():
                 host.adopt(session, job.moved, job.copied)
             case Measure():
@@ -337,22 +351,8 @@ class HostedSession:
     def _open(self) -> None:
         import_allowed(self._ops, self._allowed)
         for worker, address in enumerate(self._addresses):
-            if worker != self._index:
-                channel = transport_of(address).connect(
-                    self._context, address, insecure=self._insecure, watch=True, guard=self._guard,
-                    key=self._keys[worker] if self._keys else "",
-                )  # fmt: skip
-                outbound = Outbound(self._session, self._epoch, self._index, self._token)
-                fast_channel = None if self._keys else UnixSocketChannel.connect(address)
-                bulk_sender = (
-                    BulkSender(self._listen_address)
-                    if self._listen_address and not self._keys
-                    else None
-                )
-                sealed = bool(self._keys)
-                self._links[worker] = PeerLink(
-                    channel, outbound, fast_channel, bulk_sender, sealed=sealed
-                )
+            if worker != self._index and address:
+                self._link(worker)
         self._host = self._factory(self._index, self._devices, self._threads, self._outbox)
         self._host.open(self._session)
         keep = self._coordinator_memory.keep
@@ -360,13 +360,33 @@ class HostedSession:
             self._session, self._drive_until, self._wake, self.activity.count_tensor, keep
         )
 
+    def _drop_links(self, address: str) -> None:
+        """Drop the links to earlier processes at an address, which are lost."""
+        for worker, known in enumerate(self._addresses):
+            if known == address and worker in self._links:
+                self._lost_links.append(link := self._links.pop(worker))
+                link.disconnect()
+
+    def _link(self, worker: int) -> None:
+        """Open the link to another worker."""
+        address, sealed = self._addresses[worker], bool(self._keys)
+        channel = transport_of(address).connect(
+            self._context, address, insecure=self._insecure, watch=True, guard=self._guard,
+            key=self._keys[worker] if sealed else "",
+        )  # fmt: skip
+        outbound = Outbound(self._session, self._epoch, self._index, self._token)
+        fast_channel = None if sealed else UnixSocketChannel.connect(address)
+        sends_bulk = self._listen_address and not sealed
+        bulk_sender = BulkSender(self._listen_address) if sends_bulk else None
+        self._links[worker] = PeerLink(channel, outbound, fast_channel, bulk_sender, sealed=sealed)
+
     def _close(self) -> None:
         self._prober.close()
         try:
             if self._host is not None:
                 self._host.close(self._session)
         finally:
-            for link in self._links.values():
+            for link in (*self._links.values(), *self._lost_links):
                 link.close()
             self._coordinator_memory.close()
             # Free the memory now: the garbage collector may not run on a worker for long.

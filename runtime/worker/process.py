@@ -64,6 +64,7 @@ from graphflow.runtime.wire.messages import (
     Chunk,
     Close,
     Envelope,
+    Join,
     Message,
     Open,
     Status,
@@ -447,6 +448,8 @@ class WorkerProcess:
         opened = self._sessions.get(envelope.session)
         if self._guard is not None and type(message) is Open and opened not in (None, hosted):
             self._guard.allow_session_keys(envelope.session, key, message.keys)
+        elif self._guard is not None and type(message) is Join and hosted is not None:
+            self._guard.allow_session_keys(envelope.session, key, [*hosted.keys, message.key])
 
     def _status_report(self, role: str) -> dict[str, Any]:
         """Return this worker's status, for a peer whose key has `role`."""

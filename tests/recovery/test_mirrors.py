@@ -4,6 +4,7 @@ Losses of real processes are in tests/faults."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, ClusterError
-from graphflow.planning.mirror_devices import choose_mirror_devices
+from graphflow.planning.mirror_devices import choose_mirror_device
 from tests.faults.recovery.model import Model
 
 
@@ -34,10 +35,16 @@ def cluster_of(*addresses: str) -> gf.Cluster:
     )
 
 
-def mirrored_by(cluster: gf.Cluster, *lost: int) -> dict[int, int]:
-    number = lambda name: int(name.split(":")[1].split("/")[0])  # noqa: E731
-    found = choose_mirror_devices(cluster, lost)
-    return {number(device): number(mirror) for device, mirror in found.items()}
+def mirrored_by(cluster: gf.Cluster, *lost: int) -> dict[int, int | None]:
+    """The worker that mirrors each one that is left."""
+    left = [worker for worker in cluster.workers if worker.index not in lost]
+    loads = Counter(worker.devices[0].name for worker in left)
+    found: dict[int, int | None] = {}
+    for worker in left:
+        place = choose_mirror_device(cluster, worker.devices[0].name, lost, loads)
+        found[worker.index] = None if place is None else int(place.split(":")[1].split("/")[0])
+        loads[place or ""] += 1
+    return found
 
 
 def local(**options: Any) -> gf.Session:
@@ -59,7 +66,7 @@ def test_on_one_host_a_mirror_is_in_another_process_and_lost_workers_hold_none()
     one = cluster_of("tcp://a:1", "tcp://a:2", "tcp://a:3")
     assert mirrored_by(one) == {0: 1, 1: 2, 2: 0}
     assert mirrored_by(one, 1) == {0: 2, 2: 0}
-    assert mirrored_by(one, 0, 1) == {}
+    assert mirrored_by(one, 0, 1) == {2: None}
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,13 @@ class BlockStrategy:
                 f"{where}: accumulate={beside.accumulate} splits a batch into micro-batches, and "
                 "each turn reads all examples; leave out accumulate="
             )
+        for name in ("compress", "tables"):
+            given = getattr(beside, name, None)
+            if given:
+                raise ShardingError(
+                    f"{where}: {name}={given!r} changes how gradients are exchanged, and a "
+                    f"{type(self).__name__} has its own exchange; leave out {name}="
+                )
 
     # The interface of strategies ------------------------------------------------------------------
 
@@ -298,13 +305,19 @@ class BlockStrategy:
         Raises:
             ShardingError: see `find_linear_model`.
         """
-        step, weights = next(
+        steps = [
             (node, member.node.inputs[0])
             for node in graph.of_op("group")
             if node.attrs.get("strategy") is self
             for member in node.inputs
             if member.node.op.name == "assign" and member.node.inputs[0].node in self._states
-        )
+        ]
+        if len(steps) > 1:
+            names = " and ".join(f"{node.name!r} (made at {node.location})" for node, _ in steps)
+            raise ShardingError(
+                f"{names} are trained by one {type(self).__name__} at once; run one after the other"
+            )
+        step, weights = steps[0]
         gradient, state = self._states[weights.node]
         model = find_linear_model(step, weights, gradient, self.curvature)
         after = self.write_window(model, state, is_first)
@@ -340,13 +353,25 @@ class BlockStrategy:
 
 
 def _order_phases(division: ShardedGraph) -> ShardedGraph:
-    """Return the graph with its nodes in the order of turns and phases."""
-    turns = {
+    """Return the graph with its nodes in the order of turns and phases.
+
+    A node that waits for another device comes where its result is read first.
+    """
+    own = {
         part.node: tensor.node.turn
         for tensor, value in division.values.items()
         if tensor.node.turn >= 0
         for part in value.shards
+        if part.node.op.joint is None
     }
+    graph, turns = division.graph, dict(own)
+    first_read: dict[Node, int] = {}
+    for node in reversed(graph.nodes):
+        readers = (own.get(reader, first_read.get(reader, -1)) for reader in graph.consumers[node])
+        first_read[node] = min((turn for turn in readers if turn >= 0), default=-1)
+        waits = node.op.joint is not None or any(t.node.device != node.device for t in node.inputs)
+        if node not in own and waits and first_read[node] >= 0:
+            turns[node] = first_read[node]
     return order_by_turns(division, turns)
 
 

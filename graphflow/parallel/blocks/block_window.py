@@ -28,7 +28,7 @@ class Slopes(NamedTuple):
     Attributes:
         columns: the numbers of the columns, int64 (width,).
         features: these columns of the features, (examples, width).
-        gradient: (width,) or (width, outputs).
+        gradient: (width,) or (width, outputs). It is exchanged when a step reads it.
         active: bool (width,): the columns whose gradients were exchanged; None: all.
     """
 
@@ -74,9 +74,12 @@ class BlockWindow:
         features: Tensor = G["take"](model.features, columns, axis=1)
         (slopes,) = substitute_tensors([model.slopes], {model.predictions: self.predictions})
         gradient = slopes @ features if slopes.ndim < 2 else features.mT @ slopes
-        if active is not None:
-            gradient = REGISTRY["active_sum"](gradient, active)
         return Slopes(columns, features, gradient, active)
+
+    def exchange(self, slopes: Slopes) -> Slopes:
+        """Return slopes of which the active columns are summed over places, and others are 0."""
+        assert slopes.active is not None
+        return slopes._replace(gradient=REGISTRY["active_sum"](slopes.gradient, slopes.active))
 
     def step(self, slopes: Slopes, bounds: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights of some columns before and after a step.

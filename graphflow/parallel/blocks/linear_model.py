@@ -12,7 +12,6 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
-from graphflow.ir.spec import show_shape
 from graphflow.transforms.reverse_mode import gradients
 
 
@@ -129,15 +128,27 @@ def _find_curvature(slopes: Tensor, predictions: Tensor) -> Tensor:
     """Return the second derivative of a loss that is quadratic in each prediction.
 
     Raises:
-        ShardingError: it depends on the predictions.
+        ShardingError: it depends on the predictions, or a prediction changes the slope of another.
     """
+    name = f"{predictions.name!r} (made at {predictions.node.location})"
+    remedy = (
+        "give curvature=, a bound on the eigenvalues of the second derivative, such as 0.25 for a "
+        "sum of logistic losses, and 0.25 / examples for their mean"
+    )
+    reached = {predictions.node}
+    for node in Graph([slopes]).nodes:
+        if node not in reached and any(t.node in reached for t in node.inputs):
+            reached.add(node)
+            if not (node.op.elementwise and node.specs[0].shape == predictions.shape):
+                raise ShardingError(
+                    f"the slope of the loss by a prediction in {name} may depend on other "
+                    f"predictions, by {node.name!r} (made at {node.location}); {remedy}"
+                )
     (second,) = gradients(FUNCTIONS["sum"](slopes), [predictions])
     if predictions.node in Graph([second]).nodes:
         raise ShardingError(
-            f"the second derivative of the loss by the predictions {predictions.name!r} (made at "
-            f"{predictions.node.location}, {show_shape(predictions.shape)}) depends on them, so no "
-            "bound of it is known; give curvature=, such as 0.25 for a sum of logistic losses, and "
-            "0.25 / examples for their mean"
+            f"the second derivative of the loss by the predictions {name} depends on them, so no "
+            f"bound of it is known; {remedy}"
         )
     return second
 

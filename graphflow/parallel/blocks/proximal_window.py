@@ -31,6 +31,8 @@ G = FUNCTIONS
 LEVEL_STEP = 1e-3
 """All columns are active once more when no weight moves by more than this of the largest one, then
 by more than this squared, and so on, down to the level that counts as rest."""
+ROUNDING = 8
+"""Moves of so many units in the last place of the largest weight count as rest in any case."""
 
 
 class ProximalSettings(NamedTuple):
@@ -170,6 +172,8 @@ class ProximalWindow(BlockWindow):
 
     def _apply(self, slopes: Slopes, bounds: Tensor) -> None:
         """Apply the step along a block, and note which of its columns can be left out."""
+        if slopes.active is not None:
+            slopes = self.exchange(slopes)
         old, new = self.step(slopes, G["take"](bounds, slopes.columns, axis=0))
         self.move(slopes, old, new)
         moved = G["max"](G["abs"](new - old))
@@ -194,7 +198,8 @@ class ProximalWindow(BlockWindow):
         state, settings = self.state, self._settings
         ends = G["equal"](turns % settings.blocks, 0)
         most = G["max"](G["abs"](self.weights))
-        quiet = G["logical_and"](ends, self._largest_move <= most * settings.tol)
+        tol = max(settings.tol, ROUNDING * float(np.finfo(self.weights.dtype).eps))
+        quiet = G["logical_and"](ends, self._largest_move <= most * tol)
         zero = G["zeros_like"](self._largest_move)
         after = {state["largest_move"]: G["where"](ends, zero, self._largest_move)}
         if self._active is None or self._sent is None:
@@ -205,7 +210,7 @@ class ProximalWindow(BlockWindow):
         calm = G["logical_and"](ends, self._largest_move <= most * state["level"])
         again = G["logical_and"](calm, G["logical_not"](known))  # all columns, once more
         settled = G["logical_and"](quiet, known)
-        lower = G["maximum"](state["level"] * LEVEL_STEP, settings.tol)
+        lower = G["maximum"](state["level"] * LEVEL_STEP, tol)
         after[state["level"]] = G["where"](again, lower, state["level"])
         after[state["converged"]] = G["where"](ends, settled, state["converged"])
         after[had_all] = G["where"](ends, again, had_all)

@@ -32,7 +32,17 @@ class Rules(NamedTuple):
     @property
     def updates(self) -> int:
         """The updates of a window, at each server."""
-        return self.turns.total // self.aggregate
+        return self.turns.each if self.has_backups else self.turns.total // self.aggregate
+
+    @property
+    def has_backups(self) -> bool:
+        """True if a round takes the first pushes, and drops late ones."""
+        return self.consistency == "bsp" and self.aggregate < self.turns.workers
+
+    @property
+    def deals_numbers(self) -> bool:
+        """True if the first server tells workers what to take next."""
+        return self.is_pool or self.has_backups
 
     @property
     def is_pool(self) -> bool:
@@ -43,7 +53,7 @@ class Rules(NamedTuple):
     def has_fixed_order(self) -> bool:
         """True if servers take pushes in the order of workers, so that it does not matter when
         they come."""
-        return self.consistency == "bsp"
+        return self.consistency == "bsp" and not self.has_backups
 
     def first_impossible(self, order: Sequence[int]) -> int | None:
         """Return the place of the first push in an order that cannot come: its worker has not been
@@ -52,6 +62,8 @@ class Rules(NamedTuple):
         Args:
             order: the worker of each push, one for each micro-batch; -1 for any.
         """
+        if self.has_backups:
+            return self._first_impossible_in_rounds(order)
         workers, each = self.turns.workers, self.turns.each
         clocks = [0] * workers
         may_push = [True] * workers
@@ -66,6 +78,25 @@ class Rules(NamedTuple):
                 running = [clock for clock in clocks if clock < each]
                 least = min(running, default=0)
                 may_push = [clock < each and clock - least <= self.staleness for clock in clocks]
+        return None
+
+    def _first_impossible_in_rounds(self, order: Sequence[int]) -> int | None:
+        """Return the place of the first push that cannot come, with backup workers."""
+        rounds = [0] * self.turns.workers
+        now, waiting = 0, set[int]()
+        for place, k in enumerate(order):
+            if k == -1 or now == self.turns.each:
+                return None if k == -1 else place
+            if not 0 <= k < len(rounds) or k in waiting:
+                return place
+            if rounds[k] == now:
+                waiting.add(k)
+            rounds[k] = now
+            if len(waiting) == self.aggregate:
+                now += 1
+                for each in waiting:
+                    rounds[each] = now
+                waiting.clear()
         return None
 
     def answers(

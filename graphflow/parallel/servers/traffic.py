@@ -72,6 +72,16 @@ def record_traffic(window: ServedWindow) -> tuple[Records, Records]:
                 record(
                     "state", window.name_of(variable), variable, int(variable.specs[0].nbytes), 1
                 )
+        for rows in window.tables.routes:
+            table = rows.table.node
+            size = rows.expected_bytes(server, window.sizes.guess)
+            record("rows", window.name_of(table), table, size)
+            record("gradients", window.name_of(table), table, size)
+        if window.tables.relays and server == 0:
+            for other in range(1, window.servers):
+                if window.device(other) != window.device(0):
+                    total = window.rules.turns.total
+                    record("number", f"micro-batch of server {other}", window.node, 4, total)
         record("number", "micro-batch", window.node, TICKET_BYTES)
         if port.numbers:
             record("number", "next micro-batch", window.node, TICKET_BYTES)

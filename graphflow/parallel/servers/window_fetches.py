@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import is_inexact, show_shape, sole_symbol
+from graphflow.parallel.served_tables.table_pieces import gather_whole
 from graphflow.parallel.servers.traffic import record_traffic
 from graphflow.parallel.servers.window import ServedWindow
 from graphflow.parallel.servers.window_history import WindowRecords
@@ -60,6 +63,14 @@ def _fetch(window: ServedWindow, user: Tensor, own: Tensor) -> Tensor:
             with origin_scope(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
+        case "variable" if node in window.tables.pieces:
+            with origin_scope(node, "fetched/", window.device(0)):
+                return gather_whole(window.tables.pieces[node])
+        case "assign" if node.inputs[0].node in window.tables.pieces:
+            raise ShardingError(
+                f"fetch {node.name!r} (made at {node.location}) is the new value of a table that "
+                "no process has whole; fetch the step, and read rows with s.get or gf.take"
+            )
         case "variable":
             return window.variables[node].nodes[0].outputs[0]
         case "assign":
@@ -75,11 +86,23 @@ def _fetch_of_turns(window: ServedWindow, user: Tensor, own: Tensor) -> Tensor:
     """Return the mean over turns of a scalar, or the rows of all micro-batches in the order of the
     feeds."""
     result = window.results[0]
+    if window.rules.has_backups and user.ndim:
+        raise ShardingError(
+            f"fetch {user.node.name!r} (made at {user.node.location}) has rows of each "
+            "micro-batch, and with backup workers some are dropped; fetch floats without axes, or "
+            "leave out aggregate="
+        )
     pushed = result.fetched[window.turn_fetches[own]]
+    is_scalar = not user.ndim and is_inexact(user.dtype)
     with origin_scope(user.node, "fetched/", window.device(0)):
+        if window.rules.has_backups and is_scalar:
+            taken = FUNCTIONS["equal"](result.staleness, np.int32(0))
+            share = 1.0 / (window.rules.updates * window.rules.aggregate)
+            total: Tensor = FUNCTIONS["sum"](FUNCTIONS["where"](taken, pushed, 0.0)) * share
+            return total
         places = FUNCTIONS["argsort"](result.numbers)
         ordered: Tensor = FUNCTIONS["take"](pushed, places, 0)
-        if not user.ndim and is_inexact(user.dtype):
+        if is_scalar:
             mean: Tensor = FUNCTIONS["mean"](ordered)
             return mean
         if user.ndim and sole_symbol(user.shape[0]) in window.sizes.symbols_of_batch:

@@ -27,28 +27,38 @@ class WindowHistory:
         staleness: for each push, the updates between the values that it was computed from and the
             update that it became a part of, int32 (S, P).
         micro_batches: the micro-batch of each push, int32 (S, P).
+        dropped: the turns whose pushes were late, of backup workers: those with a staleness above
+            0, and those that a worker had begun when the window ended.
+
+    With backup workers the number of pushes varies. Places after the last push have -1.
     """
 
     step: int
     order: Int32s
     staleness: Int32s
     micro_batches: Int32s
+    dropped: int = 0
 
     @property
     def histogram(self) -> dict[int, int]:
         """The number of pushes of each staleness, over all servers."""
-        values, counts = np.unique(self.staleness, return_counts=True)
+        values, counts = np.unique(self.staleness[self.order >= 0], return_counts=True)
         return {int(v): int(n) for v, n in zip(values, counts, strict=True)}
 
     @property
     def turns(self) -> tuple[int, ...]:
         """The number of turns that each worker took."""
-        found = np.bincount(self.order[0], minlength=int(self.order.max()) + 1)
+        own = self.order[0]
+        found = np.bincount(own[own >= 0], minlength=int(own.max()) + 1)
         return tuple(int(n) for n in found)
 
     def __str__(self) -> str:
         spread = ", ".join(f"{n} of {v}" for v, n in self.histogram.items())
-        return f"step {self.step}: turns of workers {self.turns}; pushes by staleness: {spread}"
+        dropped = f"; {self.dropped} dropped" if self.dropped else ""
+        return (
+            f"step {self.step}: turns of workers {self.turns}; pushes by staleness: {spread}"
+            f"{dropped}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +100,8 @@ class WindowRecords:
                 "order of Session.history"
             )
         if not self.rules.has_fixed_order:
-            for server, row in enumerate(given.tolist()):
+            # The first server of a pool deals micro-batches; at others, a worker may be behind.
+            for server, row in enumerate(given[: 1 if self.rules.is_pool else None].tolist()):
                 place = self.rules.first_impossible(row)
                 if place is not None:
                     raise FeedError(
@@ -107,7 +118,12 @@ class WindowRecords:
 
     def describe(self, step: int, values: Sequence[Any]) -> WindowHistory:
         """Return what happened in a step that recorded some values."""
-        return WindowHistory(step, *(np.stack(values[i::3]) for i in range(3)))
+        order, staleness, micro_batches = (np.stack(values[i::3]) for i in range(3))
+        dropped = 0
+        if self.rules.has_backups:
+            begun = self.rules.turns.workers - self.rules.aggregate
+            dropped = int((staleness > 0).sum()) + begun
+        return WindowHistory(step, order, staleness, micro_batches, dropped)
 
 
 __all__ = ["WindowHistory", "WindowRecords"]

@@ -159,7 +159,10 @@ def test_a_logistic_loss_needs_a_bound_and_reaches_the_optimum() -> None:
     x, y, w = gf.constant(features), gf.constant(signs), gf.variable(np.zeros(40), name="w")
     loss = gf.sum(gf.nn.softplus(-y * (x @ w)))
     unbound = gf.optim.SGD(1.0).minimize(loss, strategy=BlockProximal(4, penalty=L1(3.0)))
-    with gf.Session() as s, pytest.raises(ShardingError, match=r"give curvature=, such as 0\.25"):
+    with (
+        gf.Session() as s,
+        pytest.raises(ShardingError, match="give curvature="),
+    ):
         s.run(unbound)
     strategy = BlockProximal(4, 1, L1(3.0), curvature=0.25)
     train = gf.optim.SGD(1.0).minimize(loss, strategy=strategy)
@@ -176,6 +179,21 @@ def test_a_logistic_loss_needs_a_bound_and_reaches_the_optimum() -> None:
         return float(np.logaddexp(0, -signs * (features @ weights)).sum() + 3 * abs(weights).sum())
 
     assert objective(found) <= objective(wanted) * (1 + 1e-9)
+
+
+def test_float32_weights_converge_to_their_rounding() -> None:
+    problem = LassoProblem(60, 40)
+    x, w = gf.constant(problem.features.astype("float32")), gf.variable(np.zeros(40, "float32"))
+    loss = 0.5 * gf.sum(gf.square(x @ w - problem.targets.astype("float32")))
+    strategy = BlockProximal(4, 1, L1(problem.strength), kkt=0.0)
+    train = gf.optim.SGD(1.0).minimize(loss, strategy=strategy)
+    with gf.Session() as s:
+        for _ in range(300):
+            s.run(train)
+            if strategy.progress(s, w).converged:
+                break
+        assert strategy.progress(s, w).converged
+        assert problem.excess(np.float64(s.get(w)), problem.least()) < 1e-5
 
 
 def test_rows_of_a_weight_matrix_share_their_zeros() -> None:
@@ -240,6 +258,19 @@ def test_the_turns_of_a_run_do_not_change_the_method(window: int) -> None:
     np.testing.assert_allclose(found, Model(problem, whole).run(4), rtol=0, atol=1e-12)
 
 
+def test_a_session_shows_the_plan_of_later_runs_once_they_ran() -> None:
+    """The first run measures the curvature, in a program of its own."""
+    problem = LassoProblem(20, 24)
+    model = Model(problem, BlockProximal(4, penalty=L1(problem.strength)))
+    counts = []
+    with gf.Session() as s:
+        for _ in range(3):
+            s.run(model.train, model.feeds)
+            assert s.plan(model.train).makespan == s.plan().makespan
+            counts.append(len(s.plan(model.train).nodes))
+    assert counts[0] > counts[1] == counts[2]
+
+
 def test_features_that_lie_on_workers_are_cut_by_a_shard() -> None:
     problem = LassoProblem(40, 30)
     rules: dict[Any, Any] = {"features": ("rows",), "targets": ("rows",)}
@@ -298,6 +329,24 @@ def test_a_report_counts_all_rows_and_a_plan_shows_turns() -> None:
     assert {node.task for node in plan.nodes} >= {"T0", "T3", "A1", "A4"}
     assert {str(node.device) for node in plan.nodes} >= set(cluster.devices)
     assert plan.makespan > 0
+
+
+@pytest.mark.parametrize("kkt", [None, 0.0])
+def test_a_plan_predicts_that_a_delay_hides_the_exchange(kkt: float | None) -> None:
+    """Where a turn computes for 5 ms and its exchange takes 5 ms."""
+    cluster = gf.Cluster.hypothetical(
+        2, flops=1e10, bandwidth=1e10, memory=1 << 33, link_latency=5e-3, link_bandwidth=1e8
+    )
+    seconds = []
+    for delay in (0, 1, 4):
+        x = gf.variable(gf.init.zeros((20_000, 2_000)), name="x", trainable=False)
+        w = gf.variable(gf.init.zeros((2_000,)), name="w")
+        loss = 0.5 * gf.sum(gf.square(x @ w - 1.0))
+        strategy = BlockProximal(10, delay, L1(1.0), kkt=kkt) * Shard({"n": 2}, {"x": ("n",)})
+        train = gf.optim.SGD(1.0).minimize(loss, strategy=strategy)
+        seconds.append(gf.plan(train, cluster).makespan)
+    assert seconds[1] < 0.65 * seconds[0]
+    assert seconds[2] < 0.95 * seconds[1]
 
 
 @pytest.mark.parametrize("kkt", [None, 0.0])
@@ -360,6 +409,21 @@ def trained(loss_of: Callable[..., gf.Tensor], optimizer: Any = None, strategy: 
         s.run(train, {x: np.ones((6, 4))})
 
 
+def two_steps() -> None:
+    strategy = BlockProximal(2)
+    x = gf.constant(np.ones((5, 4)))
+    steps = []
+    for name in ("v", "w"):
+        weights = gf.variable(np.ones(4), name=name)
+        steps.append(gf.optim.SGD(1.0).minimize(squares(x, weights), strategy=strategy))
+    with gf.Session() as s:
+        s.run(steps)
+
+
+def centred(predictions: gf.Tensor) -> gf.Tensor:
+    return gf.sum(gf.square(predictions - gf.mean(predictions)))
+
+
 def squares(x: gf.Tensor, w: gf.Tensor) -> gf.Tensor:
     return gf.sum(gf.square(x @ w))
 
@@ -402,6 +466,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a penalty in the loss": (
         lambda: trained(lambda x, w: squares(x, w) + gf.sum(gf.square(w))),
         r"must read 'w' .* by one product .*; a penalty goes into penalty=",
+    ),
+    "predictions that meet": (
+        lambda: trained(lambda x, w: gf.sum(gf.square(x @ w - gf.mean(x @ w)))),
+        "by one product",
+    ),
+    "slopes of others": (
+        lambda: trained(lambda x, w: centred(x @ w)), "may depend on other predictions, by '"
+    ),
+    "two steps": (two_steps, r"'train/step' \(made at .* and .* at once; run one after the other"),
+    "a compressed exchange": (
+        lambda: BlockProximal(2) * Data(2, compress=gf.parallel.TopK(0.1)), "compress=TopK"
     ),
     "no product": (lambda: trained(lambda x, w: gf.sum(gf.square(x * w))), "by one product"),
     "cut columns": (

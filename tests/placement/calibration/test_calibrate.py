@@ -236,7 +236,7 @@ def _without(data: dict[str, Any], *path: str) -> str:
         lambda text: "",
         lambda text: text[: len(text) // 2],
         lambda text: "[1, 2]",
-        lambda text: text.replace('"format": 3', '"format": 2'),
+        lambda text: text.replace('"format": 4', '"format": 3'),
         lambda text: _without(json.loads(text), "devices", "cpu", "launch"),
         lambda text: _without(json.loads(text), "devices", "cpu", "matmul", "float64"),
         lambda text: text.replace('"launch": 1.0', '"launch": NaN'),

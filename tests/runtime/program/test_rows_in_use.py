@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY
+from graphflow.ops.communication.rows_in_use import find_rows_in_use
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.runtime.program.generated_call_support import received_tensor_check
-from graphflow.runtime.program.rows_in_use import find_rows_in_use
 from tests.runtime.programs import alone, compiled, initial_state
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -75,16 +75,14 @@ def test_memory_that_nothing_wrote_changes_no_bit(
 
 def test_what_only_an_update_reads_is_limited_and_what_is_fetched_is_not() -> None:
     loss, train = training("adagrad", 300)
-    part = alone(loss, train)
-    graph = part.graph
+    graph = alone(loss, train).graph
     specs = {t: t.spec for node in graph.nodes for t in node.outputs}
-    used = find_rows_in_use(part, specs)
+    used = find_rows_in_use(graph, specs)
     (write, _) = graph.of_op("update_rows")
     root = next(n for n in graph.of_op("sqrt"))
     assert used[write.inputs[1]] is used[root.outputs[0]] is write.inputs[3]
     assert all(t not in used for node in graph.of_op("tanh") for t in node.outputs)
-    assert not find_rows_in_use(replace(part, checks=RESULTS), specs)
-    fetched = replace(part, graph=Graph((*graph.outputs, root.outputs[0])))
+    fetched = Graph((*graph.outputs, root.outputs[0]))
     assert root.outputs[0] not in find_rows_in_use(fetched, specs)
 
 

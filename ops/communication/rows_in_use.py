@@ -11,27 +11,27 @@ many rows. So the ops before it need not compute the others:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.ir.spec import TensorSpec, broadcast_shapes
-from graphflow.ops.kernels.fusion.fusion import FusedRegion
-from graphflow.runtime.partitioning.partition import Partition
+from graphflow.ir.spec import TensorSpec, broadcast_shapes, evaluate
+from graphflow.ops.communication.send_recv import expected_rows
 
 Specs = Mapping[Tensor, TensorSpec]
 RowsInUse = Mapping[Tensor, Tensor]
 """The number of rows in use, a scalar, of each tensor whose other rows nothing reads."""
 
 
-def find_rows_in_use(partition: Partition, specs: Specs) -> RowsInUse:
+def find_rows_in_use(graph: Graph, specs: Specs) -> RowsInUse:
     """Return the tensors of which only the first rows are read, with the number of these rows.
 
-    The number is known before the tensor is computed. Checks for NaN read all rows.
+    The number is known before the tensor is computed.
 
     Args:
         specs: concrete spec of each tensor.
     """
-    graph = partition.graph
-    if partition.checks or not any(node.op.counted for node in graph.nodes):
+    if not any(node.op.counted for node in graph.nodes):
         return {}
     position = {node: i for i, node in enumerate(graph.nodes)}
     found: dict[Tensor, Tensor | None] = dict.fromkeys(graph.outputs)
@@ -77,12 +77,6 @@ def aligned_inputs(node: Node, specs: Specs) -> tuple[int, ...]:
     return tuple(i for i, aligned in enumerate(rows) if aligned)
 
 
-def can_slice(node: Node) -> bool:
-    """Return True if the node's kernel accepts views of the first rows of its aligned inputs and of
-    its outputs."""
-    return node.op.leading is not None or node.op.elementwise
-
-
 def has_counting_readers(tensor: Tensor, readers: Iterable[Node]) -> bool:
     """Return True if each reader reads only as many rows of a tensor as it is told."""
     return all(
@@ -93,25 +87,34 @@ def has_counting_readers(tensor: Tensor, readers: Iterable[Node]) -> bool:
     )
 
 
-def region_rows(fused: FusedRegion, used: RowsInUse, specs: Specs) -> tuple[Tensor, int] | None:
-    """Return the number of rows in use of a region's results, and the units of its kernel for each
-    row; None if it has to compute all rows."""
-    number = used.get(fused.results[0])
-    if number is None or any(used.get(t) is not number for t in fused.results):
-        return None
-    lead, task = int(specs[fused.results[0]].shape[0]), fused.task
-    alike = all(specs[t].shape[0] == lead for t in fused.results)
-    leads = all(axes[0] for axes in fused.result_axes) and lead and not fused.sizes[0] % lead
-    if fused.region.over == "columns" or not (alike and leads) or task.rows % lead:
-        return None
-    return number, task.rows // lead
+def expected_specs(
+    graph: Graph, specs: Specs, bindings: Mapping[str, int]
+) -> dict[Tensor, TensorSpec]:
+    """Return the specs of tensors that have rows in use, with as many rows as may be expected.
+
+    Nobody knows the ids of a step before it is fed. So all rows of a table count as equally likely.
+
+    Args:
+        specs: concrete spec of each tensor.
+        bindings: sizes of symbols.
+    """
+    used = find_rows_in_use(graph, specs)
+    expected: dict[Tensor, float] = {}
+    for node in graph.of_op("update_rows") if used else ():
+        table, room = (int(specs[t].shape[0]) for t in node.inputs[:2])
+        expected[node.inputs[3]] = expected_rows(room, table, table)
+    for node in graph.of_op("used_rows") if used else ():
+        lookups = evaluate(node.attrs["lookups"], bindings)
+        number = node.inputs[1]
+        expected[number] = expected_rows(lookups, node.attrs["rows"], node.attrs["piece"])
+    made = {}
+    for tensor, number in used.items():
+        first, *rest = specs[tensor].shape
+        rows = min(int(first), ceil(expected.get(number, int(first))))
+        made[tensor] = specs[tensor].with_shape((rows, *rest))
+    return made
 
 
 __all__ = [
-    "RowsInUse",
-    "aligned_inputs",
-    "has_counting_readers",
-    "can_slice",
-    "find_rows_in_use",
-    "region_rows",
-]
+    "RowsInUse", "aligned_inputs", "expected_specs", "find_rows_in_use", "has_counting_readers",
+]  # fmt: skip
