@@ -155,7 +155,7 @@ def _distinct(asked: Asked, layout: HashLayout, wants_first: bool) -> _Distinct:
     """Return the distinct ids, with the first place of each, or the number of each place."""
     flat = asked.ids.reshape(-1)
     if asked.counts is None:
-        options = {"return_index": wants_first, "return_inverse": not wants_first}
+        options: dict[str, Any] = {"return_index": wants_first, "return_inverse": not wants_first}
         keys, places, counts = np.unique(flat, return_counts=True, **options)
     else:
         keys, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
