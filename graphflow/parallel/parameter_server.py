@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +14,20 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, next_stream, user_location
+from graphflow.ir.op import (
+    REGISTRY,
+    Location,
+    Node,
+    Tensor,
+    next_stream,
+    source_scope,
+    user_location,
+)
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
-from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.report import report_of
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
 from graphflow.parallel.servers.filters.filter_arguments import check_filters
@@ -26,6 +35,7 @@ from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
+from graphflow.parallel.servers.server_report import ServerReport
 from graphflow.parallel.servers.step_cut import cut_step
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
@@ -72,6 +82,8 @@ class ParameterServer:
             the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
+        replicas: copies of the servers' variables; with 2, each has a mirror in another process,
+            which takes over when the server is lost (see `Session`).
         devices: a device for each server, then one for each worker; names may repeat. Default: the
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
@@ -99,11 +111,12 @@ class ParameterServer:
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
+    replicas: int = 1
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("servers", "window", "workers", "aggregate"):
+        for name in ("servers", "window", "workers", "aggregate", "replicas"):
             given = getattr(self, name)
             count = as_count(given)
             if count is None and not (given is None and name in ("workers", "aggregate")):
@@ -154,6 +167,11 @@ class ParameterServer:
         set_frozen_fields(self, staleness=bound)
 
     @property
+    def state_copies(self) -> int:
+        """The copies of each variable that a session keeps."""
+        return self.replicas
+
+    @property
     def _where(self) -> str:
         return f"ParameterServer at {self.line}"
 
@@ -164,7 +182,16 @@ class ParameterServer:
         It need not be fed. Feed the `order` of a `WindowHistory`, with the state and the feeds that
         the window had, to repeat the window bit for bit; -1 stands for any worker.
         """
-        return placeholder("int32", (self.servers, None), name="order")
+        with source_scope("ParameterServer", self.line):
+            return placeholder("int32", (self.servers, None), name="order")
+
+    def leaves_rows(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable, so that its looked-up rows travel by
+        themselves."""
+        return any(
+            fnmatchcase(variable.node.name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
 
     def filter_gradients(
         self,
@@ -270,10 +297,11 @@ class ParameterServer:
             f"{rules.consistency}{bound}; {together}"
         )
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> ServerReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and
-        workers send each other, by kind and server. Print it."""
-        return report_of(self, fetches, cluster)
+        workers send each other, by kind, by server and by link. Print it."""
+        own = report_of(self, fetches, cluster)
+        return ServerReport(own.division, own.cluster, self.servers)
 
 
 __all__ = ["ParameterServer"]
