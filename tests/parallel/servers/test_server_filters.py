@@ -449,6 +449,9 @@ def test_what_is_kept_goes_to_another_number_of_workers(workers: int, tmp_path: 
 class Summed(gf.parallel.Filter):
     """A filter that asks for sums over replicas."""
 
+    def __repr__(self) -> str:
+        return "Summed()"
+
     def reduce(self, tensor: Any, state: Any, rank: int, count: int) -> Any:
         raise AssertionError
 
