@@ -27,7 +27,7 @@ from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
-from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.report import report_of
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
 from graphflow.parallel.servers.filters.filter_arguments import check_filters
@@ -35,6 +35,7 @@ from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
+from graphflow.parallel.servers.server_report import ServerReport
 from graphflow.parallel.servers.step_cut import cut_step
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
@@ -296,10 +297,11 @@ class ParameterServer:
             f"{rules.consistency}{bound}; {together}"
         )
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> ServerReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and
-        workers send each other, by kind and server. Print it."""
-        return report_of(self, fetches, cluster)
+        workers send each other, by kind, by server and by link. Print it."""
+        own = report_of(self, fetches, cluster)
+        return ServerReport(own.division, own.cluster, self.servers)
 
 
 __all__ = ["ParameterServer"]

@@ -22,6 +22,7 @@ from tests.parallel.servers.windows import (
     feeds_of,
     parts_of,
     traced_bytes,
+    traced_links,
     train,
     window_by_hand,
 )
@@ -273,7 +274,9 @@ def test_the_report_counts_the_bytes_of_the_trace_and_an_order_repeats_a_window(
         values = [s.get(v) for v in model.variables]
         came = s.history()
         report = strategy.report(model.fetches, cluster)
-    assert report.bytes == traced_bytes(trace)
+    assert report.bytes == traced_bytes(trace) == sum(report.bytes_by_link.values())
+    if consistency != "pool":
+        assert report.bytes_by_link == traced_links(trace)
     assert report.bytes_by_kind["push"] == report.bytes_by_kind["pull"] > 0
     assert [each.order.shape for each in came] == [(servers, 6)] * 3
     again = [{**f, strategy.order: c.order} for f, c in zip(windows, came, strict=True)]
