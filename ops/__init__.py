@@ -80,6 +80,7 @@ from graphflow.ops.tensors import (
     table_rows,
     take,
     take_along_axis,
+    window_rows,
 )
 from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unfold
 
@@ -97,6 +98,7 @@ __all__ = [
     "send_recv", "shape", "sharded_moments", "signal", "slicing", "softmax", "solve", "sort",
     "sparse", "sparse_sampling", "special", "state_ops", "svd", "table_rows", "take",
     "take_along_axis", "transcendental", "triangles", "unfold", "variance", "vector_products",
+    "window_rows",
 ]  # fmt: skip
 
 

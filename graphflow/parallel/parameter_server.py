@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +14,20 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, next_stream, user_location
+from graphflow.ir.op import (
+    REGISTRY,
+    Location,
+    Node,
+    Tensor,
+    next_stream,
+    source_scope,
+    user_location,
+)
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
-from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.report import report_of
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
 from graphflow.parallel.servers.filters.filter_arguments import check_filters
@@ -26,6 +35,7 @@ from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
+from graphflow.parallel.servers.server_report import ServerReport
 from graphflow.parallel.servers.step_cut import cut_step
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
@@ -62,12 +72,18 @@ class ParameterServer:
             round.
         window: the number of turns of each worker in a run, K.
         workers: their number; default: one for each device that is left beside the servers.
+        tables: variables, their names, or patterns: their rows lie in ranges on all servers, each
+            with its slots. Only rows that a turn looks up travel, and a window keeps those that it
+            uses beside the table. `["*"]` means all variables that are looked up by ids only, and
+            whose optimiser updates looked-up rows.
         filters: filters through which pushes and pulls go, one after the other:
             `[TopK(0.01), FixedPoint(8)]`. `{"push": [...], "pull": [...]}` gives each its own. What
             a push does not send is added to the worker's next one. A pull sends what changed since
             the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
+        replicas: copies of the servers' variables; with 2, each has a mirror in another process,
+            which takes over when the server is lost (see `Session`).
         devices: a device for each server, then one for each worker; names may repeat. Default: the
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
@@ -91,14 +107,16 @@ class ParameterServer:
     aggregate: int | None = None
     window: int = 32
     workers: int | None = None
+    tables: Sequence[Tensor | str] = ()
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
+    replicas: int = 1
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("servers", "window", "workers", "aggregate"):
+        for name in ("servers", "window", "workers", "aggregate", "replicas"):
             given = getattr(self, name)
             count = as_count(given)
             if count is None and not (given is None and name in ("workers", "aggregate")):
@@ -110,6 +128,11 @@ class ParameterServer:
             raise ShardingError(
                 f"{self._where}: consistency must be one of {', '.join(map(repr, CONSISTENCIES))}, "
                 f"not {self.consistency!r}"
+            )
+        if not isinstance(self.tables, list | tuple):
+            raise ShardingError(
+                f"{self._where}: tables must be a list of variables, names or patterns, "
+                f'["*"], not {self.tables!r}'
             )
         self._check_staleness()
         push, pull = check_filters(self.filters, self._where)
@@ -144,6 +167,11 @@ class ParameterServer:
         set_frozen_fields(self, staleness=bound)
 
     @property
+    def state_copies(self) -> int:
+        """The copies of each variable that a session keeps."""
+        return self.replicas
+
+    @property
     def _where(self) -> str:
         return f"ParameterServer at {self.line}"
 
@@ -154,7 +182,16 @@ class ParameterServer:
         It need not be fed. Feed the `order` of a `WindowHistory`, with the state and the feeds that
         the window had, to repeat the window bit for bit; -1 stands for any worker.
         """
-        return placeholder("int32", (self.servers, None), name="order")
+        with source_scope("ParameterServer", self.line):
+            return placeholder("int32", (self.servers, None), name="order")
+
+    def leaves_rows(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable, so that its looked-up rows travel by
+        themselves."""
+        return any(
+            fnmatchcase(variable.node.name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
 
     def filter_gradients(
         self,
@@ -191,11 +228,17 @@ class ParameterServer:
         pieces = known or {}
         mesh = Mesh({PARTY: len(devices)}, devices)
         if strategy_of(graph) is None:
-            return divide_evaluation(graph, mesh, pieces)
+            return divide_evaluation(graph, mesh, pieces, devices[: self.servers], self.tables)
         rules = self._rules(workers)
         batch = batch_placeholders(graph, self.batch)
         sizes = MicroBatches(mesh, graph, batch, rules.turns)
-        cut = cut_step(graph, batch, sizes.symbols_of_batch)
+        cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
+        if cut.tables and rules.has_backups:
+            raise ShardingError(
+                f"{self._where}: a round without its late pushes (aggregate={self.aggregate} of "
+                f"{workers} workers) may leave out rows of tables= that others pulled; leave out "
+                "aggregate= or tables="
+            )
         homes = devices[: self.servers]
         before = {
             node: homes.index(own.nodes[0].device)
@@ -254,10 +297,11 @@ class ParameterServer:
             f"{rules.consistency}{bound}; {together}"
         )
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> ServerReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and
-        workers send each other, by kind and server. Print it."""
-        return report_of(self, fetches, cluster)
+        workers send each other, by kind, by server and by link. Print it."""
+        own = report_of(self, fetches, cluster)
+        return ServerReport(own.division, own.cluster, self.servers)
 
 
 __all__ = ["ParameterServer"]

@@ -39,7 +39,7 @@ def key_dtype(rows: int) -> str:
     return "int32" if rows < np.iinfo(np.int32).max else I64
 
 
-def _kernel(infer: Any, into: Any) -> Any:
+def into_kernel(infer: Any, into: Any) -> Any:
     """Return a kernel that allocates its results and calls one that writes into them."""
 
     def kernel(xp: Any, *arrays: Any, **attrs: Any) -> Any:
@@ -65,7 +65,7 @@ def _count_halves(inputs: int) -> dict[int, int]:
     return {i + pieces: i for i in range(1, pieces + 1)}
 
 
-def _fill(out: Any, part: Any) -> None:
+def fill_front(out: Any, part: Any) -> None:
     """Write some rows to the front of an array, and zeros behind them."""
     count = part.shape[0]
     out[:count] = part
@@ -108,7 +108,7 @@ def _route_into(
         numbers, keys, starts, pairwise(bounds), strict=False
     ):
         number[...] = high - low
-        _fill(out, distinct[low:high] - (start - 1))
+        fill_front(out, distinct[low:high] - (start - 1))
 
 
 # The distinct rows among ids, (k,) int64: the position of each id among them; for each piece the
@@ -119,7 +119,7 @@ route_rows = register(
     Op(
         "route_rows",
         infer=_infer_route,
-        kernel=_kernel(_infer_route, _route_into),
+        kernel=into_kernel(_infer_route, _route_into),
         into=_route_into,
         cost=lambda ids, *first, starts, sizes, width=0: Cost(
             flops=ids.size * 16, bytes=ids.size * 64
@@ -168,7 +168,7 @@ place_rows = register(
     Op(
         "place_rows",
         infer=_infer_place,
-        kernel=_kernel(_infer_place, _place_into),
+        kernel=into_kernel(_infer_place, _place_into),
         into=_place_into,
         counted=_count_halves,
         cost=lambda inverse, *others: Cost(
@@ -210,7 +210,7 @@ def _split_into(
     combine_rows(xp, total, inverse, g.reshape(g.shape[0], width), "add")
     at = 0
     for out, count in zip(outs, counts, strict=True):
-        _fill(out, total[at : at + count].reshape(count, *g.shape[1:]))
+        fill_front(out, total[at : at + count].reshape(count, *g.shape[1:]))
         at += count
 
 
@@ -220,7 +220,7 @@ split_row_sums = register(
     Op(
         "split_row_sums",
         infer=_infer_split,
-        kernel=_kernel(_infer_split, _split_into),
+        kernel=into_kernel(_infer_split, _split_into),
         into=_split_into,
         leading=lambda sizes: (),
         cost=lambda g, inverse, *numbers, sizes: Cost(
@@ -253,7 +253,7 @@ count_keys = register(
     Op(
         "count_keys",
         infer=_infer_count,
-        kernel=_kernel(_infer_count, _count_into),
+        kernel=into_kernel(_infer_count, _count_into),
         into=_count_into,
         cost=lambda keys: Cost(flops=keys.size),
         samples=(sample(spec("int32", (5,)), make=lambda xs: [_some_keys(xs[0], 4)]),),
@@ -278,7 +278,7 @@ read_rows = register(
     Op(
         "read_rows",
         infer=_infer_read,
-        kernel=_kernel(_infer_read, _read_into),
+        kernel=into_kernel(_infer_read, _read_into),
         into=_read_into,
         cost=lambda x, keys: Cost(
             flops=0,
@@ -315,7 +315,7 @@ def _merge_into(xp: Any, outs: Any, *keys: Any, size: int) -> None:
     if distinct.shape[0] > size:
         raise ShapeError(f"{distinct.shape[0]} distinct rows, there is room for {size}")
     number[...] = distinct.shape[0]
-    _fill(rows, distinct - 1)
+    fill_front(rows, distinct - 1)
     inverse[...] = -1
     inverse[used] = places
 
@@ -326,7 +326,7 @@ merge_keys = register(
     Op(
         "merge_keys",
         infer=_infer_merge,
-        kernel=_kernel(_infer_merge, _merge_into),
+        kernel=into_kernel(_infer_merge, _merge_into),
         into=_merge_into,
         cost=lambda *keys, size: Cost(
             flops=sum(k.size for k in keys) * 16, bytes=sum(k.size for k in keys) * 64
@@ -372,7 +372,7 @@ merge_row_sums = register(
     Op(
         "merge_row_sums",
         infer=_infer_sums,
-        kernel=_kernel(_infer_sums, _sums_into),
+        kernel=into_kernel(_infer_sums, _sums_into),
         into=_sums_into,
         counted=_count_halves,
         leading=lambda starts, size: (),

@@ -59,7 +59,7 @@ class BackupServerLoop(ServerLoop):
         )
         share = 1.0 / self._rules.aggregate
         means = {push: total * share for push, total in zip(self._pushes, sums, strict=True)}
-        after, computed = self._update.apply(held, means, self._outside)
+        after, computed, _ = self._update.apply(held, means, self._outside)
         following = number + np.int32(1)
         goes_on = following < np.int32(self._rules.turns.each)
         mask = FUNCTIONS["logical_and"](light["waiting"], goes_on)

@@ -44,7 +44,7 @@ def deal_variables(cut: StepCut, servers: int, known: Mapping[Node, int]) -> Dea
     reads = {variable: _find_reads(cut, variable) for variable in cut.served}
     neutral = _find_neutral(cut, reads)
     groups = _group_variables(cut, reads, neutral)
-    if len(groups) < servers:
+    if len(groups) < servers and not cut.tables:
         raise ShardingError(_describe_shortage(cut, groups, servers))
     held = [0] * servers
     free = [*range(servers)]
@@ -62,8 +62,12 @@ def deal_variables(cut: StepCut, servers: int, known: Mapping[Node, int]) -> Dea
     for variable in cut.graph.variables:
         if variable in server:
             carried[server[variable]].append(variable)
+    of_tables = _read_by_tables(cut)
+    if servers > 1 and not of_tables <= {*neutral}:
+        raise ShardingError(_describe_reader(of_tables - {*neutral}, servers))
     for variable in neutral:
         readers = {server[v] for v in server if v in reads and variable in reads[v]}
+        readers |= {*range(servers)} if variable in of_tables else set()
         own = sorted(readers) or [0]
         server[variable] = known.get(variable, own[0])
         for each in dict.fromkeys((server[variable], *own)):
@@ -108,6 +112,22 @@ def _group_variables(
     for variable in leader:
         groups.setdefault(find(variable), []).append(variable)
     return [*groups.values()]
+
+
+def _read_by_tables(cut: StepCut) -> set[Node]:
+    """Return the assigned variables that updates of tables read, such as a count of steps."""
+    nodes, crossing = cut.update_of([t for table in cut.tables for t in table.outside])
+    read = {node for node in nodes if node in cut.assigned}
+    return read | {push.variable for push in crossing if push.variable is not None}
+
+
+def _describe_reader(read: set[Node], servers: int) -> str:
+    """Describe a variable that updates of tables read, and that one server has."""
+    node = min(read, key=lambda node: node.serial)
+    return (
+        f"updates of tables on {servers} servers read {node.name!r} (made at {node.location}), "
+        "which one server trains; take servers=1, or let the optimiser not read it"
+    )
 
 
 def _nbytes(group: Sequence[Node]) -> int:

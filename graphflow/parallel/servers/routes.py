@@ -54,6 +54,14 @@ class PushRoute:
         """The shards of the variables of all states."""
         return {}
 
+    def open(self) -> State:
+        """Return the first state of a server."""
+        return [node.outputs[0] for node in self.server_states()]
+
+    def begin(self, party: Party, worker: int) -> State:
+        """Return the first state of a worker."""
+        return [node.outputs[0] for node in self.worker_states(worker)]
+
     def send(
         self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
     ) -> State:
@@ -83,7 +91,8 @@ class PushRoute:
 
     @property
     def is_filtered(self) -> bool:
-        """True if a filter makes messages smaller."""
+        """True if a filter makes messages smaller. The last tensor of the sender's state is then
+        the bytes that it has sent, and those without the filter, int64 (2,)."""
         return False
 
     @property
@@ -153,7 +162,8 @@ class PullRoute:
 
     @property
     def is_filtered(self) -> bool:
-        """True if a filter makes messages smaller."""
+        """True if a filter makes messages smaller. The last tensor of the sender's state is then
+        the bytes that it has sent, and those without the filter, int64 (2,)."""
         return False
 
     @property

@@ -16,6 +16,8 @@ import numpy as np
 
 from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyChannel
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
+from graphflow.parallel.served_tables.party_tables import ServerTables, States
+from graphflow.parallel.served_tables.table_route import WorkingSet
 from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.consistency import Rules, one_hot
 from graphflow.parallel.servers.routes import PullRoute, PushRoute, Route
@@ -52,7 +54,9 @@ class ServedResults(NamedTuple):
         numbers: the micro-batch of each push, int32 (P,).
         fetched: what turns computed for fetches, (P, …), in the order of pushes.
         computed: what updates computed for fetches, (U, …).
-        states: the last values of the states of routes and of the update.
+        states: the last values of the states of routes and of the update, then the bytes of pulls
+            that went through filters.
+        rows: the rows of each table that the window used.
     """
 
     values: dict[Node, Tensor]
@@ -62,6 +66,7 @@ class ServedResults(NamedTuple):
     fetched: list[Tensor]
     computed: list[Tensor]
     states: list[Tensor]
+    rows: Sequence[WorkingSet] = ()
 
 
 def make_tickets(loops: ConcurrentLoops, workers: int) -> list[PartyChannel]:
@@ -79,6 +84,7 @@ class ServerLoop:
         values: the variables that it carries, with the tensors of their first values.
         outside: the values of what the update reads of the graph around the loops.
         order: the order of pushes to follow, int32 (P,), with -1 for any; None if it is fixed.
+        tables: the tables.
     """
 
     def __init__(
@@ -89,8 +95,10 @@ class ServerLoop:
         values: Mapping[Node, Tensor],
         outside: Mapping[Node, Tensor],
         order: Tensor | None,
+        tables: ServerTables,
     ) -> None:
         self._rules = rules
+        self._tables = tables
         self._update = update
         self._ports = ports
         self._first = values
@@ -111,16 +119,18 @@ class ServerLoop:
     def __call__(self, party: Party) -> ServedResults:
         """Write the loop into a party."""
         rules, turns = self._rules, self._rules.turns
+        rows = self._tables.open()
         light = self._first_light(party)
         light = self._send(party, light, self._first, None, np.int32(0))
+        self._tables.first_answer(party)
         order: Any = self._order
         if order is None:
             order = np.tile(np.arange(turns.workers, dtype=np.int32), turns.each)
         wanted = FUNCTIONS["reshape"](order, (rules.updates, rules.aggregate))
         numbers = np.arange(rules.updates, dtype=np.int32)
-        (values, light), (pushed, computed) = party.scan(
+        (values, rows, light), (pushed, computed) = party.scan(
             lambda state, x: self._turn(party, *state, *x),
-            ([*self._first.values()], light),
+            ([*self._first.values()], rows, light),
             (wanted, numbers),
         )
         flat = [
@@ -130,15 +140,18 @@ class ServerLoop:
         which, staleness, micro, *fetched = flat
         last = dict(zip(self._first, values, strict=True))
         states = self._last_states(light)
-        return ServedResults(last, which, staleness, micro, fetched, computed, states)
+        kept = self._tables.results(rows)
+        return ServedResults(last, which, staleness, micro, fetched, computed, states, kept)
 
     def _last_states(self, light: Mapping[str, Any]) -> list[Tensor]:
-        """Return the last values of the variables of states."""
+        """Return the last values of the variables of states, then the bytes that were sent."""
         routes: list[Route] = [*self._ports.pushes.values(), *self._ports.pulls.values()]
         counts = [len(route.server_states()) for route in routes]
         counts.append(len(self._update.first_state()))
         every = (*light["pushes"], *light["pulls"], light["update"])
-        return [t for each, count in zip(every, counts, strict=True) for t in each[:count]]
+        last = [t for each, count in zip(every, counts, strict=True) for t in each[:count]]
+        pulls = zip(self._ports.pulls.values(), light["pulls"], strict=True)
+        return [*last, *(state[-1] for route, state in pulls if route.is_filtered)]
 
     def _first_light(self, party: Party) -> dict[str, Any]:
         """Return what the loop carries beside the values of variables, and may be sent between
@@ -149,10 +162,7 @@ class ServerLoop:
             "version": np.zeros(workers, np.int32),
             "clocks": np.zeros(workers, np.int32),
             "waiting": np.zeros(workers, np.bool_),
-            "pushes": [
-                [v.outputs[0] for v in route.server_states()]
-                for route in self._ports.pushes.values()
-            ],
+            "pushes": [route.open() for route in self._ports.pushes.values()],
             "pulls": [
                 route.open(party, bundle.join([self._first[v] for v in bundle.items]))
                 for bundle, route in self._ports.pulls.items()
@@ -167,7 +177,13 @@ class ServerLoop:
         return light
 
     def _turn(
-        self, party: Party, values: list[Tensor], light: Any, wanted: Tensor, number: Tensor
+        self,
+        party: Party,
+        values: list[Tensor],
+        tables: States,
+        light: Any,
+        wanted: Tensor,
+        number: Tensor,
     ) -> Any:
         """Take the pushes of one update, apply it, and answer."""
         held = dict(zip(self._first, values, strict=True))
@@ -180,7 +196,7 @@ class ServerLoop:
 
             def take(state: Any, order: Tensor) -> Any:
                 light, pushed, row = self._take(party, state[0], order, number, held)
-                light = self._answer(party, light, held, row[0], number, is_update=False)
+                light = self._answer(party, light, held, tables, row[0], number, is_update=False)
                 return (light, [a + b for a, b in zip(state[1], pushed, strict=True)]), row
 
             (light, sums), stacked = party.scan(take, (light, zeros), wanted[:before])
@@ -191,14 +207,17 @@ class ServerLoop:
             push: total * share if before else total
             for push, total in zip(self._pushes, totals, strict=True)
         }
-        after, computed = self._update.apply(held, means, self._outside)
-        light = self._answer(party, light, after, row[0], number + np.int32(1), is_update=True)
+        after, computed, read = self._update.apply(held, means, self._outside)
         rows = [FUNCTIONS["expand_dims"](each, 0) for each in row]
         if before:
             rows = [
                 FUNCTIONS["concat"]([a, b], 0) for a, b in zip(stacked, rows, strict=True)
             ]  # fmt: skip
-        return ([after[v] for v in self._first], light), (rows, computed)
+        kept = len(rows) - len(tables)
+        tables = self._tables.update(tables, rows[2], rows[kept:], read)
+        version = number + np.int32(1)
+        light = self._answer(party, light, after, tables, row[0], version, is_update=True)
+        return ([after[v] for v in self._first], tables, light), (rows[:kept], computed)
 
     def _take(
         self, party: Party, light: Any, wanted: Tensor, number: Tensor, held: Mapping[Node, Tensor]
@@ -207,7 +226,8 @@ class ServerLoop:
 
         Returns:
             What the loop carries; what the push adds to the sums; and what is stacked: the worker,
-            the staleness, the micro-batch, and what it computed for fetches.
+            the staleness, the micro-batch, what it computed for fetches, and what it pushes of
+            tables.
         """
         which, micro = party.merge(self._ports.tickets, wanted)
         pushed, states = [], []
@@ -225,13 +245,15 @@ class ServerLoop:
             "clocks": light["clocks"] + FUNCTIONS["astype"](own, "int32"),
             "waiting": FUNCTIONS["logical_or"](light["waiting"], own),
         }
-        return light, pushed, [which, staleness, micro, *fetched]
+        sums = self._tables.take(party, which)
+        return light, pushed, [which, staleness, micro, *fetched, *sums]
 
     def _answer(
         self,
         party: Party,
         light: Any,
         values: Mapping[Node, Tensor],
+        tables: States,
         which: Tensor,
         version: Tensor,
         *,
@@ -241,6 +263,7 @@ class ServerLoop:
         mask = self._rules.answers(light["clocks"], light["waiting"], which, is_update)
         if mask is None:
             return light
+        self._tables.answer(party, tables, light, which, mask)
         waiting = FUNCTIONS["logical_and"](light["waiting"], FUNCTIONS["logical_not"](mask))
         light = {**light, "waiting": waiting}
         if self._ports.numbers:  # the queue of a pool

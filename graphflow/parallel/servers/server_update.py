@@ -37,7 +37,8 @@ class ServerUpdate:
         self._fetches = fetches
         self._copy = copy
         wanted = [cut.served[v] for v in variables if v in cut.served]
-        self._nodes, crossing = cut.update_of([*wanted, *fetches])
+        self._row_inputs = [t for table in cut.tables for t in table.outside]
+        self._nodes, crossing = cut.update_of([*wanted, *fetches, *self._row_inputs])
         self._measured = {v: cut.push_measured(v) for v in variables if v in cut.measured}
         self.pushes: Sequence[PushedTensor] = (*crossing, *self._measured.values())
         leaves = [n for n in self._nodes if n.op.name in ("placeholder", "variable")]
@@ -72,8 +73,9 @@ class ServerUpdate:
 
     def apply(
         self, values: Values, means: Mapping[PushedTensor, Tensor], outside: Mapping[Node, Tensor]
-    ) -> tuple[dict[Node, Tensor], list[Tensor]]:
-        """Return the variables after an update, and the values of the fetches.
+    ) -> tuple[dict[Node, Tensor], list[Tensor], dict[Tensor, Tensor]]:
+        """Return the variables after an update, the values of the fetches, and what updates of
+        tables read beside rows.
 
         Args:
             values: the variables before it.
@@ -90,7 +92,7 @@ class ServerUpdate:
         for variable, push in self._measured.items():
             mean = means[push]
             after[variable] = values[variable] + mean if push.is_difference else mean
-        return after, [mapped[t] for t in self._fetches]
+        return after, [mapped[t] for t in self._fetches], {t: mapped[t] for t in self._row_inputs}
 
     def note_answer(self, mask: Tensor, values: Values, state: State) -> State:
         """Return the state after some workers were answered.

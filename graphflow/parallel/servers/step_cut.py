@@ -20,6 +20,11 @@ from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import is_inexact, symbols
 from graphflow.ops.communication.pushed_gradient import pushed_gradient
+from graphflow.parallel.served_tables.table_selection import (
+    ServedTable,
+    TableKeys,
+    select_tables,
+)
 from graphflow.passes import MergeBodies
 
 
@@ -54,6 +59,7 @@ class StepCut:
         gradients: the marked gradients.
         served: for each assigned variable the new value, as far as servers compute it.
         measured: for each assigned variable the new value, as far as turns compute it.
+        tables: the tables of which servers keep rows. Their variables count for nothing else.
     """
 
     graph: Graph
@@ -61,8 +67,14 @@ class StepCut:
     gradients: tuple[PushedTensor, ...]
     served: dict[Node, Tensor]
     measured: dict[Node, Tensor]
+    tables: tuple[ServedTable, ...] = ()
     _after: set[Node] = field(repr=False, default_factory=set)
     _direct: set[Node] = field(repr=False, default_factory=set)
+
+    @property
+    def row_states(self) -> set[Node]:
+        """The variables of tables and of their slots."""
+        return {state for table in self.tables for state in table.states}
 
     @property
     def assigned(self) -> set[Node]:
@@ -107,7 +119,8 @@ class StepCut:
     def turn_of(self, outputs: Iterable[Tensor]) -> list[Node]:
         """Return the nodes of a turn that computes some tensors, in order."""
         tensors = [*outputs]
-        return [*Graph(tensors).nodes] if tensors else []
+        states = self.row_states
+        return [n for n in Graph(tensors).nodes if n not in states] if tensors else []
 
     def _require_mean(self, tensor: Tensor) -> None:
         sizes = {name for size in tensor.shape for name in symbols(size)}
@@ -122,20 +135,27 @@ class StepCut:
         )
 
 
-def cut_step(graph: Graph, batch: Sequence[Tensor], symbols_of_batch: Iterable[str]) -> StepCut:
+def cut_step(
+    graph: Graph,
+    batch: Sequence[Tensor],
+    symbols_of_batch: Iterable[str],
+    table_keys: TableKeys = (),
+) -> StepCut:
     """Cut a training step.
 
     Args:
         graph: the user's graph, with gradients and updates.
         batch: the placeholders that hold the batch.
         symbols_of_batch: the symbols of its size.
+        table_keys: what names the tables of which servers keep rows.
 
     Raises:
-        ShardingError: no gradient is marked; or integers follow from the batch.
+        ShardingError: no gradient is marked; integers follow from the batch; or a table is none.
     """
     merged = MergeBodies()(graph) if graph.holders else graph
     marks = merged.of_op(pushed_gradient.name)
-    if not marks:
+    tables = select_tables(merged, table_keys)
+    if not marks and not tables:
         raise ShardingError(
             "no gradient is pushed; give the strategy to minimize of a gf.optim optimiser"
         )
@@ -149,14 +169,20 @@ def cut_step(graph: Graph, batch: Sequence[Tensor], symbols_of_batch: Iterable[s
         )
         for node in marks
     )
-    after, direct = _spread(merged, {t.node for t in batch}, gradients)
+    of_tables = {state for table in tables for state in table.states}
+    pushed = [push.value for push in gradients]
+    pushed += [each.gradient for table in tables for each in table.update.lookups]
+    after, direct = _spread(merged, {t.node for t in batch}, pushed)
     served: dict[Node, Tensor] = {}
     measured: dict[Node, Tensor] = {}
     for node in merged.of_op("assign"):
         variable, value = node.inputs[0].node, node.inputs[1]
+        if variable in of_tables:
+            continue
         of_turn = value.node in direct and value.node not in after
         (measured if of_turn else served)[variable] = value
-    cut = StepCut(merged, frozenset(symbols_of_batch), gradients, served, measured, after, direct)
+    of_batch = frozenset(symbols_of_batch)
+    cut = StepCut(merged, of_batch, gradients, served, measured, tables, after, direct)
     for variable in measured:
         if not is_inexact(variable.specs[0].dtype):
             raise ShardingError(
@@ -168,11 +194,11 @@ def cut_step(graph: Graph, batch: Sequence[Tensor], symbols_of_batch: Iterable[s
 
 
 def _spread(
-    graph: Graph, batch: set[Node], gradients: Sequence[PushedTensor]
+    graph: Graph, batch: set[Node], pushed: Sequence[Tensor]
 ) -> tuple[set[Node], set[Node]]:
     """Return the nodes that depend on marked gradients, and those that depend on the micro-batch
-    otherwise."""
-    before = {*Graph([push.value for push in gradients]).nodes}
+    otherwise; `pushed` are all gradients."""
+    before = {*Graph(pushed).nodes}
     after: set[Node] = set()
     direct: set[Node] = set()
     for node in graph.nodes:

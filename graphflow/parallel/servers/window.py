@@ -16,6 +16,8 @@ from graphflow.ir.spec import Span, TensorSpec, substitute
 from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
+from graphflow.parallel.served_tables.party_tables import ServerTables
+from graphflow.parallel.served_tables.window_tables import WindowTables
 from graphflow.parallel.servers.backup_loop import BackupServerLoop
 from graphflow.parallel.servers.bundles import Bundle, make_bundles
 from graphflow.parallel.servers.compensated_update import CompensatedUpdate
@@ -71,6 +73,7 @@ class ServedWindow:
         updates: the assignments of each variable.
         turn_fetches: the outputs of the step that turns compute, with their numbers.
         update_fetches: for each output that an update computes, the server.
+        sent: the bytes that went through the filters of pushes and of pulls, and those without.
     """
 
     def __init__(
@@ -101,11 +104,16 @@ class ServedWindow:
         self.updates: dict[Node, Tensor] = {}
         self.turn_fetches: dict[Tensor, int] = {}
         self.update_fetches: dict[Tensor, int] = {}
+        self.sent: dict[str, list[Tensor]] = {"push": [], "pull": []}
         self._sort_fetches()
         self._loops = ConcurrentLoops()
+        homes = [self.device(s) for s in range(self.servers)]
+        self.tables = WindowTables(
+            self._loops, cut.tables, cut.graph.names, rules, sizes.sizes, homes, known
+        )
         self._updates = [self._server_update(s) for s in range(self.servers)]
         pushed = [push.value for update in self._updates for push in update.pushes]
-        self.turn = cut.turn_of([*pushed, *self.turn_fetches])
+        self.turn = cut.turn_of([*pushed, *self.turn_fetches, *self.tables.gradients])
         self.ports = [self._make_ports(s) for s in range(self.servers)]
         self._place_variables()
         self._write()
@@ -229,7 +237,7 @@ class ServedWindow:
         first, *others = bundle.items
         if not others and self.filters is not None and self.filters.takes_pull(first):
             return self.filters.make_pull(
-                self._loops, first, self.rules.consistency, server, self.mesh, self.servers,
+                self._loops, first, self.rules, server, self.mesh, self.servers,
                 self._known,
             )  # fmt: skip
         return make_pull(self._loops, bundle.items, bundle.spec, self.rules.turns.workers)
@@ -244,7 +252,10 @@ class ServedWindow:
         """Take the shards of variables that exist already, or make them: one at the server of a
         variable that the step assigns, else one at each device that reads it."""
         of_workers = {node for node in self.turn if node.op.name == "variable"}
+        self.variables |= self.tables.pieces
         for node in self.cut.graph.variables:
+            if node in self.variables:
+                continue
             if node in self._known:
                 self.variables[node] = self._known[node].check(node, self.mesh)
                 continue
@@ -324,9 +335,12 @@ class ServedWindow:
             self._assign(
                 node, self.variables[node].nodes[server], self.results[server].values[node]
             )
+        self.updates |= self.tables.write_back([result.rows for result in self.results])
         for loop, states in zip(every, [*(r.states for r in self.results), *ends], strict=True):
-            for node, value in zip(loop.states, states, strict=True):
+            count = len(loop.states)
+            for node, value in zip(loop.states, states[:count], strict=True):
                 self._assign(node, node, value)
+            self.sent["pull" if isinstance(loop, ServerLoop) else "push"] += states[count:]
 
     def _assign(self, node: Node, own: Node, value: Tensor) -> None:
         with origin_scope(node, "", own.device):
@@ -342,7 +356,16 @@ class ServedWindow:
         outside = {node: self._value_at(node, server) for node in update.outside}
         order = None if self.rules.has_fixed_order else self._wanted_order(server)
         make = BackupServerLoop if self.rules.has_backups else ServerLoop
-        return make(self.rules, update, self.ports[server], values, outside, order)
+        tables = self._server_tables(server)
+        return make(self.rules, update, self.ports[server], values, outside, order, tables)
+
+    def _server_tables(self, server: int) -> ServerTables:
+        """Return the tables at a server, which is fed all ids of the window."""
+        feeds = self.tables.feeds
+        batches = {n: self._all_micro_batches(n, server) for n in feeds if n in self._batch}
+        outside = {n: self._value_at(n, server) for n in feeds if n not in batches}
+        copy = PartyCopy(self.sizes.sizes, self.device(server))
+        return self.tables.at_server(server, batches, outside, copy)
 
     def _wanted_order(self, server: int) -> Tensor:
         """Return the order that a server has to follow: its row of what is fed."""
@@ -367,23 +390,37 @@ class ServedWindow:
         }
         copy = PartyCopy(self.sizes.sizes, self.device(place))
         key = draw_key(self.turn, self.device(place))
-        return WorkerLoop(self.rules, worker, self.turn, self.ports, batches, outside, copy, key)
+        tables = self.tables.routes
+        return WorkerLoop(
+            self.rules, worker, self.turn, self.ports, batches, outside, copy, key, tables
+        )
+
+    def _all_micro_batches(self, node: Node, server: int) -> Tensor:
+        """Return all micro-batches at a server, (K·W, b, …)."""
+        rows = self._fed_rows(node, f"server{server}/", server, self.rules.turns.total)
+        self.shares[rows.node.inputs[0].node] = whole_feed(node)
+        return rows
 
     def _micro_batches(self, node: Node, worker: int) -> Tensor:
         """Return the micro-batches of a worker, or of all in a pool, (number, b, …)."""
-        turns = self.rules.turns
-        count = turns.total if self.rules.is_pool else turns.each
+        is_pool, turns = self.rules.is_pool, self.rules.turns
+        count = turns.total if is_pool else turns.each
+        rows = self._fed_rows(node, f"worker{worker}/", self.servers + worker, count)
+        share = whole_feed(node) if is_pool else self.sizes.worker_rows(node, worker)
+        self.shares[rows.node.inputs[0].node] = share
+        return rows
+
+    def _fed_rows(self, node: Node, prefix: str, place: int, count: int) -> Tensor:
+        """Return micro-batches that a place is fed of a placeholder, (count, b, …)."""
         (tensor,) = node.outputs
-        with origin_scope(node, f"worker{worker}/", self.device(self.servers + worker)):
+        with origin_scope(node, prefix, self.device(place)):
             fed: Tensor = REGISTRY["placeholder"](
                 shape=(count * self.sizes.size, *tensor.shape[1:]), dtype=tensor.dtype.name,
                 name=node.name,
             )  # fmt: skip
-            rows: Tensor = FUNCTIONS["reshape"](fed, (count, self.sizes.size, *tensor.shape[1:]))
-        is_pool = self.rules.is_pool
-        self.shares[fed.node] = (
-            whole_feed(node) if is_pool else self.sizes.worker_rows(node, worker)
-        )
+            rows: Tensor = REGISTRY["reshape"](
+                fed, shape=(count, self.sizes.size, *tensor.shape[1:])
+            )
         return rows
 
 

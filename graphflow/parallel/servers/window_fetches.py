@@ -11,6 +11,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import is_inexact, show_shape, sole_symbol
+from graphflow.parallel.served_tables.table_pieces import gather_whole
 from graphflow.parallel.servers.traffic import record_traffic
 from graphflow.parallel.servers.window import ServedWindow
 from graphflow.parallel.servers.window_history import WindowRecords
@@ -37,8 +38,11 @@ def finish_window(window: ServedWindow, source: Graph, **kept: Any) -> ShardedGr
     first = len(fetches)
     for result in window.results:
         fetches += [result.order, result.staleness, result.numbers]
+    for sizes in window.sent.values():
+        fetches += sizes
+    filtered = {kind: len(sizes) for kind, sizes in window.sent.items() if sizes}
     records = WindowRecords(
-        window.rules, tuple(range(first, len(fetches))), window.order.node, window.servers
+        window.rules, tuple(range(first, len(fetches))), window.order.node, window.servers, filtered
     )
     sent, fetched = record_traffic(window)
     return ShardedGraph(
@@ -62,6 +66,14 @@ def _fetch(window: ServedWindow, user: Tensor, own: Tensor) -> Tensor:
             with origin_scope(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
+        case "variable" if node in window.tables.pieces:
+            with origin_scope(node, "fetched/", window.device(0)):
+                return gather_whole(window.tables.pieces[node])
+        case "assign" if node.inputs[0].node in window.tables.pieces:
+            raise ShardingError(
+                f"fetch {node.name!r} (made at {node.location}) is the new value of a table that "
+                "no process has whole; fetch the step, and read rows with s.get or gf.take"
+            )
         case "variable":
             return window.variables[node].nodes[0].outputs[0]
         case "assign":

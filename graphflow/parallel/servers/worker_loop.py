@@ -12,9 +12,11 @@ from graphflow.frontend.control_flow import call_numbered
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, device, origin_scope
 from graphflow.ops.control_flow.control import fold_in
+from graphflow.parallel.served_tables.party_tables import WorkerTables
+from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import PullRoute, Route, State
+from graphflow.parallel.servers.routes import PushRoute, Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
@@ -35,6 +37,7 @@ class WorkerLoop:
         outside: the values of other placeholders and variables that a turn reads.
         copy: writes nodes on the worker's device.
         key: the result of `draw_key` for the nodes.
+        tables: the routes of tables.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class WorkerLoop:
         outside: Mapping[Node, Tensor],
         copy: PartyCopy,
         key: Tensor | None,
+        tables: Sequence[TableRoute] = (),
     ) -> None:
         self._rules = rules
+        self._tables = WorkerTables(worker, tables, copy)
         self._worker = worker
         self._nodes = nodes
         self._ports = ports
@@ -66,13 +71,9 @@ class WorkerLoop:
         return [v for route in self._routes for v in route.worker_states(self._worker)]
 
     def __call__(self, party: Party) -> list[Tensor]:
-        """Write the loop into a party; return the last values of the states of routes."""
-        states = [
-            route.begin(party, self._worker)
-            if isinstance(route, PullRoute)
-            else [v.outputs[0] for v in route.worker_states(self._worker)]
-            for route in self._routes
-        ]
+        """Write the loop into a party; return the last values of the states of routes, then the
+        bytes of pushes that went through filters."""
+        states = [route.begin(party, self._worker) for route in self._routes]
         turns = self._rules.turns
         if self._rules.deals_numbers:
             first = self._worker if self._rules.is_pool else 0
@@ -91,12 +92,11 @@ class WorkerLoop:
         return self._last_states(states)
 
     def _last_states(self, states: Sequence[State]) -> list[Tensor]:
-        """Return the last values of the variables of states."""
-        return [
-            value
-            for route, state in zip(self._routes, states, strict=True)
-            for _, value in zip(route.worker_states(self._worker), state, strict=False)
-        ]
+        """Return the last values of the variables of states, then the bytes that were sent."""
+        pairs = [*zip(self._routes, states, strict=True)]
+        sent = [s[-1] for r, s in pairs if r.is_filtered and isinstance(r, PushRoute)]
+        last = [t for r, s in pairs for t in s[: len(r.worker_states(self._worker))]]
+        return [*last, *sent]
 
     def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
         """Take the micro-batch of a number, or of a round, through the turn; receive the next."""
@@ -119,6 +119,7 @@ class WorkerLoop:
 
         wanted = [push.value for port in self._ports for b in port.pushes for push in b.items]
         wanted += [t for port in self._ports for t in port.fetched]
+        wanted += self._tables.gradients
         outputs = [t for t in dict.fromkeys(wanted) if t not in mapped]
         with device(str(self._copy.device)):
             draws = self._key + FUNCTIONS["astype"](number, "int64")
@@ -138,7 +139,9 @@ class WorkerLoop:
                 tensors = [variable.outputs[0] for variable in variables.items]
                 mapped |= zip(tensors, variables.split(message), strict=True)
                 after.append(state)
+        pulled = self._tables.pull(party, mapped)
         self._compute(number, mapped)
+        self._tables.push(party, mapped, pulled)
         for port in self._ports:
             for pushes, route in port.pushes.items():
                 message = pushes.join([_pushed_value(push, mapped) for push in pushes.items])

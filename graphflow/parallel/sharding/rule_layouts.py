@@ -39,9 +39,9 @@ def layouts_of_rules(
     given: dict[Tensor, Layout] = {}
     origins: dict[Tensor, tuple[Any, bool]] = {}
     for key, axes in rules.items():
-        found = _match_tensors(graph, key, named)
+        found = match_tensors(graph, key, named)
         if not found and strict:
-            raise _unknown_rule_error(key, named)
+            raise unknown_rule_error(key, named)
         exact = isinstance(key, Tensor) or key in named
         for name, tensor in found.items():
             layout = _rule_layout(name, tensor, axes, mesh, strict)
@@ -57,7 +57,7 @@ def layouts_of_rules(
     return given
 
 
-def _match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def match_tensors(graph: Graph, key: Any, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that a rule's key names, by name."""
     if isinstance(key, Tensor):
         return {graph.names[key.node]: key} if key.node in graph.names else {}
@@ -76,7 +76,7 @@ def _can_match_pattern(tensor: Tensor) -> bool:
     return tensor.ndim > 0 and not is_slot(tensor.node)
 
 
-def _unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
+def unknown_rule_error(key: Any, named: Mapping[str, Tensor]) -> ShardingError:
     """Return the error of a rule that names nothing, with a suggestion."""
     if isinstance(key, Tensor):
         return ShardingError(f"a rule is for {key!r}, on which nothing that is run depends")

@@ -6,10 +6,9 @@ What computes between them is `emitter.py`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from graphflow.init import Initializer, ReplicaRows, SharedInitial
+from graphflow.init import SharedInitial
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span
@@ -18,6 +17,7 @@ from graphflow.parallel.mesh.device_mesh import Place
 from graphflow.parallel.mesh.layouts import Layout, ShardedTensor, whole
 from graphflow.parallel.resharding.update_gathering import UpdateGatherer
 from graphflow.parallel.sharding.emitter import Emitter
+from graphflow.parallel.sharding.initial_parts import initial_part
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 from graphflow.parallel.sharding.whole_nodes import copy_to_places, have_spec_of
 from graphflow.parallel.tables.row_updates import RowUpdate, order_by_update
@@ -169,16 +169,7 @@ class StateEmitter:
     def _initial_part(self, node: Node, shape: tuple[int, ...], spans: tuple[Span, ...]) -> Any:
         """Return a part of an initial value. An initialiser draws what it would have drawn
         there."""
-        initial = node.attrs["initial"]
-        if isinstance(initial, Initializer) and initial.kind in ("constant", "hashed"):
-            return replace(initial, shape=shape)
-        if isinstance(initial, ReplicaRows):
-            return initial.first_rows(shape[0])
-        if isinstance(initial, Initializer) and initial.is_large:
-            return initial.part(spans)
-        if node not in self._initial:
-            self._initial[node] = SharedInitial(initial)
-        return self._initial[node].add_shard(spans, shape, node.attrs["dtype"])
+        return initial_part(node, shape, spans, self._initial)
 
     def _pieces(self, tensor: Tensor, layout: Layout, place: Place) -> list[ShardExtent]:
         """Return the extent of each axis at a place."""

@@ -28,9 +28,17 @@ class SymbolSubstitution:
         self._sizes = sizes
         self._turn = turn
 
-    def node(self, node: Node, inputs: tuple[Tensor, ...]) -> Node:
-        """Rebuild a node with other sizes."""
-        return make_node(node.op, inputs, self.attrs_of(node), node.name)
+    def node(
+        self, node: Node, inputs: tuple[Tensor, ...], more: Mapping[str, Any] | None = None
+    ) -> Node:
+        """Rebuild a node with other sizes.
+
+        Args:
+            node: the node.
+            inputs: its inputs.
+            more: attributes that replace those of the node.
+        """
+        return make_node(node.op, inputs, {**self.attrs_of(node), **(more or {})}, node.name)
 
     def attrs_of(self, node: Node) -> dict[str, Any]:
         """Return the attributes of a node with other sizes."""

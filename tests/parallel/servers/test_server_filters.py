@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import ShardingError
+from graphflow.frontend.interpreter import evaluate
 from graphflow.parallel import ParameterServer
+from graphflow.parallel.compression.filters.key_cache import hash_keys
 from tests.parallel.models import mlp
 from tests.parallel.servers.windows import difference, feeds_of, traced_bytes, train
 
-Chain, FixedPoint, Kkt, PowerSGD, RandomSkip, Significant, TopK = (
+FixedPoint, KeyCache, Kkt, PowerSGD, RandomSkip, Significant, TopK = (
     getattr(gf.parallel, name)
-    for name in ("Chain", "FixedPoint", "Kkt", "PowerSGD", "RandomSkip", "Significant", "TopK")
+    for name in ("FixedPoint", "KeyCache", "Kkt", "PowerSGD", "RandomSkip", "Significant", "TopK")
 )
 SIZE = 40
 START = np.linspace(-1.0, 1.0, SIZE)
@@ -171,6 +175,80 @@ def test_the_report_tells_the_bytes_before_and_after_each_filter() -> None:
     assert "→ FixedPoint(bits=8): 20" in text  # 4 integers, 4 positions of 2 bytes, a scale
 
 
+@pytest.mark.parametrize(
+    ("consistency", "options"),
+    [
+        CONSISTENCIES[0],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in CONSISTENCIES[1:]),
+    ],
+)
+def test_the_history_counts_the_bytes_that_follow_from_the_data(
+    consistency: Any, options: Any
+) -> None:
+    """A trace has means over messages, in whole bytes."""
+    window, workers, whole = 4, 2, SIZE * 8
+    filters = {
+        "push": [Significant(0.3), KeyCache(), FixedPoint(4)], "pull": [Significant(0.2)],
+    }  # fmt: skip
+    strategy = ParameterServer(
+        consistency=consistency, window=window, workers=workers, filters=filters, **options
+    )
+    step = Sums(strategy, 0.1, 0.5)
+    with gf.Session(gf.Cluster.local(3, threads=1), trial=False) as s:
+        for seed in range(3):
+            with s.trace() as trace:
+                s.run(step.train, {step.x: rows_of(16, seed)})
+        filtered = s.history()[-1].filtered
+    turns = window * workers
+    assert filtered["push"][1] == turns * whole
+    assert filtered["pull"][1] == (turns - workers) * whole
+    numbers = turns * 4 * (2 if consistency == "pool" else 1)
+    counted = filtered["push"][0] + filtered["pull"][0] + workers * whole + numbers
+    rounding = sum(e.count for e in trace.edges) / 2
+    assert abs(traced_bytes(trace) - counted) <= rounding
+    assert 0 < filtered["push"][0] < 0.6 * filtered["push"][1]
+
+
+@pytest.mark.parametrize(
+    ("consistency", "options"),
+    [*CONSISTENCIES, ("bsp", {"aggregate": 1}), ("bsp", {"aggregate": 2})],
+)
+def test_filters_that_leave_nothing_out_change_no_bit(consistency: Any, options: Any) -> None:
+    """What workers have is noted for each, also if some are answered and others are not."""
+    order, values = None, []
+    for filters in ((), [Significant(0.0), KeyCache()]):
+        strategy = ParameterServer(
+            consistency=consistency, window=3, workers=3, filters=filters, **options
+        )
+        model = mlp(strategy)
+        windows = feeds_of(model, 2, 18)
+        if order is not None:
+            windows = [{**f, strategy.order: c} for f, c in zip(windows, order, strict=True)]
+        found = train(model, windows)
+        order = order or [each.order for each in found.history]
+        values.append(found.values)
+    assert difference(*values) < 1e-14
+
+
+def test_rows_of_tables_travel_as_they_are() -> None:
+    values = []
+    for filters in ((), {"push": [TopK(0.1)], "pull": [FixedPoint(8)]}):
+        ids = gf.placeholder("int64", ("B",), name="ids")
+        random = np.random.default_rng(0)
+        table = gf.variable(random.normal(size=(50, 6)), name="table")
+        w = gf.variable(random.normal(size=(6, 40)), name="w")
+        strategy = ParameterServer(
+            consistency="bsp", window=1, workers=2, tables=["table"], filters=filters
+        )
+        loss = gf.mean(gf.tanh(gf.nn.embedding(ids, table) @ w) ** 2.0)
+        step = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            s.run(step, {ids: np.arange(16) % 50})
+            values.append((s.get(table), s.get(w)))
+    assert difference([values[0][0]], [values[1][0]]) == 0  # the first pull is whole
+    assert difference([values[0][1]], [values[1][1]]) > 1e-6
+
+
 def test_only_the_numbers_that_are_chosen_travel() -> None:
     cluster = gf.Cluster.local(3, threads=1)
     moved = []
@@ -193,7 +271,7 @@ def test_only_the_numbers_that_are_chosen_travel() -> None:
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None:
     """What workers keep is in the window's commit."""
-    filters = {"push": [TopK(0.1), FixedPoint(8)], "pull": [FixedPoint(8)]}
+    filters = {"push": [TopK(0.1), KeyCache(), FixedPoint(8)], "pull": [FixedPoint(8)]}
     strategy = ParameterServer(consistency="async", window=3, workers=2, filters=filters)
     model = mlp(strategy)
     windows = feeds_of(model, 5, 12)
@@ -210,6 +288,112 @@ def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None
     repeated = train(model, again)
     assert repeated.losses == losses
     assert difference(repeated.values, values) == 0
+
+
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_what_a_lost_worker_kept_is_taken_from_its_mirror(lost: int) -> None:
+    values: list[Any] = []
+    windows = [rows_of(12, seed) for seed in range(4)]
+    orders: list[Any] = [None] * 4
+    for replicas in (2, 1):
+        strategy = ParameterServer(
+            consistency="async", window=3, workers=2, replicas=replicas,
+            filters={"push": [TopK(0.1)], "pull": [TopK(0.4)]},
+        )  # fmt: skip
+        step = Sums(strategy, 0.1, 0.5)
+        cluster = gf.Cluster.local(3, threads=1) if replicas > 1 else None
+        with gf.Session(cluster, trial=False, replicas=replicas) as s:
+            for number, (rows, order) in enumerate(zip(windows, orders, strict=True)):
+                if number == 2 and replicas > 1:
+                    os.kill(s._life.hosts.pids[lost], signal.SIGKILL)
+                feeds = {step.x: rows} if order is None else {step.x: rows, strategy.order: order}
+                s.run(step.train, feeds)
+            orders = [each.order for each in s.history()]
+            values.append([s.get(step.w), step.residual(s)])
+    assert difference(*values) == 0
+
+
+# Key caches ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_a_hash_is_that_of_all_keys_in_use_and_of_nothing_else(
+    keys: list[int], data: st.DataObject
+) -> None:
+    """A prefix of the keys, or their sum, would take other keys for those of the cache."""
+    number = data.draw(st.integers(0, min(len(keys), 7)))
+    padded = np.array([*keys, *[0] * (8 - len(keys))], "int32")
+    i = data.draw(st.integers(0, 7))
+    other = padded.copy()
+    other[i] += data.draw(st.integers(1, 3))
+    swapped = padded[::-1].copy()
+    one, two, three, longer = (
+        int(evaluate([hash_keys(gf.constant(k), gf.constant(np.int64(n)))])[0])
+        for k, n in ((padded, number), (other, number), (swapped, 8), (padded, number + 1))
+    )
+    assert one != 0
+    assert (one == two) == (i >= number)  # what is behind the keys in use does not matter
+    assert longer != one
+    whole = evaluate([hash_keys(gf.constant(padded), gf.constant(np.int64(8)))])[0]
+    assert (three == int(whole)) == np.array_equal(swapped, padded)
+
+
+@pytest.mark.parametrize(("consistency", "options"), CONSISTENCIES)
+def test_a_key_cache_changes_no_bit(consistency: Any, options: Any) -> None:
+    values = []
+    for cache in ([], [KeyCache()]):
+        filters = {"push": [TopK(0.1), *cache], "pull": [Significant(0.1), *cache]}
+        strategy = ParameterServer(
+            consistency=consistency, window=4, workers=2, filters=filters, **options
+        )
+        step = Sums(strategy, 0.1, 0.5)
+        with gf.Session() as s:
+            for seed in range(2):
+                s.run(step.train, {step.x: rows_of(16, seed)})
+            values.append([s.get(step.w), step.residual(s)])
+    assert difference(*values) == 0
+
+
+def test_keys_travel_when_they_change_and_at_the_beginning_of_a_window() -> None:
+    """Four positions, of two bytes each, take the place of their hash in these messages."""
+    cluster, window = gf.Cluster.local(3, threads=1), 4
+    filters = {"push": [TopK(0.1, feedback=False), KeyCache()]}
+    strategy = ParameterServer(consistency="async", window=window, workers=2, filters=filters)
+    step = Sums(strategy)
+    same = np.zeros((2 * window, 8, 5))
+    same.reshape(2 * window, SIZE)[:, [3, 7, 20, 39]] = [5.0, -4.0, 3.0, 2.0]
+    changing = same.copy()
+    changing[4:6] = np.roll(changing[4:6].reshape(2, SIZE), 1, 1).reshape(2, 8, 5)
+    moved = []
+    with gf.Session(cluster, trial=False) as s:
+        s.run(step.train, {step.x: same})
+        for rows in (same, changing):
+            with s.trace() as trace:
+                s.run(step.train, {step.x: rows})
+            moved.append(traced_bytes(trace))
+        found = s.get(step.w)
+    start = START.reshape(8, 5)
+    np.testing.assert_allclose(found, start - 2 * same.sum(0) - changing.sum(0), atol=1e-12)
+    messages = 2 * window * (4 * 8 + 8 + 4) + 2 * window * SIZE * 8  # pushes, numbers, pulls
+    assert moved[0] == messages + 2 * 4 * 2
+    assert moved[1] == messages + 2 * 4 * 2 * 3  # and when they change, there and back
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0])
+@pytest.mark.parametrize("filters", [[FixedPoint(2)], {"push": [RandomSkip(1.0), FixedPoint(4)]}])
+def test_zeros_and_constants_come_through(filters: Any, value: float) -> None:
+    """No scale divides by zero, and nothing is drawn from a clock."""
+    values = []
+    for _ in range(2):
+        with gf.random.seed(3):
+            strategy = ParameterServer(consistency="bsp", window=2, workers=2, filters=filters)
+            step = Sums(strategy)
+            with gf.Session() as s:
+                s.run(step.train, {step.x: np.full((4, 8, 5), value)})
+                values.append([s.get(step.w)])
+    np.testing.assert_allclose(values[0][0], START.reshape(8, 5) - 2 * value, atol=1e-12)
+    assert difference(*values) == 0
 
 
 # Checkpoints --------------------------------------------------------------------------------------
@@ -265,6 +449,9 @@ def test_what_is_kept_goes_to_another_number_of_workers(workers: int, tmp_path: 
 class Summed(gf.parallel.Filter):
     """A filter that asks for sums over replicas."""
 
+    def __repr__(self) -> str:
+        return "Summed()"
+
     def reduce(self, tensor: Any, state: Any, rank: int, count: int) -> Any:
         raise AssertionError
 
@@ -279,6 +466,9 @@ class Summed(gf.parallel.Filter):
         ([RandomSkip(0.5)], "multiplies what it sends, so differences would grow"),
         ([FixedPoint(8), TopK(0.1)], "chooses no numbers"),
         ([TopK(0.1), Significant(0.1)], "make it the first filter"),
+        ([KeyCache()], "a KeyCache comes second"),
+        ([TopK(0.1), FixedPoint(8), KeyCache()], "a KeyCache comes second"),
+        ([RandomSkip(0.5, feedback=True), KeyCache()], "sends no positions"),
         ([Summed()], "needs a filter with encode and decode"),
     ],
     ids=str,
@@ -288,6 +478,17 @@ def test_filters_that_cannot_be_are_refused_with_the_strategys_line(
 ) -> None:
     with pytest.raises(ShardingError, match=rf"ParameterServer at .*py:\d+: .*{text}"):
         ParameterServer(filters=filters)
+
+
+def test_filters_of_rows_alone_are_refused() -> None:
+    """A worker looks up other rows in each turn, and could keep nothing for them."""
+    ids = gf.placeholder("int64", ("B",), name="ids")
+    table = gf.variable(np.ones((50, 6)), name="table")
+    strategy = ParameterServer(workers=2, tables=["table"], filters={"push": [TopK(0.1)]})
+    loss = gf.mean(gf.nn.embedding(ids, table) ** 2.0)
+    step = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    with pytest.raises(ShardingError, match=r"ParameterServer at .*: rows of tables travel as"):
+        strategy.report(step)
 
 
 def test_filters_that_save_nothing_are_refused() -> None:
