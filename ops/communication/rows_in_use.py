@@ -31,7 +31,8 @@ def find_rows_in_use(graph: Graph, specs: Specs) -> RowsInUse:
     Args:
         specs: concrete spec of each tensor.
     """
-    if not any(node.op.counted for node in graph.nodes):
+    counts = (n.op.counted(len(n.inputs)) for n in graph.nodes if n.op.counted)
+    if not any(counts):
         return {}
     position = {node: i for i, node in enumerate(graph.nodes)}
     found: dict[Tensor, Tensor | None] = dict.fromkeys(graph.outputs)
