@@ -18,6 +18,7 @@ from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.row_ranges import Int64s
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
@@ -31,8 +32,9 @@ from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.tables.table_moves import move_rows
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import strategy_of
+from graphflow.strategy import RowMoves, strategy_of
 
 
 @checks_arguments(ShardingError)
@@ -269,6 +271,22 @@ class ParameterServer:
             f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "
             f"{rules.consistency}{bound}; {together}"
         )
+
+    def move_rows(
+        self,
+        counts: Mapping[Node, Int64s],
+        shards: Mapping[Node, ShardedVariable],
+        homes: Mapping[Node, str],
+    ) -> RowMoves | None:
+        """Return the moves that let servers be asked for about as many rows; None if none is worth
+        it.
+
+        Args:
+            counts: how many rows of each range are asked for, by table.
+            shards: the shards of tables and slots.
+            homes: the devices of shards.
+        """
+        return move_rows(counts, shards, homes)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and
