@@ -105,16 +105,16 @@ class FitMonitor:
 
     def passes_left(self, most: int) -> float:
         """Return after how many passes the gap would be small enough, if it went on falling as it
-        did between the last two certificates; between 1 and `most`."""
+        did between the last two certificates; between 2 and `most`."""
         known = [c for c in self.history.certificates[-2:] if c.relative_gap]
         if len(known) < 2:
-            return 1.0
+            return 2.0
         (before, now), (gap_before, gap) = known, (c.relative_gap or 1.0 for c in known)
         passes = now.passes - before.passes
         if gap >= gap_before or passes <= 0.0:
             return float(most)
         rate = math.log(gap_before / gap) / passes
-        return min(max(1.05 * math.log(gap / self.tol) / rate if self.tol else most, 1.0), most)
+        return min(max(1.2 * math.log(gap / self.tol) / rate if self.tol else most, 2.0), most)
 
     def accept(self, w: Floats, b: float, beta: Floats | None = None, **known: Any) -> bool:
         """Note a model with its certificate; return True if it is good enough.

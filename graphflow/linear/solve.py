@@ -85,7 +85,7 @@ def solve(
         elif chosen == "cd":
             descend_columns(given, monitor, w=w, b=b)
         else:
-            method = {"newton": "auto"}.get(chosen, chosen)
+            method = "auto" if solver == "auto" or chosen == "newton" else chosen
             minimize_smooth(given, monitor, method=method, w=w, b=b)
     assert monitor.best is not None
     return monitor.best

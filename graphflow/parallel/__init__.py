@@ -7,6 +7,7 @@ from graphflow.parallel.compression.check import FilterCheck, check_filter
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.compression.filters.chain import Chain
 from graphflow.parallel.compression.filters.fixed_point import FixedPoint
+from graphflow.parallel.compression.filters.key_cache import KeyCache
 from graphflow.parallel.compression.filters.kkt import Kkt
 from graphflow.parallel.compression.filters.power_sgd import PowerSGD
 from graphflow.parallel.compression.filters.random_skip import RandomSkip
@@ -58,6 +59,7 @@ __all__ = [
     "FixedPoint",
     "Gossip",
     "Jitter",
+    "KeyCache",
     "Kkt",
     "LocalSGD",
     "ParameterServer",

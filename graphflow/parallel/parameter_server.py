@@ -13,7 +13,15 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import REGISTRY, Location, Node, Tensor, next_stream, user_location
+from graphflow.ir.op import (
+    REGISTRY,
+    Location,
+    Node,
+    Tensor,
+    next_stream,
+    source_scope,
+    user_location,
+)
 from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
@@ -166,7 +174,8 @@ class ParameterServer:
         It need not be fed. Feed the `order` of a `WindowHistory`, with the state and the feeds that
         the window had, to repeat the window bit for bit; -1 stands for any worker.
         """
-        return placeholder("int32", (self.servers, None), name="order")
+        with source_scope("ParameterServer", self.line):
+            return placeholder("int32", (self.servers, None), name="order")
 
     def filter_gradients(
         self,

@@ -101,12 +101,13 @@ def _turn_seconds(steps: Sequence[TraceStep]) -> dict[tuple[str, int], list[list
     """Return the seconds of turns by window and party, a list for each step."""
     found: dict[tuple[str, int], list[list[float]]] = {}
     for step in steps:
-        here: dict[tuple[str, int], list[float]] = {}
+        here: dict[tuple[str, int], dict[int, float]] = {}
         for event in step.events:
             turn = turn_name(event.name)
             if turn is not None and event.kind == "compute":
+                mine = here.setdefault((turn.window, turn.party), {})
                 seconds = (event.end - event.start) * 1e-9
-                here.setdefault((turn.window, turn.party), []).append(seconds)
-        for key, each in here.items():
-            found.setdefault(key, []).append(each)
+                mine[turn.number] = mine.get(turn.number, 0.0) + seconds
+        for key, parts in here.items():
+            found.setdefault(key, []).append(list(parts.values()))
     return found

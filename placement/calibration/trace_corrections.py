@@ -348,8 +348,22 @@ def robust_ratio(ratios: Sequence[float]) -> float:
     Other work of a machine only makes nodes slower. `TRUSTED_RATIO` limits the result.
     """
     recent = sorted(ratios[-RECENT:])
-    most = TRUSTED_RATIO ** len(recent)
-    return min(max(recent[len(recent) // 4], 1.0 / most), most)
+    return _limit_ratio(recent[len(recent) // 4], len(recent))
+
+
+def median_ratio(ratios: Sequence[float]) -> float:
+    """Return the median of the latest ratios, within `TRUSTED_RATIO`.
+
+    It predicts what waits for others, and so for their delays.
+    """
+    recent = ratios[-RECENT:]
+    return _limit_ratio(median(recent), len(recent))
+
+
+def _limit_ratio(ratio: float, count: int) -> float:
+    """Return a ratio within what so many observations can establish."""
+    most = TRUSTED_RATIO**count
+    return min(max(ratio, 1.0 / most), most)
 
 
 def _append_sample(known: dict[Any, list[float]], key: Any, value: float) -> None:

@@ -20,9 +20,10 @@ class Messages(NamedTuple):
         sender, receiver: its parties.
         nbytes: of a message.
         once: messages before or after the sender's loop.
-        turn: messages of an iteration of its loop that sends.
-        share: of its iterations that send, as far as the node tells: a masked send into several
-            channels goes into one of them.
+        turn: messages of a turn: those of an iteration of the sender's loop, or one of a masked
+            send, which answers.
+        share: messages of an iteration for each of a turn, as far as the node tells: a masked send
+            into several channels goes into one of them.
     """
 
     sender: int
@@ -58,13 +59,16 @@ def channel_messages(parties: Sequence[Body]) -> list[Messages]:
         for node, sizes, times, in_loop in _sends(body, 1, False):
             size = nbytes(node.inputs[1].spec.bind(sizes))
             channels = channels_of(node)
-            share = 1.0 / len(channels) if len(node.inputs) > 2 else 1.0
+            is_masked = len(node.inputs) > 2
             for channel in channels:
                 before = found.get(channel, Messages(*ends[channel], size))
-                if in_loop:
-                    before = before._replace(turn=before.turn + times, share=share)
-                else:
+                if not in_loop:
                     before = before._replace(once=before.once + times)
+                elif is_masked:
+                    answers = times / len(channels) + (before.share if before.turn else 0.0)
+                    before = before._replace(turn=1, share=answers)
+                else:
+                    before = before._replace(turn=before.turn + times)
                 found[channel] = before
     return list(found.values())
 

@@ -12,6 +12,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import evaluate
 from graphflow.ops.control_flow.concurrent import parties_of
 from graphflow.ops.control_flow.control import UNPLACED_OPS
 from graphflow.placement.clusters.cluster import Cluster
@@ -73,6 +74,21 @@ def operands_of(node: Node, parties: Sequence[int]) -> list[Tensor]:
         if parameter in bodies[i].graph.names
     }
     return list(dict.fromkeys(node.inputs[k] for k in sorted(read)))
+
+
+def party_ends(node: Node, others: Mapping[int, int]) -> list[Tensor]:
+    """Return a token, which has no bytes, for each of a node's `PartyNode` and for its own parties.
+
+    Args:
+        others: party -> number of its `PartyNode`.
+    """
+    ends: dict[int, Tensor] = {}
+    outputs = iter(node.outputs)
+    for i, body in enumerate(parties_of(node.attrs)):
+        last = [next(outputs) for _ in body.outputs][-1]
+        if last.spec.is_concrete and not evaluate(last.spec.size, {}):
+            ends.setdefault(others.get(i, -1), last)
+    return list(ends.values())
 
 
 def makers_of(node: Node, others: Mapping[int, int], own: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from graphflow.ir.graph import bodies
@@ -11,7 +11,7 @@ from graphflow.ir.spec import evaluate
 from graphflow.ops.communication.collectives import groups_of, received_bytes
 from graphflow.ops.communication.send_recv import expected_rows
 from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
-from graphflow.placement.cost_model.party_nodes import PartyNode, makers_of, operands_of
+from graphflow.placement.cost_model.party_nodes import PartyNode, makers_of, operands_of, party_ends
 
 
 class ProblemEdges:
@@ -34,6 +34,7 @@ class ProblemEdges:
         self._others: dict[Node, dict[int, int]] = {}  # node -> party -> number in the problem
         for i, each in enumerate(parties, start=times.count):
             self._others.setdefault(each.node, {}).update(dict.fromkeys(each.parties, i))
+        self._ends = {node: party_ends(node, mine) for node, mine in self._others.items()}
         self._makers = {
             node: makers_of(node, mine, times.index[node]) for node, mine in self._others.items()
         }
@@ -56,15 +57,16 @@ class ProblemEdges:
                     sizes[tensor] = size
                 continue
             read = self._read_by(node) if node.op.name == "concurrent" else node.inputs
-            for tensor in read if len(read) < 2 else dict.fromkeys(read):
+            for tensor in self._waited_for(read):
                 if tensor.node.op.name not in UNPLACED:
                     edges.append((maker(tensor), i))
                     carried.append(tensor)
-        for i, tensor in enumerate(self._times.sinks, start=len(self._times.nodes)):
-            edges.append((maker(tensor), i))
-            carried.append(tensor)
+        for i, sink in enumerate(self._times.sinks, start=len(self._times.nodes)):
+            for tensor in self._waited_for([sink]):
+                edges.append((maker(tensor), i))
+                carried.append(tensor)
         for i, party in enumerate(self._parties, start=self._times.count):
-            for tensor in operands_of(party.node, party.parties):
+            for tensor in self._waited_for(operands_of(party.node, party.parties)):
                 if tensor.node.op.name not in UNPLACED:
                     edges.append((maker(tensor), i))
                     carried.append(tensor)
@@ -72,6 +74,16 @@ class ProblemEdges:
             self.tensors.setdefault(tensor, len(self.tensors))
         moved = [sizes[t] if t in sizes else self._moved_bytes(t) for t in carried]
         return edges, moved, [self.tensors[t] for t in carried]
+
+    def _waited_for(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the tensors that a node reads, and tokens of the parties that it waits for.
+
+        The parties of a node end together, so whoever reads from one of them waits for all.
+        """
+        if self._ends:
+            tokens = [t for node in {t.node for t in read} for t in self._ends.get(node, ())]
+            read = [*read, *tokens]
+        return read if len(read) < 2 else list(dict.fromkeys(read))
 
     def _maker(self, tensor: Tensor) -> int:
         known = self._makers.get(tensor.node)

@@ -23,7 +23,7 @@ from graphflow.placement.calibration.roofline import Rates
 from graphflow.placement.calibration.trace_corrections import (
     Evidence,
     TraceCorrections,
-    robust_ratio,
+    median_ratio,
 )
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.channel_bytes import Messages, channel_messages
@@ -133,7 +133,7 @@ class WindowPricer:
 
     def _correct_work(self, device: str, work: PartyWork, found: Evidence) -> PartyWork:
         """Return a party's work with its turns as traces have shown them, at its device's speed."""
-        ratio = robust_ratio(found.ratios) if found.is_own else 1.0
+        ratio = median_ratio(found.ratios) if found.is_own else 1.0
         speed = self.speeds[device]
         return PartyWork(work.turn * ratio / speed, work.once / speed, work.turns)
 

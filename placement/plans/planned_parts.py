@@ -89,10 +89,12 @@ def _kernel(made: GraphProblem, model: PlanModel, node: Node) -> str:
 
 
 def planned_transfers(made: GraphProblem, model: PlanModel) -> tuple[PlannedTransfer, ...]:
-    """Return the transfers of a plan, in order of readiness."""
+    """Return the transfers of a plan, in order of readiness, without tokens of parties."""
     edges = _edge_numbers(made, model)
     planned = []
     for row in model.timeline.transfers:
+        if made.parties and not row["bytes"]:
+            continue
         tensor, source, target = int(row["tensor"]), int(row["source"]), int(row["target"])
         planned.append(
             PlannedTransfer(

@@ -24,7 +24,9 @@ def planned_windows(made: GraphProblem, model: PlanModel) -> tuple[PlannedWindow
         busy: dict[str, float] = {}
         for device, seconds in zip(priced.devices, priced.busy, strict=True):
             busy[device] = busy.get(device, 0.0) + seconds
-        start = float(model.timeline.start[i])
+        first = len(made.nodes) + len(made.sinks)
+        parts = [k for k, each in enumerate(made.parties, start=first) if each.node is node]
+        start = float(model.timeline.start[[i, *parts]].max())
         found.append(
             PlannedWindow(
                 name,

@@ -1,8 +1,7 @@
 """Events of the turns of a window, from the sends and waits of its parties.
 
-A worker computes its turn between a wait and the next send, and a server its update between the
-waits for a push and whatever follows. So windows are traced without a reading of the clock in their
-turns beyond those around messages.
+A party computes whenever it neither sends nor waits. So windows are traced without a reading of the
+clock in their turns beyond those around messages.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from graphflow.ir.graph import Graph
@@ -87,8 +85,9 @@ def window_edges(graph: Graph, partitions: Mapping[str, Partition]) -> dict[int,
 def add_turns(events: Iterable[TraceEvent], edges: Mapping[int, WindowEdge]) -> list[TraceEvent]:
     """Return events with those of turns and updates, and with sends named by their turn.
 
-    Turns are named "window/1/T3": turn 3 of party 1. A is an update of a server, and E a send. The
-    turns of a pool are numbered in the order in which they begin, over all workers.
+    Turns are named "window/1/T3": turn 3 of party 1. A is an update of a server, and E a send. A
+    turn has a part before each message within it. The turns of a pool are numbered in the order in
+    which they begin, over all workers.
 
     Args:
         edges: those between parties of windows with rules, by number.
@@ -107,16 +106,18 @@ def add_turns(events: Iterable[TraceEvent], edges: Mapping[int, WindowEdge]) -> 
         mine.sort(key=lambda event: (event.start, event.end))
         some = edges[_edge(mine[0])]
         is_server = party in some.servers
-        turns = list(_turns(mine, edges, f"{window}/{party}", "A" if is_server else "T"))
-        found += _named_sends(mine, turns, f"{window}/{party}")
+        turns, messages = _named_parts(mine, edges, f"{window}/{party}", "A" if is_server else "T")
+        found += messages
         if some.is_pool and not is_server:
             pools.setdefault(window, []).extend(turns)
         else:
             found += turns
     for turns in pools.values():
         turns.sort(key=lambda event: event.start)
-        for number, event in enumerate(turns):
-            found.append(replace(event, name=f"{event.name.rpartition('/')[0]}/T{number}"))
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(e.name for e in turns))}
+        for event in turns:
+            whose = event.name.rpartition("/")[0]
+            found.append(replace(event, name=f"{whose}/T{numbers[event.name]}"))
     return found
 
 
@@ -124,35 +125,35 @@ def _edge(event: TraceEvent) -> int:
     return -1 if event.edge is None else event.edge
 
 
-def _turns(
+def _named_parts(
     mine: Sequence[TraceEvent], edges: Mapping[int, WindowEdge], name: str, letter: str
-) -> Iterable[TraceEvent]:
-    """Yield the turns of a party, which lie between its waits and what follows these."""
-    count = 0
-    for before, after in pairwise(mine):
-        if before.kind != "wait":
-            continue
-        is_next_part = after.kind == "wait" and (
-            letter == "T" or edges[_edge(after)].sender == edges[_edge(before)].sender
-        )
-        if is_next_part or after.start < before.end:
-            continue
-        yield TraceEvent(
-            before.track, f"{name}/{letter}{count}", "compute", before.end, after.start
-        )
-        count += 1
+) -> tuple[list[TraceEvent], list[TraceEvent]]:
+    """Return the parts of a party's turns, and its messages, with sends named by their turn.
 
-
-def _named_sends(
-    mine: Sequence[TraceEvent], turns: Sequence[TraceEvent], name: str
-) -> Iterable[TraceEvent]:
-    """Yield the sends of a party, named by the turns before them; and its waits."""
-    passed = 0
+    All time between messages is computing, since nodes run as soon as what they read is there. A
+    worker's turn begins with a wait after a send, and a server's update with a wait for a push.
+    """
+    turns: list[TraceEvent] = []
+    messages: list[TraceEvent] = []
+    number, before = -1, None
     for event in mine:
-        while passed < len(turns) and turns[passed].end <= event.start:
-            passed += 1
-        is_send = event.kind == "send"
-        yield replace(event, name=f"{name}/E{max(passed - 1, 0)}") if is_send else event
+        if before is not None and number >= 0 and event.start > before.end:
+            part = f"{name}/{letter}{number}"
+            turns.append(TraceEvent(event.track, part, "compute", before.end, event.start))
+        if event.kind == "wait":
+            is_first = before is None or before.kind == "send"
+            number += is_first or (
+                letter == "A" and _sender(event, edges) != _sender(before, edges)
+            )
+            messages.append(event)
+        else:
+            messages.append(replace(event, name=f"{name}/E{max(number, 0)}"))
+        before = event
+    return turns, messages
+
+
+def _sender(event: TraceEvent | None, edges: Mapping[int, WindowEdge]) -> int:
+    return -1 if event is None or event.edge is None else edges[event.edge].sender
 
 
 def without_windows(events: Sequence[TraceEvent]) -> list[TraceEvent]:

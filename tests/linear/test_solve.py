@@ -60,7 +60,7 @@ def test_working_sets_agree_with_newtons_method_and_on_both_forms(loss: Loss, se
 def test_a_set_too_large_for_products_is_solved_on_the_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from graphflow.linear.solvers import working_sets
+    from graphflow.linear.solvers import parabola
 
     for is_sparse in (False, True):
         problem = random_problem(
@@ -68,7 +68,7 @@ def test_a_set_too_large_for_products_is_solved_on_the_columns(
         )
         with monkeypatch.context() as patch:
             wanted = objective(problem, "cd")
-            patch.setattr(working_sets, "_PRODUCTS", 2)
+            patch.setattr(parabola, "_PRODUCTS", 2)
             assert objective(problem, "cd") == pytest.approx(wanted, rel=1e-9)
 
 

@@ -23,6 +23,8 @@ from graphflow.linear.problem import LinearProblem, multiply
 
 MANY = 2000
 """Columns, or rows, up to which a step factorises a matrix of their products."""
+_LARGE = 100_000
+"""Numbers of a table from which conjugate gradients are tried before a matrix is factorised."""
 FEW = 4_000_000
 """Numbers of a sparse table up to which it is made dense for that."""
 
@@ -42,7 +44,10 @@ def minimize_smooth(
     w = np.zeros(problem.columns) if w is None else w.copy()
     f = problem.predict(w, b)
     loss, c, y = problem.loss, problem.c, problem.y
-    step = _step_of(problem, _choose(problem) if method == "auto" else method)
+    chosen = _choose(problem) if method == "auto" else method
+    # On a well-conditioned table a few products are enough, and cost less than a matrix.
+    tries_cg = method == "auto" and chosen == "cholesky" and loss.name == "squared"
+    tries_cg = tries_cg and problem.rows * problem.columns > _LARGE
     first: float | None = None
     while True:
         if problem.has_intercept:
@@ -59,7 +64,11 @@ def minimize_smooth(
             return
         h = c * loss.curvatures(f, y)
         accuracy = min(0.1, (size / first) ** 0.5) if loss.name != "squared" else 1e-4
-        p, passes = step(slope, h, accuracy)
+        if tries_cg:
+            p, passes = _cg_step(problem, slope, h, accuracy, problem.columns // 16)
+            tries_cg = False
+        else:
+            p, passes = _STEPS[chosen](problem, slope, h, accuracy)
         monitor.passes += 1 + passes
         along = multiply(problem.x, p)
         beside = -float(h @ along) / max(float(h.sum()), 1e-300) if problem.has_intercept else 0.0
@@ -105,21 +114,6 @@ def _choose(problem: LinearProblem) -> str:
     if problem.columns <= min(MANY, problem.rows):
         return "cholesky"
     return "kernel" if problem.rows <= min(MANY, problem.columns) else "cg"
-
-
-_Step = Callable[[Floats, Floats, float], tuple[Floats, float]]
-"""(slope, h, accuracy) to a step and the passes over the data that it took."""
-
-
-def _step_of(problem: LinearProblem, method: str) -> _Step:
-    steps: dict[str, Callable[[LinearProblem, Floats, Floats, float], tuple[Floats, float]]] = {
-        "cholesky": _cholesky_step,
-        "kernel": _kernel_step,
-        "cg": _cg_step,
-        "lstsq": _least_squares_step,
-    }
-    chosen = steps[method]
-    return lambda slope, h, accuracy: chosen(problem, slope, h, accuracy)
 
 
 def _means(problem: LinearProblem, h: Floats) -> Floats:
@@ -175,9 +169,9 @@ def _least_squares_step(
 
 
 def _cg_step(
-    problem: LinearProblem, slope: Floats, h: Floats, accuracy: float
+    problem: LinearProblem, slope: Floats, h: Floats, accuracy: float, most: int = 1000
 ) -> tuple[Floats, float]:
-    """Solve by conjugate gradients, preconditioned by the diagonal."""
+    """Solve by conjugate gradients, preconditioned by the diagonal; `most` steps at most."""
     means = _means(problem, h)
 
     def apply(p: Floats) -> Floats:
@@ -195,7 +189,7 @@ def _cg_step(
     preconditioned = rest / diagonal
     direction, rho = preconditioned.copy(), float(rest @ preconditioned)
     goal, passes = accuracy**2 * rho, 1.0
-    for _ in range(min(10 * problem.columns, 1000)):
+    for _ in range(min(10 * problem.columns, most)):
         if rho <= goal or rho == 0.0:
             break
         image = apply(direction)
@@ -207,6 +201,16 @@ def _cg_step(
         rho, before = float(rest @ preconditioned), rho
         direction = preconditioned + (rho / before) * direction
     return p, passes
+
+
+_Step = Callable[[LinearProblem, Floats, Floats, float], tuple[Floats, float]]
+"""(problem, slope, h, accuracy) to a step and the passes over the data that it took."""
+_STEPS: dict[str, _Step] = {
+    "cholesky": _cholesky_step,
+    "kernel": _kernel_step,
+    "cg": _cg_step,
+    "lstsq": _least_squares_step,
+}
 
 
 def _line_search(

@@ -44,6 +44,18 @@ class AllToAll(NamedTuple):
     parts: tuple[Parts, ...]
 
 
+class CachedKeys(NamedTuple):
+    """The positions in a message that a `KeyCache` leaves out if the receiver has them.
+
+    Attributes:
+        part: the index of the part, from the end of the message.
+        share: the share of messages in which they are expected to travel.
+    """
+
+    part: int
+    share: float
+
+
 class Reduced(NamedTuple):
     """The end of an exchange at one replica.
 
@@ -76,12 +88,14 @@ class Filter:
             gradient or the change of. It comes first in the state, and is not returned.
         only_gradients: the rule is one for gradients, not for changes of parameters.
         excludes_feedback: in a `Chain`, no other filter may have feedback.
+        cached: the positions that a `KeyCache` in a `Chain` looks after; None without one.
     """
 
     feedback: bool = False
     reads_value: bool = False
     only_gradients: bool = False
     excludes_feedback: bool = False
+    cached: CachedKeys | None = None
 
     def applies(self, spec: TensorSpec) -> bool:
         """Return False for tensors that the filter cannot compress. They travel as they are."""
@@ -178,12 +192,28 @@ def expected_bytes(part: Tensor) -> int:
     return prod(shape) * int(part.dtype.itemsize)
 
 
-def require_rule_for_changes(rule: Filter, where: str) -> None:
-    """Refuse a filter for gradients where changes of parameters travel.
+def require_stateless_receivers(rule: Filter, where: str) -> None:
+    """Refuse a filter whose receivers have to remember messages.
 
     Raises:
         ShardingError: it is one.
     """
+    if rule.cached is not None:
+        raise ShardingError(
+            f"{where}: {rule!r} has a KeyCache, which needs receivers that remember the positions "
+            "of each sender, and replicas keep nothing of each other; leave it out, or use it in "
+            "the filters of a ParameterServer"
+        )
+
+
+def require_rule_for_changes(rule: Filter, where: str) -> None:
+    """Refuse a filter for gradients where changes of parameters travel, and one whose receivers
+    have to remember messages.
+
+    Raises:
+        ShardingError: it is one.
+    """
+    require_stateless_receivers(rule, where)
     if rule.only_gradients:
         raise ShardingError(
             f"{where}: {rule!r} decides by gradients, and here changes of parameters travel; use "
@@ -193,6 +223,7 @@ def require_rule_for_changes(rule: Filter, where: str) -> None:
 
 __all__ = [
     "AllToAll",
+    "CachedKeys",
     "Filter",
     "Gather",
     "Parts",
@@ -204,5 +235,6 @@ __all__ = [
     "expected_bytes",
     "mark_used",
     "require_rule_for_changes",
+    "require_stateless_receivers",
     "used_rows_of",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphflow import init
 from graphflow.errors import ShardingError
-from graphflow.ir.op import REGISTRY, RandomStreams, Tensor, name_scope
+from graphflow.ir.op import REGISTRY, RandomStreams, Tensor, as_tensor, name_scope
 from graphflow.ir.spec import Size, TensorSpec
 from graphflow.optim.update_targets import wide_dtype
 from graphflow.parallel.compression.exchange import draw_from, encode_kept, with_feedback
@@ -19,8 +19,10 @@ from graphflow.parallel.compression.filter import (
     Filter,
     Sum,
     expected_bytes,
+    require_stateless_receivers,
     used_rows_of,
 )
+from graphflow.parallel.compression.filters.key_cache import NO_CODE, omit_known_keys
 
 FirstState = tuple[Array | init.Initializer, ...]
 
@@ -78,6 +80,8 @@ def message_parts(rule: Filter, spec: TensorSpec) -> list[MessagePart]:
         state = tuple(_placeholder(each.shape, each.dtype) for each in first_state(rule, spec))
         value = _placeholder(spec.shape, spec.dtype) if rule.reads_value else None
         parts, _ = encode_kept(rule, wide, state, value)
+        if rule.cached is not None:
+            parts, _ = omit_known_keys(rule.cached, parts, as_tensor(NO_CODE))
     found = []
     for part in parts:
         _nbytes(rule, part.spec)
@@ -101,6 +105,7 @@ def traffic_of(rule: Filter, spec: TensorSpec, replicas: int) -> Traffic:
         ShardingError: the filter asks for parts whose size is not known, or changes a shape or
             dtype.
     """
+    require_stateless_receivers(rule, "an exchange of replicas")
     plain = 2 * (replicas - 1) / replicas * _nbytes(rule, spec)
     with name_scope("traffic"), draw_from(RandomStreams()):
         tensor = _placeholder(spec.shape, spec.dtype)

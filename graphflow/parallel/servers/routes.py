@@ -54,6 +54,14 @@ class PushRoute:
         """The shards of the variables of all states."""
         return {}
 
+    def open(self) -> State:
+        """Return the first state of a server."""
+        return [node.outputs[0] for node in self.server_states()]
+
+    def begin(self, party: Party, worker: int) -> State:
+        """Return the first state of a worker."""
+        return [node.outputs[0] for node in self.worker_states(worker)]
+
     def send(
         self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
     ) -> State:

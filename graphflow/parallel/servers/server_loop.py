@@ -159,10 +159,7 @@ class ServerLoop:
             "version": np.zeros(workers, np.int32),
             "clocks": np.zeros(workers, np.int32),
             "waiting": np.zeros(workers, np.bool_),
-            "pushes": [
-                [v.outputs[0] for v in route.server_states()]
-                for route in self._ports.pushes.values()
-            ],
+            "pushes": [route.open() for route in self._ports.pushes.values()],
             "pulls": [
                 route.open(party, bundle.join([self._first[v] for v in bundle.items]))
                 for bundle, route in self._ports.pulls.items()

@@ -16,7 +16,7 @@ from graphflow.parallel.served_tables.party_tables import WorkerTables
 from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import PullRoute, Route, State
+from graphflow.parallel.servers.routes import Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
@@ -72,12 +72,7 @@ class WorkerLoop:
 
     def __call__(self, party: Party) -> list[Tensor]:
         """Write the loop into a party; return the last values of the states of routes."""
-        states = [
-            route.begin(party, self._worker)
-            if isinstance(route, PullRoute)
-            else [v.outputs[0] for v in route.worker_states(self._worker)]
-            for route in self._routes
-        ]
+        states = [route.begin(party, self._worker) for route in self._routes]
         turns = self._rules.turns
         if self._rules.deals_numbers:
             first = self._worker if self._rules.is_pool else 0

@@ -289,6 +289,18 @@ def test_replicas_that_train_alone_exchange_through_them(rule: Filter) -> None:
     assert max(losses) < losses[0] * 1.3 + 0.02, losses
 
 
+def test_a_key_cache_is_refused_where_receivers_remember_nothing() -> None:
+    rule = Chain([TopK(0.1), gf.parallel.KeyCache()])
+    with pytest.raises(gf.errors.ShardingError, match=r"Data at .*has a KeyCache, which needs"):
+        Regression(Data(2, compress=rule))
+    with pytest.raises(gf.errors.ShardingError, match=r"LocalSGD at .*has a KeyCache"):
+        gf.parallel.LocalSGD(2, compress=rule)
+    with pytest.raises(gf.errors.ShardingError, match=r"Gossip at .*has a KeyCache"):
+        gf.parallel.Gossip(3, compress=rule, consensus=1.0)
+    with pytest.raises(gf.errors.ArgumentError, match=r"check_filter at .*has a KeyCache"):
+        gf.parallel.check_filter(rule)
+
+
 def test_a_filter_for_gradients_is_refused_where_parameters_travel() -> None:
     with pytest.raises(gf.errors.ShardingError, match=r"LocalSGD at .*decides by gradients"):
         gf.parallel.LocalSGD(2, compress=Kkt(0.1))

@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.errors import ShardingError
+from graphflow.frontend.interpreter import evaluate
 from graphflow.parallel import ParameterServer
+from graphflow.parallel.compression.filters.key_cache import hash_keys
 from tests.parallel.models import mlp
 from tests.parallel.servers.windows import difference, feeds_of, traced_bytes, train
 
-Chain, FixedPoint, Kkt, PowerSGD, RandomSkip, Significant, TopK = (
+FixedPoint, KeyCache, Kkt, PowerSGD, RandomSkip, Significant, TopK = (
     getattr(gf.parallel, name)
-    for name in ("Chain", "FixedPoint", "Kkt", "PowerSGD", "RandomSkip", "Significant", "TopK")
+    for name in ("FixedPoint", "KeyCache", "Kkt", "PowerSGD", "RandomSkip", "Significant", "TopK")
 )
 SIZE = 40
 START = np.linspace(-1.0, 1.0, SIZE)
@@ -193,7 +197,7 @@ def test_only_the_numbers_that_are_chosen_travel() -> None:
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None:
     """What workers keep is in the window's commit."""
-    filters = {"push": [TopK(0.1), FixedPoint(8)], "pull": [FixedPoint(8)]}
+    filters = {"push": [TopK(0.1), KeyCache(), FixedPoint(8)], "pull": [FixedPoint(8)]}
     strategy = ParameterServer(consistency="async", window=3, workers=2, filters=filters)
     model = mlp(strategy)
     windows = feeds_of(model, 5, 12)
@@ -210,6 +214,89 @@ def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None
     repeated = train(model, again)
     assert repeated.losses == losses
     assert difference(repeated.values, values) == 0
+
+
+# Key caches ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_a_hash_is_that_of_all_keys_in_use_and_of_nothing_else(
+    keys: list[int], data: st.DataObject
+) -> None:
+    """A prefix of the keys, or their sum, would take other keys for those of the cache."""
+    number = data.draw(st.integers(0, min(len(keys), 7)))
+    padded = np.array([*keys, *[0] * (8 - len(keys))], "int32")
+    i = data.draw(st.integers(0, 7))
+    other = padded.copy()
+    other[i] += data.draw(st.integers(1, 3))
+    swapped = padded[::-1].copy()
+    one, two, three, longer = (
+        int(evaluate([hash_keys(gf.constant(k), gf.constant(np.int64(n)))])[0])
+        for k, n in ((padded, number), (other, number), (swapped, 8), (padded, number + 1))
+    )
+    assert one != 0
+    assert (one == two) == (i >= number)  # what is behind the keys in use does not matter
+    assert longer != one
+    whole = evaluate([hash_keys(gf.constant(padded), gf.constant(np.int64(8)))])[0]
+    assert (three == int(whole)) == np.array_equal(swapped, padded)
+
+
+@pytest.mark.parametrize(("consistency", "options"), CONSISTENCIES)
+def test_a_key_cache_changes_no_bit(consistency: Any, options: Any) -> None:
+    values = []
+    for cache in ([], [KeyCache()]):
+        filters = {"push": [TopK(0.1), *cache], "pull": [Significant(0.1), *cache]}
+        strategy = ParameterServer(
+            consistency=consistency, window=4, workers=2, filters=filters, **options
+        )
+        step = Sums(strategy, 0.1, 0.5)
+        with gf.Session() as s:
+            for seed in range(2):
+                s.run(step.train, {step.x: rows_of(16, seed)})
+            values.append([s.get(step.w), step.residual(s)])
+    assert difference(*values) == 0
+
+
+def test_keys_travel_when_they_change_and_at_the_beginning_of_a_window() -> None:
+    """Four positions, of two bytes each, take the place of their hash in these messages."""
+    cluster, window = gf.Cluster.local(3, threads=1), 4
+    filters = {"push": [TopK(0.1, feedback=False), KeyCache()]}
+    strategy = ParameterServer(consistency="async", window=window, workers=2, filters=filters)
+    step = Sums(strategy)
+    same = np.zeros((2 * window, 8, 5))
+    same.reshape(2 * window, SIZE)[:, [3, 7, 20, 39]] = [5.0, -4.0, 3.0, 2.0]
+    changing = same.copy()
+    changing[4:6] = np.roll(changing[4:6].reshape(2, SIZE), 1, 1).reshape(2, 8, 5)
+    moved = []
+    with gf.Session(cluster, trial=False) as s:
+        s.run(step.train, {step.x: same})
+        for rows in (same, changing):
+            with s.trace() as trace:
+                s.run(step.train, {step.x: rows})
+            moved.append(traced_bytes(trace))
+        found = s.get(step.w)
+    start = START.reshape(8, 5)
+    np.testing.assert_allclose(found, start - 2 * same.sum(0) - changing.sum(0), atol=1e-12)
+    messages = 2 * window * (4 * 8 + 8 + 4) + 2 * window * SIZE * 8  # pushes, numbers, pulls
+    assert moved[0] == messages + 2 * 4 * 2
+    assert moved[1] == messages + 2 * 4 * 2 * 3  # and when they change, there and back
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0])
+@pytest.mark.parametrize("filters", [[FixedPoint(2)], {"push": [RandomSkip(1.0), FixedPoint(4)]}])
+def test_zeros_and_constants_come_through(filters: Any, value: float) -> None:
+    """No scale divides by zero, and nothing is drawn from a clock."""
+    values = []
+    for _ in range(2):
+        with gf.random.seed(3):
+            strategy = ParameterServer(consistency="bsp", window=2, workers=2, filters=filters)
+            step = Sums(strategy)
+            with gf.Session() as s:
+                s.run(step.train, {step.x: np.full((4, 8, 5), value)})
+                values.append([s.get(step.w)])
+    np.testing.assert_allclose(values[0][0], START.reshape(8, 5) - 2 * value, atol=1e-12)
+    assert difference(*values) == 0
 
 
 # Checkpoints --------------------------------------------------------------------------------------
@@ -279,6 +366,9 @@ class Summed(gf.parallel.Filter):
         ([RandomSkip(0.5)], "multiplies what it sends, so differences would grow"),
         ([FixedPoint(8), TopK(0.1)], "chooses no numbers"),
         ([TopK(0.1), Significant(0.1)], "make it the first filter"),
+        ([KeyCache()], "a KeyCache comes second"),
+        ([TopK(0.1), FixedPoint(8), KeyCache()], "a KeyCache comes second"),
+        ([RandomSkip(0.5, feedback=True), KeyCache()], "sends no positions"),
         ([Summed()], "needs a filter with encode and decode"),
     ],
     ids=str,

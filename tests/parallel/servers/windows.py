@@ -52,3 +52,67 @@ def traced_bytes(trace: Any) -> int:
     """The bytes that devices sent each other."""
     edges = (e for e in trace.edges if "client" not in e.source + e.target)
     return sum(e.bytes * e.count for e in edges)
+
+
+class Reference(NamedTuple):
+    """A window computed by hand.
+
+    Attributes:
+        weights: after the window.
+        staleness: of each push.
+        lead: the most turns by which a worker was ahead of the slowest one when it read.
+        dropped: the number of pushes that were too late.
+    """
+
+    weights: Array
+    staleness: list[int]
+    lead: int
+    dropped: int
+
+
+def window_by_hand(
+    strategy: Any,
+    start: Array,
+    rows: Array,
+    order: Sequence[int],
+    numbers: Sequence[int],
+    rate: Any,
+) -> Reference:
+    """Descent on ½(w − row)² of one row a micro-batch, in the order in which pushes came."""
+    workers, each = strategy.workers, strategy.window
+    kind, bound = strategy.consistency, strategy.staleness
+    together = strategy.aggregate or (workers if kind in ("pool", "bsp") else 1)
+    w, version, lead, dropped = start, 0, 0, 0
+    seen = [(w, 0)] * workers
+    clocks, waiting = [0] * workers, set[int]()
+    pushed: list[Array] = []
+    staleness = []
+    for k, m in zip(order, numbers, strict=True):
+        values, then = seen[k]
+        staleness.append(version - then)
+        clocks[k] += 1
+        waiting.add(k)
+        if kind == "bsp" and version > then:  # late: it joins the present round
+            dropped += 1
+            seen[k] = (w, version)
+            waiting.discard(k)
+            continue
+        pushed.append(values - rows[m])
+        is_update = len(pushed) == together
+        if is_update:
+            total = pushed[0]
+            for gradient in pushed[1:]:
+                total = total + gradient
+            w = w - rate * (total * (1.0 / together) if together > 1 else total)
+            version, pushed = version + 1, []
+        running = [clock for clock in clocks if clock < each]
+        if kind == "ssp":
+            answered = {j for j in waiting if clocks[j] - min(running, default=0) <= bound}
+            leads = [clocks[j] - min(running) for j in answered if clocks[j] < each]
+            lead = max([lead, *leads])
+        else:
+            answered = waiting.copy() if kind != "bsp" or is_update else set()
+        for j in answered:
+            seen[j] = (w, version)
+        waiting -= answered
+    return Reference(w, staleness, lead, dropped)

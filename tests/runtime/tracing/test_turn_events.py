@@ -52,7 +52,8 @@ def parts(trace: Trace, letters: str) -> list[tuple[str, int, int]]:
 def test_turns_and_updates_lie_between_messages() -> None:
     assert parts(traced(False), "TA") == [
         ("window/1/T0", 3, 13), ("window/2/T0", 4, 24), ("window/0/A0", 15, 18),
-        ("window/1/T1", 20, 30), ("window/0/A1", 26, 29), ("window/0/A2", 32, 36),
+        ("window/0/A0", 19, 20), ("window/1/T1", 20, 30), ("window/0/A1", 26, 29),
+        ("window/0/A2", 32, 36),
     ]  # fmt: skip
     assert parts(traced(False), "E") == [
         ("window/0/E0", 1, 2), ("window/0/E0", 2, 3), ("window/1/E0", 13, 14),

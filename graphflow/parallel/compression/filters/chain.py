@@ -13,11 +13,13 @@ from graphflow.ir.op import Tensor, user_location
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.compression.filter import (
     Array,
+    CachedKeys,
     Filter,
     Parts,
     State,
     used_rows_of,
 )
+from graphflow.parallel.compression.filters.key_cache import KeyCache
 from graphflow.parallel.compression.filters.selection import Selection
 from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 
@@ -28,7 +30,8 @@ class Chain(Filter):
     """Filters one after the other, such as `Chain([TopK(0.01), FixedPoint(8)])`.
 
     All but the last choose numbers (`TopK`, `Significant`, `Kkt`, `RandomSkip`); the next filter
-    gets these. If any has feedback, what the whole chain does not send is kept.
+    gets these. If any has feedback, what the whole chain does not send is kept. With a parameter
+    server, a `KeyCache` may follow the first.
 
     Args:
         filters: the filters, at least one, in the order in which a tensor goes through them.
@@ -43,19 +46,24 @@ class Chain(Filter):
     feedback: bool = field(default=False, init=False, repr=False)
     reads_value: bool = field(default=False, init=False, repr=False)
     only_gradients: bool = field(default=False, init=False, repr=False)
+    excludes_feedback: bool = field(default=False, init=False, repr=False)
+    cached: CachedKeys | None = field(default=None, init=False, repr=False)
+    _rules: tuple[Filter, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         where = f"Chain at {user_location()}"
         given = self.filters
         if not isinstance(given, list | tuple) or not given:
             raise ArgumentError(f"{where}: filters must be a list of filters, not {given!r}")
-        for number, rule in enumerate(given):
+        rules = [rule for rule in given if not isinstance(rule, KeyCache)]
+        cached = self._find_keys(where, given, rules)
+        for number, rule in enumerate(rules):
             if not isinstance(rule, Filter) or type(rule).encode is Filter.encode:
                 raise ArgumentError(
                     f"{where}: {rule!r} cannot be in a chain, which takes filters with encode and "
                     "decode, such as TopK(0.01) and FixedPoint(8)"
                 )
-            if number + 1 < len(given) and not isinstance(rule, Selection):
+            if number + 1 < len(rules) and not isinstance(rule, Selection):
                 raise ArgumentError(
                     f"{where}: {rule!r} chooses no numbers of a tensor, so nothing can come after "
                     "it; make it the last filter"
@@ -64,8 +72,8 @@ class Chain(Filter):
                 raise ArgumentError(
                     f"{where}: {rule!r} reads the values of all weights; make it the first filter"
                 )
-        excluding = [rule for rule in given if rule.excludes_feedback]
-        if excluding and any(rule.feedback for rule in given):
+        excluding = [rule for rule in rules if rule.excludes_feedback]
+        if excluding and any(rule.feedback for rule in rules):
             raise ArgumentError(
                 f"{where}: {excluding[0]!r} does not go with the feedback of another filter, which "
                 "would bring back what it leaves out, or multiply it again; use filters without "
@@ -74,10 +82,34 @@ class Chain(Filter):
         set_frozen_fields(
             self,
             filters=tuple(given),
-            feedback=any(rule.feedback for rule in given),
-            reads_value=given[0].reads_value,
-            only_gradients=any(rule.only_gradients for rule in given),
+            feedback=any(rule.feedback for rule in rules),
+            reads_value=rules[0].reads_value,
+            only_gradients=any(rule.only_gradients for rule in rules),
+            excludes_feedback=bool(excluding),
+            cached=cached,
+            _rules=tuple(rules),
         )
+
+    def _find_keys(
+        self, where: str, given: Sequence[Filter], rules: Sequence[Filter]
+    ) -> CachedKeys | None:
+        """Return the positions of a `KeyCache`; None without one.
+
+        Raises:
+            ArgumentError: it does not follow a first filter that sends positions.
+        """
+        caches = [rule for rule in given if isinstance(rule, KeyCache)]
+        if not caches:
+            return None
+        first = rules[0] if rules else None
+        if len(caches) > 1 or list(given[1:2]) != caches or not isinstance(first, Selection):
+            raise ArgumentError(
+                f"{where}: a KeyCache comes second, after a filter that sends positions, as in "
+                f"[Kkt(0.1), KeyCache()], not in {list(given)!r}"
+            )
+        if not first.sends_positions:
+            raise ArgumentError(f"{where}: {first!r} sends no positions; leave out the KeyCache")
+        return CachedKeys(-first.others, caches[0].share)
 
     def applies(self, spec: TensorSpec) -> bool:
         """Return True if each filter applies to what it gets."""
@@ -90,7 +122,7 @@ class Chain(Filter):
     def _stages(self, spec: TensorSpec) -> list[tuple[Filter, TensorSpec]]:
         """Return each filter with the spec of what it gets."""
         found = []
-        for rule in self.filters:
+        for rule in self._rules:
             found.append((rule, spec))
             if isinstance(rule, Selection):
                 spec = rule.numbers_spec(spec)
@@ -109,7 +141,7 @@ class Chain(Filter):
             made, new = rule.encode(whole, tuple(own))
             parts = tuple(made) if used is None else rule.mark(tuple(made), used[1], used[2])
             after += new
-            if rule is not self.filters[-1]:
+            if rule is not self._rules[-1]:
                 tensor, rest = parts[0], (*parts[1:], *rest)
         return (*parts, *rest), tuple(after)
 

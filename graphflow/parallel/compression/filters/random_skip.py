@@ -42,6 +42,7 @@ class RandomSkip(Selection):
     keep: float
     feedback: bool = False
     rescale: bool | None = None
+    sends_positions = False
     excludes_feedback: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -22,9 +22,11 @@ class Selection(Filter):
 
     Attributes:
         others: the number of other parts.
+        sends_positions: the first of these is the positions.
     """
 
     others: int = 1
+    sends_positions: bool = True
 
     def numbers_spec(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of the first part, for tensors of a spec."""

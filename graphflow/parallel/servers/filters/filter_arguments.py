@@ -8,6 +8,7 @@ from typing import Any
 from graphflow.errors import ArgumentError, ShardingError
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.compression.filters.chain import Chain
+from graphflow.parallel.compression.filters.key_cache import KeyCache
 
 DIRECTIONS = ("push", "pull")
 
@@ -52,12 +53,14 @@ def _join(given: Any, where: str) -> Filter | None:
             f'{{"push": [...], "pull": [...]}}, not {given!r}'
         )
     for rule in given:
+        if isinstance(rule, KeyCache):
+            continue
         if type(rule).encode is Filter.encode:
             raise ShardingError(
                 f"{where}: {rule!r} exchanges sums between replicas; a server needs a filter with "
                 "encode and decode"
             )
-    if len(given) < 2:
+    if len(given) < 2 and not any(isinstance(rule, KeyCache) for rule in given):
         return given[0] if given else None
     try:
         return Chain(given)

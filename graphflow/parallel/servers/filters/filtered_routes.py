@@ -23,6 +23,11 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.optim.update_targets import wide_dtype
 from graphflow.parallel.compression.exchange import draw_from, encode_kept, given_state, seed_of
 from graphflow.parallel.compression.filter import Filter, Parts
+from graphflow.parallel.compression.filters.key_cache import (
+    NO_CODE,
+    omit_known_keys,
+    restore_keys,
+)
 from graphflow.parallel.compression.traffic import MessagePart, message_parts
 from graphflow.parallel.servers.routes import PullRoute, PushRoute, State
 from graphflow.parallel.sharding.sharded_graph import ShardedVariable
@@ -87,6 +92,34 @@ class FilteredTensor(NamedTuple):
         """Return the tensor that a message stands for, in at least float32."""
         return self.rule.decode(tuple(parts), self.wide)
 
+    # Positions that are not sent again --------------------------------------------------------
+
+    def first_code(self) -> State:
+        """Return what a sender remembers of positions before its first message."""
+        return [] if self.rule.cached is None else [as_tensor(NO_CODE)]
+
+    def first_keys(self) -> State:
+        """Return what a receiver remembers of positions before its first message."""
+        if self.rule.cached is None:
+            return []
+        spec = self.parts[self.rule.cached.part - 1].spec  # the code of positions comes last
+        return [FUNCTIONS["zeros"](spec.shape, spec.dtype.name), as_tensor(NO_CODE)]
+
+    def omit_keys(self, parts: Parts, known: State) -> tuple[Parts, State]:
+        """Return a message without positions that its receiver has, and what the sender remembers
+        of them."""
+        if self.rule.cached is None:
+            return parts, []
+        parts, code = omit_known_keys(self.rule.cached, parts, known[0])
+        return parts, [code]
+
+    def restore_keys(self, parts: Sequence[Tensor], known: State) -> tuple[Parts, State]:
+        """Return a message with its positions, and what the receiver remembers of them."""
+        if self.rule.cached is None:
+            return tuple(parts), []
+        made, keys, code = restore_keys(self.rule.cached, parts, *known)
+        return made, [keys, code]
+
 
 Answered = Literal["one", "all", "any"]
 """The workers that a server answers at once: one, all that it has not answered for the last time,
@@ -115,6 +148,7 @@ class FilteredPush(PushRoute):
         self.spec = sent.spec
         self._sent = sent
         self._servers = servers
+        self._workers = workers
         self._states = states
         self._parts = sent.channels(loops, workers)
 
@@ -129,18 +163,29 @@ class FilteredPush(PushRoute):
     def reads_value(self) -> bool:
         return self._sent.rule.reads_value
 
+    def open(self) -> State:
+        return [_repeat(each, self._workers) for each in self._sent.first_keys()]
+
+    def begin(self, party: Party, worker: int) -> State:
+        return [*super().begin(party, worker), *self._sent.first_code()]
+
     def send(
         self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
     ) -> State:
-        own = [FUNCTIONS["reshape"](each, each.shape[1:]) for each in state]
+        count = len(self._states)
+        own = [FUNCTIONS["reshape"](each, each.shape[1:]) for each in state[:count]]
         parts, after = self._sent.encode(value, own, at, worker)
+        parts, known = self._sent.omit_keys(parts, state[count:])
         for channels, part in zip(self._parts, parts, strict=True):
             party.send(channels[worker], part)
-        return [FUNCTIONS["expand_dims"](each, 0) for each in after]
+        return [*(FUNCTIONS["expand_dims"](each, 0) for each in after), *known]
 
     def take(self, party: Party, which: Tensor, state: State) -> tuple[Tensor, State]:
-        parts = [party.merge(channels, which)[1] for channels in self._parts]
-        return _in_dtype(self._sent.decode(parts), self.spec), state
+        received = [party.merge(channels, which)[1] for channels in self._parts]
+        own = [FUNCTIONS["take"](each, which, 0) for each in state]
+        parts, after = self._sent.restore_keys(received, own)
+        found = [_set_row(*each, which) for each in zip(state, after, strict=True)]
+        return _in_dtype(self._sent.decode(parts), self.spec), found
 
     @property
     def is_filtered(self) -> bool:
@@ -189,10 +234,10 @@ class FilteredPull(PullRoute):
 
     def open(self, party: Party, value: Tensor) -> State:
         party.send_where(self._channels, value)
-        wide = _in_dtype(value, self._sent.wide)
-        shape = (count_estimates(self._answered, self._workers), *self.spec.shape)
-        estimates = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](wide, 0), shape)
-        return [*(node.outputs[0] for node in self.server_states()), estimates]
+        count = count_estimates(self._answered, self._workers)
+        noted = (_in_dtype(value, self._sent.wide), *self._sent.first_code())
+        own = [node.outputs[0] for node in self.server_states()]
+        return [*own, *(_repeat(each, count) for each in noted)]
 
     def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
         if mask is None:  # the whole value is on its way
@@ -211,32 +256,33 @@ class FilteredPull(PullRoute):
         self, party: Party, value: Tensor, mask: Tensor, index: Any, state: State
     ) -> State:
         """Send the workers of a mask what an estimate lacks; return the next state."""
-        *own, estimate = [FUNCTIONS["take"](each, index, 0) for each in state]
-        parts, after = self._sent.encode_change(value - estimate, own, value)
+        count = len(self._states)
+        every = [FUNCTIONS["take"](each, index, 0) for each in state]
+        estimate = every[count]
+        parts, after = self._sent.encode_change(value - estimate, every[:count], value)
+        after.append(estimate + self._sent.decode(parts))
+        parts, known = self._sent.omit_keys(parts, every[count + 1 :])
         for channels, part in zip(self._parts, parts, strict=True):
             party.send_where(channels, part, mask)
-        after.append(estimate + self._sent.decode(parts))
-        rows = FUNCTIONS["reshape"](index, (1,))
-        number = FUNCTIONS["astype"](FUNCTIONS["any"](mask), "int64")  # of rows that change
-        return [
-            REGISTRY["update_rows"](every, rows, FUNCTIONS["expand_dims"](now, 0), number)
-            for every, now in zip(state, after, strict=True)
-        ]
+        number = FUNCTIONS["astype"](FUNCTIONS["any"](mask), "int64")
+        pairs = zip(state, (*after, *known), strict=True)
+        return [_set_row(old, now, index, number) for old, now in pairs]
 
     def begin(self, party: Party, worker: int) -> State:
         value = party.receive(self._channels[worker])
-        return [as_tensor(np.bool_(True)), _in_dtype(value, self._sent.wide)]
+        wide = _in_dtype(value, self._sent.wide)
+        return [as_tensor(np.bool_(True)), wide, *self._sent.first_keys()]
 
     def receive(self, party: Party, worker: int, state: State) -> tuple[Tensor, State]:
-        is_first, before = state
+        is_first, before, *known = state
 
-        def receive_change() -> Tensor:
-            parts = [party.receive(channels[worker]) for channels in self._parts]
-            changed: Tensor = before + self._sent.decode(parts)
-            return changed
+        def receive_change() -> State:
+            received = [party.receive(channels[worker]) for channels in self._parts]
+            parts, after = self._sent.restore_keys(received, known)
+            return [before + self._sent.decode(parts), *after]
 
-        now = party.cond(is_first, lambda: before, receive_change)
-        return _in_dtype(now, self.spec), [as_tensor(np.bool_(False)), now]
+        found = party.cond(is_first, lambda: [before, *known], receive_change)
+        return _in_dtype(found[0], self.spec), [as_tensor(np.bool_(False)), *found]
 
     @property
     def is_filtered(self) -> bool:
@@ -250,6 +296,20 @@ class FilteredPull(PullRoute):
 def count_estimates(answered: Answered, workers: int) -> int:
     """Return how many estimates a server notes of what workers have: one if all have the same."""
     return 1 if answered == "all" else workers
+
+
+def _repeat(x: Tensor, count: int) -> Tensor:
+    """Return a tensor with a row for each of some estimates or workers, all alike."""
+    rows: Tensor = FUNCTIONS["broadcast_to"](FUNCTIONS["expand_dims"](x, 0), (count, *x.shape))
+    return rows
+
+
+def _set_row(x: Tensor, row: Tensor, index: Any, number: Any = 1) -> Tensor:
+    """Return a tensor with another row; if `number` is 0, the tensor itself."""
+    rows = FUNCTIONS["reshape"](FUNCTIONS["astype"](index, "int64"), (1,))
+    row = FUNCTIONS["expand_dims"](row, 0)
+    changed: Tensor = REGISTRY["update_rows"](x, rows, row, as_tensor(number, "int64"))
+    return changed
 
 
 def _in_dtype(x: Tensor, spec: TensorSpec) -> Tensor:
