@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.row_ranges import Int64s
 from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.served_tables.hybrid import check_hybrid, count_replicas
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
 from graphflow.parallel.servers.filters.filter_arguments import check_filters
@@ -86,6 +87,9 @@ class ParameterServer:
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
 
+    `ParameterServer(servers=2, tables=["*"]) * Data(n)` is a hybrid of n workers: other variables
+    take synchronous steps, as with `Data(n)`, and each push updates rows of tables at once.
+
     Raises:
         ShardingError: a count is invalid; `consistency` is unknown; `staleness` is missing with
             "ssp" or given without it; when a graph is partitioned: the turns of a window do not
@@ -110,6 +114,7 @@ class ParameterServer:
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
     line: Location = field(default_factory=user_location, init=False, repr=False)
+    _rows_at_once: bool = field(default=False, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -217,6 +222,7 @@ class ParameterServer:
         batch = batch_placeholders(graph, self.batch)
         sizes = MicroBatches(mesh, graph, batch, rules.turns)
         cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
+        check_hybrid(cut, rules, self._where)
         if cut.tables and rules.has_backups:
             raise ShardingError(
                 f"{self._where}: a round without its late pushes (aggregate={self.aggregate} of "
@@ -247,7 +253,8 @@ class ParameterServer:
         turns = Turns(workers, self.window)
         together = workers if self.consistency in ("pool", "bsp") else 1
         aggregate = together if self.aggregate is None else self.aggregate
-        rules = Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        bound = self.staleness or 0
+        rules = Rules(turns, self.consistency, aggregate, bound, self._rows_at_once)
         if self.consistency == "bsp" and aggregate > workers:
             raise ShardingError(
                 f"aggregate={aggregate}, but a round has one push of each of "
@@ -269,7 +276,9 @@ class ParameterServer:
     def _describe(self, rules: Rules) -> str:
         """Return a sentence for plans and reports."""
         together = (
-            "each push is an update"
+            f"the mean of {rules.aggregate} pushes is an update, and each push one of tables"
+            if rules.rows_at_once
+            else "each push is an update"
             if rules.aggregate == 1
             else f"the mean of {rules.aggregate} pushes is an update"
         )
@@ -280,6 +289,22 @@ class ParameterServer:
             f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "
             f"{rules.consistency}{bound}; {together}"
         )
+
+    def __mul__(self, other: Any) -> ParameterServer:
+        """Return the hybrid of tables at these servers, and of other variables as `Data` trains
+        them.
+
+        Raises:
+            ShardingError: the servers have no tables, an option of one contradicts the other, or
+                `other` is no Data.
+        """
+        workers = count_replicas(self, other)
+        batch = other.batch if self.batch is None else self.batch
+        product = replace(self, workers=workers, consistency="bsp", batch=batch)
+        set_frozen_fields(product, _rows_at_once=True, line=user_location())
+        return product
+
+    __rmul__ = __mul__
 
     def move_rows(
         self,
