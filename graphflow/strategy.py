@@ -6,8 +6,10 @@ of the package are in `graphflow.parallel`, which builds on everything else.
 A new strategy is a class in one file. Each user of strategies asks for this much:
 
     minimize, Session, plan      `divide`, and a `line` for errors, if it has one
-    minimize                     `filter_gradients`, if it changes the exchange of gradients
+    minimize                     `filter_gradients`, if it changes the exchange of gradients, and
+                                 `leaves_rows(variable)`, if it exchanges some tables whole
     s.replan()                   `move_rows`, if it deals rows of tables in ranges
+    Session                      `state_copies`, 2 if variables are to have mirrors
     search, reports              `divide` returns a `sharded_graph.ShardedGraph`
     Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
     strategy * strategy          `__mul__` and `__rmul__` of its own

@@ -21,7 +21,12 @@ from graphflow.base.argument_checks import checks_argument_names, did_you_mean, 
 from graphflow.base.argument_names import explain_repeated
 from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.errors import ArgumentError, DifferentiationError, VariableError
+from graphflow.errors import (
+    ArgumentError,
+    DifferentiationError,
+    ShardingError,
+    VariableError,
+)
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor, name_scope, origin_scope, user_location
 from graphflow.ir.spec import Size, is_inexact, kind
@@ -178,14 +183,22 @@ class Optimizer:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return gradients as the strategy exchanges them, and updates of the state of that.
 
-        Gradients of which the update reads rows only are left to the exchange of rows.
+        Gradients of which the update reads rows only are left to the exchange of rows, unless the
+        strategy exchanges them whole.
+
+        Raises:
+            ShardingError: it does, and the update needs to know the rows.
         """
         by_rows = self.sparse or self._rests_at_zero()
-        dense = [
-            i
-            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
-            if not ((by_rows or _is_hashed(v)) and lookups_of(g, v))
-        ]
+        leaves_rows = getattr(strategy, "leaves_rows", lambda variable: True)
+        dense = []
+        for i, (g, v) in enumerate(zip(grads, variables, strict=True)):
+            if not ((by_rows or _is_hashed(v)) and lookups_of(g, v)):
+                dense.append(i)
+            elif not leaves_rows(v):
+                if self.sparse or _is_hashed(v):
+                    raise _whole_rows_error(strategy, v)
+                dense.append(i)
         found = [*grads]
         sums, updates = filtered_gradients(
             strategy, [grads[i] for i in dense], [variables[i] for i in dense], scale
@@ -298,6 +311,16 @@ class Optimizer:
 def _is_hashed(variable: Tensor) -> bool:
     """Return True if a variable holds the rows of a `gf.nn.HashTable`."""
     return getattr(variable.node.attrs["initial"], "kind", None) == "hashed"
+
+
+def _whole_rows_error(strategy: object, variable: Tensor) -> ShardingError:
+    """Return the error of a strategy that exchanges the whole gradient of a table, which is to be
+    updated by rows."""
+    return ShardingError(
+        f"minimize at {user_location()}: the looked-up rows of {variable.name!r} are to be updated "
+        f"alone, and {type(strategy).__name__} at {getattr(strategy, 'line', '')} pushes whole "
+        f"gradients; give it tables=[{variable.name!r}]"
+    )
 
 
 def _check_arguments(

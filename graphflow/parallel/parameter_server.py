@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +28,7 @@ from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.row_ranges import Int64s
-from graphflow.parallel.report import StrategyReport, report_of
+from graphflow.parallel.report import report_of
 from graphflow.parallel.served_tables.hybrid import check_hybrid, count_replicas
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
@@ -36,6 +37,7 @@ from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
+from graphflow.parallel.servers.server_report import ServerReport
 from graphflow.parallel.servers.step_cut import cut_step
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
@@ -83,6 +85,8 @@ class ParameterServer:
             the worker's last one. A tensor of which they save nothing travels as it is.
         batch: the placeholders that hold the batch, or their names; default: those whose first axis
             has the symbol that most have. That axis has to be open.
+        replicas: copies of the servers' variables; with 2, each has a mirror in another process,
+            which takes over when the server is lost (see `Session`).
         devices: a device for each server, then one for each worker; names may repeat. Default: the
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
@@ -113,12 +117,13 @@ class ParameterServer:
     batch: Sequence[Tensor | str] | None = None
     devices: Sequence[str] | None = None
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
+    replicas: int = 1
     line: Location = field(default_factory=user_location, init=False, repr=False)
     _rows_at_once: bool = field(default=False, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("servers", "window", "workers", "aggregate"):
+        for name in ("servers", "window", "workers", "aggregate", "replicas"):
             given = getattr(self, name)
             count = as_count(given)
             if count is None and not (given is None and name in ("workers", "aggregate")):
@@ -169,6 +174,11 @@ class ParameterServer:
         set_frozen_fields(self, staleness=bound)
 
     @property
+    def state_copies(self) -> int:
+        """The copies of each variable that a session keeps."""
+        return self.replicas
+
+    @property
     def _where(self) -> str:
         return f"ParameterServer at {self.line}"
 
@@ -181,6 +191,14 @@ class ParameterServer:
         """
         with source_scope("ParameterServer", self.line):
             return placeholder("int32", (self.servers, None), name="order")
+
+    def leaves_rows(self, variable: Tensor) -> bool:
+        """Return True if `tables` names a variable, so that its looked-up rows travel by
+        themselves."""
+        return any(
+            fnmatchcase(variable.node.name, key) if isinstance(key, str) else key is variable
+            for key in self.tables
+        )
 
     def filter_gradients(
         self,
@@ -322,10 +340,11 @@ class ParameterServer:
         """
         return move_rows(counts, shards, homes)
 
-    def report(self, fetches: Any, cluster: Cluster | None = None) -> StrategyReport:
+    def report(self, fetches: Any, cluster: Cluster | None = None) -> ServerReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and
-        workers send each other, by kind and server. Print it."""
-        return report_of(self, fetches, cluster)
+        workers send each other, by kind, by server and by link. Print it."""
+        own = report_of(self, fetches, cluster)
+        return ServerReport(own.division, own.cluster, self.servers)
 
 
 __all__ = ["ParameterServer"]

@@ -30,6 +30,7 @@ from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
+from graphflow.planning.mirror_devices import check_replicas
 from graphflow.planning.mirrors import Mirrors
 from graphflow.planning.placement_check import (
     PATIENCE,
@@ -303,7 +304,8 @@ class Deployment:
         )
         show_stage("partitioning")
         known = {**self.state.names, **names}
-        if self.mirrors is None:
+        self._check_copies(compiled)
+        if self.mirrors is None or not self.mirrors.is_active:
             parts = partition(
                 graph, compiled.devices, order, known, self.cluster.devices, self.cluster.pinned
             )
@@ -314,6 +316,21 @@ class Deployment:
             {d: replace(p, checks=self.checks, max_specialisations=kept) for d, p in parts.items()}
         )
         compiled.check_memory(self.cluster, bindings)
+
+    def _check_copies(self, compiled: CompiledFetches) -> None:
+        """Let variables have mirrors from now on, if the strategy of fetches asks for them.
+
+        Raises:
+            ArgumentError, ClusterError: it asks for more than there can be.
+        """
+        divided = compiled.division.variables if compiled.division is not None else ()
+        strategy = next((self._strategies[v] for v in divided if v in self._strategies), None)
+        copies = check_replicas(getattr(strategy, "state_copies", 1), self._whole)
+        if copies > 1 and self.mirrors is not None and not self.mirrors.is_active:
+            self.mirrors.is_active = True
+            programs = [c.program for c in self.compiled.values() if c.program]
+            self.undeploy(None)  # those of before would not change the mirrors
+            self.hosts.forget(programs, {})
 
     def _check_first_plan(self, compiled: CompiledFetches) -> None:
         """Let the first plan over several devices show by its steps that it is worth them."""

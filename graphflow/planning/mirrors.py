@@ -24,7 +24,6 @@ from graphflow.init import zeros
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import REGISTRY, Node
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.devices import Worker
 from graphflow.planning.mirror_devices import choose_mirror_device
 from graphflow.planning.mirror_graph import MirroredGraph, add_mirrors
 from graphflow.runtime.checkpoint.manifest import list_some
@@ -37,13 +36,19 @@ from graphflow.strategy import VariableShards
 class Mirrors:
     """The mirrors of one session.
 
+    Args:
+        is_active: variables have mirrors; else from when a strategy asks for them.
+
     Attributes:
         state: the session's variables.
         cluster: the cluster, with workers that were lost and those that joined.
         lost: the workers that were lost.
     """
 
-    def __init__(self, cluster: Cluster, hosts: Hosts, state: VariableStore) -> None:
+    def __init__(
+        self, cluster: Cluster, hosts: Hosts, state: VariableStore, *, is_active: bool
+    ) -> None:
+        self.is_active = is_active
         self._hosts = hosts
         self.state = state
         self.restart(cluster)
@@ -192,9 +197,17 @@ class Mirrors:
 
     # New mirrors ----------------------------------------------------------------------------------
 
-    def add_worker(self, worker: Worker) -> None:
-        """Note that a worker has joined the session."""
-        self.cluster = replace(self.cluster, workers=(*self.cluster.workers, worker))
+    def add_worker(self, lost: int, number: int) -> None:
+        """Note that a worker has joined the session in place of a lost one, with its devices."""
+        before = self.cluster.workers[lost]
+        devices = tuple(
+            replace(device, name=device.name.replace(f"/worker:{lost}/", f"/worker:{number}/"))
+            for device in before.devices
+        )
+        workers = [*self.cluster.workers, replace(before, index=number, devices=devices)]
+        if before.address is not None:  # two workers of a cluster have no common address
+            workers[lost] = replace(before, address=f"tcp://worker-{lost}.invalid:1")
+        self.cluster = replace(self.cluster, workers=tuple(workers))
 
     @property
     def lacks_mirrors(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -55,6 +54,11 @@ class Takeover:
         self._replacements = Replacements(deployment.hosts)
         self._undo = undo
 
+    @property
+    def is_possible(self) -> bool:
+        """True if variables have mirrors."""
+        return self._mirrors.is_active
+
     def run(self, error: WorkerLost) -> None:
         """Continue without the worker of an error, from the last commit.
 
@@ -93,7 +97,7 @@ class Takeover:
             WorkerLost: a worker was lost meanwhile.
         """
         mirrors, part = self._mirrors, None
-        if self._replacements.are_awaited:
+        if self._replacements.are_near:
             self._welcome_joined()
         elif mirrors.lacks_mirrors:
             self._drop_programs()
@@ -112,13 +116,7 @@ class Takeover:
         joined = self._replacements.take_joined()
         if joined is None:
             return
-        lost, number = joined
-        before = self._mirrors.cluster.workers[lost]
-        devices = tuple(
-            replace(device, name=device.name.replace(f"/worker:{lost}/", f"/worker:{number}/"))
-            for device in before.devices
-        )
-        self._mirrors.add_worker(replace(before, index=number, devices=devices))
+        self._mirrors.add_worker(*joined)
         self._deployment.cluster = self._mirrors.cluster
 
     def _drop_programs(self) -> None:
@@ -178,8 +176,12 @@ class MirrorRecovery(NoRecovery):
                 self._lost = StateLost(f"{error}; {_NEW_SESSION}")
                 raise self._lost from error
             except WorkerLost as error:
+                if not self._takeover.is_possible:
+                    raise
                 self._note(error)
             except LinkLost as error:
+                if not self._takeover.is_possible:
+                    raise
                 self._note(loss_of_target(error))
 
     def _note(self, error: WorkerLost) -> None:
@@ -199,10 +201,13 @@ class MirrorRecovery(NoRecovery):
         """
         if self._lost is not None:
             raise self._lost
+        if not self._takeover.is_possible:
+            super().on_worker_lost(error)
 
     def after_step(self) -> None:
         """At the end of a step: go on with new mirrors, and leave workers that are to end."""
-        self.retry_on_loss(self._takeover.after_step)
+        if self._takeover.is_possible:
+            self.retry_on_loss(self._takeover.after_step)
         self.leave_draining_workers()
 
     def close(self, *, complete: bool) -> None:
@@ -212,7 +217,9 @@ class MirrorRecovery(NoRecovery):
     def leave_draining_workers(self) -> None:
         """Leave workers that were asked to end, and continue on the others with their mirrors."""
         leaving = self._hosts.draining_workers()
-        if leaving and self._pending_loss is None and self._lost is None:
+        if not self._takeover.is_possible:
+            super().leave_draining_workers()
+        elif leaving and self._pending_loss is None and self._lost is None:
             first = min(leaving)
             self._hosts.leave(leaving, ASKED_TO_END)
             self._pending_loss = WorkerLost(f"worker {first} was asked to end", worker=first)

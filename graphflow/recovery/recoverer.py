@@ -193,7 +193,7 @@ class Recovery:
         elif self._replay_log.nbytes > REPLAY_BYTES:
             self._reduce_log()
         self.leave_draining_workers()
-        if self._takeover is not None:
+        if self._takeover is not None and self._takeover.is_possible:
             self.retry_on_loss(self._takeover.after_step)
 
     def save(self) -> Path:
@@ -363,7 +363,7 @@ class Recovery:
     def _recover(self, error: WorkerLost) -> None:
         """Let mirrors take over; else get workers, restore the last checkpoint, and replay the
         steps since."""
-        if self._takeover is not None:
+        if self._takeover is not None and self._takeover.is_possible:
             try:
                 self._takeover.run(error)
             except StateLost as lost:

@@ -593,7 +593,7 @@ class Session:
         """
         self._life.check_not_reentrant()
         mirrors = self._deployment.mirrors
-        if mirrors is None:
+        if mirrors is None or not mirrors.is_active:
             raise SessionError("the session has no mirrors; open it with replicas=2")
         with self._lock:
             return report_mirrors(mirrors, self._steps.last)

@@ -85,10 +85,12 @@ def open_session(
         state = VariableStore(hosts)
         planner = Planner(cluster, hosts, state, steps, placer, trial)
         checks = RESULTS if check_finite else ""
-        mirrors = Mirrors(cluster, hosts, state) if replicas > 1 else None
+        mirrors = None
+        if hosts.can_be_lost:
+            mirrors = Mirrors(cluster, hosts, state, is_active=replicas > 1)
         deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks, mirrors)
         # A cached step neither enters the log of recovery nor is it traced.
-        recovers = policy is not None or mirrors is not None
+        recovers = policy is not None or replicas > 1
         runs_cached = not replans and not (recovers and hosts.can_be_lost)
         runner = StepRunner(life, deployment, caches_steps=not replans, runs_cached=runs_cached)
         takeover = Takeover(deployment, mirrors, runner.undo_begun) if mirrors is not None else None

@@ -162,26 +162,43 @@ class Rendezvous:
             self.unreachable |= workers_to_leave_out(pairs)
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
+    def wait_answer(self, worker: int, seconds: float) -> bool:
+        """Wait some seconds for a worker to answer; return True if it does."""
+        hello = _make_hello(next(self._requests))
+        try:
+            self._ask(hello.request, {worker: Order(hello)}, seconds)
+        except RendezvousTimeout:
+            return False
+        return True
+
     def add(
-        self, worker: int, lost: Collection[int], until: float, ops: Sequence[str], trial: bool
+        self,
+        worker: int,
+        lost: Collection[int],
+        until: float,
+        ops: Sequence[str],
+        trial: bool,
+        lease: float,
     ) -> None:
-        """Let a worker join a session that is open on others.
+        """Let a worker that has answered join a session that is open on others.
 
         Args:
             worker: its number, the highest.
             lost: workers that do not take part any more.
         """
-        hello = _make_hello(next(self._requests))
-        self._ask(hello.request, {worker: Order(hello)}, _seconds_left(until))
+        same = self._loop.duplicate_workers()
+        if worker in same:
+            raise ClusterError(f"{self._worker_name(worker)} is the process that was lost")
         peers = ["" if each in lost else address for each, address in enumerate(self._addresses)]
-        shown = self._keys if any(self._keys) else []
-        request = next(self._requests)
-        opening = Open(request, worker, peers, MAX_LEASE, list(ops), shown, trial)
-        self._ask(request, {worker: Order(opening)}, _seconds_left(until))
         request = next(self._requests)
         join = Join(request, worker, self._addresses[worker], self._keys[worker])
         others = [each for each, address in enumerate(peers) if address and each != worker]
+        # First, so that links to an earlier process at this address are gone.
         self._ask(request, {each: Order(join) for each in others}, _seconds_left(until))
+        shown = self._keys if any(self._keys) else []
+        request = next(self._requests)
+        opening = Open(request, worker, peers, lease, list(ops), shown, trial)
+        self._ask(request, {worker: Order(opening)}, _seconds_left(until))
         request, left = next(self._requests), _seconds_left(until)
         replies = self._ask(request, {worker: Order(Meet(request, left))}, left + GRACE)
         met = replies.messages[worker]

@@ -161,13 +161,18 @@ class RemoteHosts(RemoteSteps):
         Workers measure one after the other: those of one machine would slow each other down.
         """
         reports = {}
-        for worker in self._living_workers():
+        for worker in self._present_workers():
             request = next(self._requests)
             replies = self._ask(request, {worker: Order(Measure(request))}, REQUEST_SECONDS)
             message = replies.messages[worker]
             assert isinstance(message, Measured)
             reports[worker] = message.report
         return self._complete(reports)
+
+    def _present_workers(self) -> list[int]:
+        """Return the workers that take part, without those that are waited for."""
+        away = self._require_loop().unwelcomed_workers()
+        return [worker for worker in self._living_workers() if worker not in away]
 
     def _complete(self, reports: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         """Return reports of all workers; another one has the part of a worker that was lost."""
@@ -177,7 +182,7 @@ class RemoteHosts(RemoteSteps):
     def probe_speeds(self) -> dict[int, dict[str, Any]]:
         """Return a report of each worker's present speed; all of them compute at the same time."""
         request = next(self._requests)
-        orders = {w: Order(Measure(request, probes=True)) for w in self._living_workers()}
+        orders = {w: Order(Measure(request, probes=True)) for w in self._present_workers()}
         replies = self._ask(request, orders, REQUEST_SECONDS)
         reports = {}
         for worker, message in replies.messages.items():

@@ -26,7 +26,7 @@ from graphflow.errors import (
 )
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.fast_path_loop import FastPathLoop
-from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
+from graphflow.runtime.client.handshake import LEASE, Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.host.host_interface import ASKED_TO_END
@@ -40,6 +40,7 @@ from graphflow.runtime.protocol.coordinator_events import (
     Replies,
     WorkerGone,
 )
+from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.wire.messages import Close
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _MAX_DEADLINE = 1e9  # seconds for workers to start; clocks and queues overflow at ten times as many
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
 _GONE_POLL_SECONDS = 0.001
+_GREET_SECONDS = 1.0  # for a worker that is to join to answer, before it is asked again
 _REOPEN_SECONDS = 15.0  # for running workers to begin a session anew
 _STARTS = 3  # attempts to start local workers, if one is ended before the session is open
 _MEET_SECONDS = 5.0  # for running workers to reach each other
@@ -182,37 +184,44 @@ class WorkerMembership:
         return cluster
 
     @property
-    def can_replace(self) -> bool:
-        """True if the session can start workers in place of lost ones."""
+    def starts_workers(self) -> bool:
+        """True if the session starts its workers itself, and so can replace them at once."""
         return self._local is not None
 
-    def replace(self, lost: int) -> int:
-        """Start a process in place of a lost worker, let it join the session, and return its
-        number.
+    def replace(self, lost: int, gives_up: Callable[[], bool]) -> int:
+        """Let a new process join in place of a lost worker, and return its number.
 
-        Steps may run meanwhile, on other threads.
+        Steps may run meanwhile, on other threads. A worker of another machine is waited for at the
+        address of the lost one.
+
+        Args:
+            gives_up: is asked now and then whether to wait no longer.
 
         Raises:
-            SessionError: the lost worker was not started by the session, or the session ends.
-            RendezvousTimeout, WorkerLost: the new worker did not start or answer, or cannot reach
-                the others.
+            GraphflowError: no process started or answered, or it cannot take part.
         """
-        if self._local is None:
-            raise SessionError(f"worker {lost} was not started by the session")
-        until = time.monotonic() + _REOPEN_SECONDS
-        address = self._local.replace(lost, until)
+        until, key, address = time.monotonic() + _REOPEN_SECONDS, "", ""
+        if self._local is not None:
+            address = self._local.replace(lost, until)
+        else:
+            address, key = self._addresses[lost], self._keys[lost]
         loop, number = self._require_loop(), len(self._addresses)
-        loop.post(AddWorker(address))
+        loop.post(AddWorker(address, key))
         while len(self._addresses) == number:
             if time.monotonic() > until or loop is not self._loop:
                 raise SessionError(f"worker {number} at {address} could not be connected to")
             time.sleep(_GONE_POLL_SECONDS)
-        self._keys.append("")
+        self._keys.append(key)
         rendezvous = Rendezvous(
             self.session, self._addresses, self._keys, loop, self._requests, self._ask
         )
         try:
-            rendezvous.add(number, self.lost_workers(), until, self._ops, self._trial)
+            while not rendezvous.wait_answer(number, _GREET_SECONDS):
+                if gives_up():
+                    raise SessionError(f"worker {number} at {address} did not answer")
+            lease = MAX_LEASE if self._local is not None else LEASE
+            until = time.monotonic() + _REOPEN_SECONDS
+            rendezvous.add(number, self.lost_workers(), until, self._ops, self._trial, lease)
         except BaseException as error:
             loop.post(WorkerGone(number, f"it could not join: {error}", ended=False))
             raise

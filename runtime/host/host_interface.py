@@ -157,11 +157,15 @@ class Hosts(Protocol):
         """Leave some workers, which count as lost from then on, with their state."""
 
     @property
-    def can_replace(self) -> bool:
-        """True if the session can start workers in place of lost ones."""
+    def starts_workers(self) -> bool:
+        """True if the session starts its workers itself, and so can replace them at once."""
 
-    def replace(self, lost: int) -> int:
-        """Start a worker in place of a lost one, let it join, and return its number."""
+    def replace(self, lost: int, gives_up: Callable[[], bool]) -> int:
+        """Let a new process join in place of a lost worker, and return its number.
+
+        Args:
+            gives_up: is asked now and then whether to wait no longer.
+        """
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         """Copy the variables of some workers now, and write their shards in the background.
@@ -313,9 +317,9 @@ class LocalHosts:
     def leave(self, workers: Collection[int], reason: str) -> None:
         """Do nothing: the only worker is this process."""
 
-    can_replace = False
+    starts_workers = False
 
-    def replace(self, lost: int) -> int:
+    def replace(self, lost: int, gives_up: Callable[[], bool]) -> int:
         raise SessionError("an embedded session has no other workers")
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:

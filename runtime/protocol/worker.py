@@ -484,11 +484,11 @@ class WorkerMachine:
             case Prepare() | Read() | Forget() | Adopt() | Save() | Measure() | Meet() | Probe():
                 return [RunJob(name, message, 0, epoch)]
             case Join():
-                if message.worker != session.worker_count:
+                if message.worker < session.worker_count:
                     raise ProtocolError(
                         f"worker {message.worker} joins a session of {session.worker_count} workers"
                     )
-                session.worker_count += 1
+                session.worker_count = message.worker + 1  # others did not come
                 return [RunJob(name, message, 0, epoch)]
             case Close():
                 answer = session.reply(Ready(message.request))

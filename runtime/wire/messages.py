@@ -313,7 +313,7 @@ class Join(Message):
     """Tells a worker that another one takes part in the session from now on.
 
     Attributes:
-        worker: The new worker's number, the next one after those before.
+        worker: The new worker's number, which is higher than those before.
         address: Its address.
         key: Its public key, or "".
     """

@@ -139,6 +139,7 @@ class HostedSession:
         self._checkpoints = checkpoints
         self._host: HostProtocol | None = None
         self._links: dict[int, PeerLink] = {}
+        self._lost_links: list[PeerLink] = []  # to processes that were lost; closed at the end
         session = opening.session  # not self: a reference cycle would free the memory late
         self._coordinator_memory = PeerSharedMemory(
             lambda token: report(OfferMemoryToCoordinator(session, token))
@@ -329,9 +330,11 @@ class HostedSession:
             case Forget():
                 host.forget(session, job.programs, job.variables)
             case Join():
-                self._addresses.append(job.address)
+                self._drop_links(job.address)
+                absent = [""] * (job.worker - len(self._addresses))
+                self._addresses += [*absent, job.address]
                 if self._keys:
-                    self._keys.append(job.key)
+                    self._keys += [*absent, job.key]
                 self._link(job.worker)
             case Adopt():
                 host.adopt(session, job.moved, job.copied)
@@ -357,6 +360,13 @@ class HostedSession:
             self._session, self._drive_until, self._wake, self.activity.count_tensor, keep
         )
 
+    def _drop_links(self, address: str) -> None:
+        """Drop the links to earlier processes at an address, which are lost."""
+        for worker, known in enumerate(self._addresses):
+            if known == address and worker in self._links:
+                self._lost_links.append(link := self._links.pop(worker))
+                link.disconnect()
+
     def _link(self, worker: int) -> None:
         """Open the link to another worker."""
         address, sealed = self._addresses[worker], bool(self._keys)
@@ -376,7 +386,7 @@ class HostedSession:
             if self._host is not None:
                 self._host.close(self._session)
         finally:
-            for link in self._links.values():
+            for link in (*self._links.values(), *self._lost_links):
                 link.close()
             self._coordinator_memory.close()
             # Free the memory now: the garbage collector may not run on a worker for long.

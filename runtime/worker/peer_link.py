@@ -207,6 +207,10 @@ class PeerLink:
             return None
         return self._unanswered_asks, self._last_sent
 
+    def disconnect(self) -> None:
+        """End the connection for good: the peer was lost, and another may be at its address."""
+        self._channel.disconnect()
+
     def close(self) -> None:
         """Close the connection and its side channels."""
         self._channel.close()

@@ -54,7 +54,8 @@ class ServedResults(NamedTuple):
         numbers: the micro-batch of each push, int32 (P,).
         fetched: what turns computed for fetches, (P, …), in the order of pushes.
         computed: what updates computed for fetches, (U, …).
-        states: the last values of the states of routes and of the update.
+        states: the last values of the states of routes and of the update, then the bytes of pulls
+            that went through filters.
         rows: the rows of each table that the window used.
     """
 
@@ -143,12 +144,14 @@ class ServerLoop:
         return ServedResults(last, which, staleness, micro, fetched, computed, states, kept)
 
     def _last_states(self, light: Mapping[str, Any]) -> list[Tensor]:
-        """Return the last values of the variables of states."""
+        """Return the last values of the variables of states, then the bytes that were sent."""
         routes: list[Route] = [*self._ports.pushes.values(), *self._ports.pulls.values()]
         counts = [len(route.server_states()) for route in routes]
         counts.append(len(self._update.first_state()))
         every = (*light["pushes"], *light["pulls"], light["update"])
-        return [t for each, count in zip(every, counts, strict=True) for t in each[:count]]
+        last = [t for each, count in zip(every, counts, strict=True) for t in each[:count]]
+        pulls = zip(self._ports.pulls.values(), light["pulls"], strict=True)
+        return [*last, *(state[-1] for route, state in pulls if route.is_filtered)]
 
     def _first_light(self, party: Party) -> dict[str, Any]:
         """Return what the loop carries beside the values of variables, and may be sent between

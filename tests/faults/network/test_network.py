@@ -167,6 +167,22 @@ def test_workers_that_do_not_reach_each_other_are_named_and_a_step_can_be_tried_
         assert [float(s.get(c)) for c in steps.counts] == [steps.done + 1] * 2
 
 
+@pytest.mark.slow  # a cut that lasts
+@pytest.mark.fault(13)
+def test_with_mirrors_a_cut_between_two_workers_costs_one_of_them_and_no_step(wired: Wired) -> None:
+    """The link from a variable to its mirror is cut, and both reach the session."""
+    with wired.session(replicas=2) as s:
+        steps = Steps(s, 300, pause=0.002)
+        steps.start()
+        assert len(s.mirrors().places) == 2
+        wired.proxies[1].spared = 1  # ours, who came first
+        wired.proxies[1].sever()
+        steps.end(60.0)
+        took(13, "longest step with mirrors, cut between two workers", steps.longest)
+        assert DEAD - 1.0 < steps.longest < DEAD + 2.0
+        assert len(s.mirrors().missing) == 2, "nobody is left to mirror"
+
+
 @pytest.mark.slow  # two cuts that last
 @pytest.mark.fault(13)
 def test_an_exchange_of_workers_that_do_not_reach_each_other_ends_by_name(wired: Wired) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,8 @@ import pytest
 import graphflow as gf
 from graphflow.errors import StateLost
 from tests.faults.recovery.model import Model
-from tests.faults.recovery.test_recovery import digest, kill, local
-from tests.faults.running import gone
+from tests.faults.recovery.test_recovery import digest, kill, local, pids
+from tests.faults.running import Running, Worker, cluster_file, gone, stop
 
 STEPS = 12
 SLOW = pytest.mark.slow
@@ -55,6 +57,65 @@ def test_a_killed_worker_costs_no_step_and_no_bit(worker: int, wanted: dict[int,
     assert times[5] - times[4] < 1.0  # from the kill to the result
 
 
+@SLOW
+@pytest.mark.fault(2)
+def test_a_frozen_worker_is_given_up_and_its_process_ended(wanted: dict[int, Any]) -> None:
+    with local(2, replicas=2) as s:
+        frozen = pids(s)[1]
+        assert train(s, Model(2), lambda n: stop(frozen) if n == 4 else None) == wanted[2]
+        assert gone([frozen], 10.0)
+
+
+@SLOW
+@pytest.mark.fault(10)
+def test_a_worker_that_is_asked_to_end_leaves_its_part_to_its_mirrors(
+    wanted: dict[int, Any],
+) -> None:
+    def ask(number: int) -> None:
+        if number == 4:
+            os.kill(pids(s)[0], signal.SIGTERM)
+            time.sleep(0.1)
+
+    with local(2, replicas=2) as s:
+        asked = pids(s)[0]
+        assert train(s, Model(2), ask) == wanted[2]
+        assert gone([asked], 10.0)
+
+
+@SLOW
+@pytest.mark.fault(50)
+def test_a_worker_that_is_started_again_at_its_address_joins_and_gets_the_mirrors(
+    workers: Callable[..., list[Worker]], running: list[Running], tmp_path: Path
+) -> None:
+    """Then the other one may die as well."""
+    both, model, steps = workers(2), Model(2), 0
+    addresses = [worker.address for worker in both]
+
+    def until(s: gf.Session, is_over: Callable[[], bool]) -> None:
+        nonlocal steps
+        given_up = time.monotonic() + 60.0
+        while not is_over() and time.monotonic() < given_up:
+            s.run([model.loss, model.train], model.feed(steps))
+            steps += 1
+            time.sleep(0.01)
+        assert is_over()
+
+    with gf.Session(cluster_file(tmp_path, addresses), trial=False, replicas=2) as s:
+        for victim in (1, 0):
+            until(s, lambda: steps > 3 and settled(s))
+            both[victim].send(signal.SIGKILL)
+            both[victim].end()
+            until(s, lambda: bool(s.mirrors().missing))
+            running.append(Worker(addresses[victim]).ready())
+        until(s, lambda: settled(s))
+        found = digest(s, model)
+    with local(2) as s:
+        other = Model(2)
+        for number in range(steps):
+            s.run([other.loss, other.train], other.feed(number))
+        assert digest(s, other) == found
+
+
 def settled(s: gf.Session) -> bool:
     """Whether every variable has a mirror with its value, and no worker has two parts."""
     mirrors, report = s._deployment.mirrors, s.mirrors()
@@ -71,7 +132,7 @@ def test_workers_die_one_after_the_other_and_each_is_replaced_while_steps_go_on(
     model, killed, steps = Model(workers), 0, 0
     with local(workers, replicas=2) as s:
         until = time.monotonic() + 60.0
-        first = list(s._life.hosts.pids)  # type: ignore[attr-defined]
+        first = pids(s)
         while (killed < workers or not settled(s)) and time.monotonic() < until:
             if steps > 2 and killed < workers and settled(s):
                 kill(s, killed)

@@ -22,6 +22,7 @@ from tests.parallel.servers.windows import (
     feeds_of,
     parts_of,
     traced_bytes,
+    traced_links,
     train,
     window_by_hand,
 )
@@ -273,7 +274,9 @@ def test_the_report_counts_the_bytes_of_the_trace_and_an_order_repeats_a_window(
         values = [s.get(v) for v in model.variables]
         came = s.history()
         report = strategy.report(model.fetches, cluster)
-    assert report.bytes == traced_bytes(trace)
+    assert report.bytes == traced_bytes(trace) == sum(report.bytes_by_link.values())
+    if consistency != "pool":
+        assert report.bytes_by_link == traced_links(trace)
     assert report.bytes_by_kind["push"] == report.bytes_by_kind["pull"] > 0
     assert [each.order.shape for each in came] == [(servers, 6)] * 3
     again = [{**f, strategy.order: c.order} for f, c in zip(windows, came, strict=True)]
@@ -406,6 +409,36 @@ def test_delayed_descent_is_stable_below_its_limit_only(delay: int, limit: float
             assert s.history()[0].staleness[0][delay:].tolist() == [delay] * (turns - delay)
             ends.append(abs(float(s.get(w))))
     assert ends[0] < 1e-1 < 1e1 < ends[1]
+
+
+# Embeddings that no tables= names -----------------------------------------------------------------
+
+
+def looked_up(strategy: Any, optimizer: Any) -> tuple[Any, list[Any], list[Any]]:
+    """The ids, fetches and variables of a model with an embedding."""
+    ids = gf.placeholder("int64", ("B", 3), name="ids")
+    table = gf.variable(np.random.default_rng(0).normal(size=(20, 4)), name="table")
+    w = gf.variable(np.ones(4), name="w")
+    loss = gf.mean((gf.sum(gf.nn.embedding(ids, table), 1) @ w - 1.0) ** 2.0)
+    return ids, [loss, optimizer.minimize(loss, strategy=strategy)], [table, w]
+
+
+@pytest.mark.parametrize("optimizer", [gf.optim.SGD(0.01), gf.optim.Adagrad(0.1)])
+def test_an_embedding_is_pushed_whole_and_updated_at_its_server(optimizer: Any) -> None:
+    rows = np.random.default_rng(1).integers(0, 20, (24, 3))
+    values = []
+    for strategy, parts in (ParameterServer(2, "bsp", window=4, workers=3), 1), (Data(3), 4):
+        ids, fetches, variables = looked_up(strategy, optimizer)
+        with gf.Session() as s:
+            for part in np.split(rows, parts):
+                s.run(fetches, {ids: part})
+            values.append([s.get(v) for v in variables])
+    assert difference(*values) < 1e-12
+
+
+def test_updates_of_rows_alone_need_tables() -> None:
+    with pytest.raises(ShardingError, match=r"ParameterServer at .*tables=\['table'\]"):
+        looked_up(ParameterServer(), gf.optim.Adam(0.01, sparse=True))
 
 
 # What is refused ----------------------------------------------------------------------------------
