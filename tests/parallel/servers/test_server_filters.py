@@ -290,6 +290,29 @@ def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None
     assert difference(repeated.values, values) == 0
 
 
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_what_a_lost_worker_kept_is_taken_from_its_mirror(lost: int) -> None:
+    values: list[Any] = []
+    windows = [rows_of(12, seed) for seed in range(4)]
+    orders: list[Any] = [None] * 4
+    for replicas in (2, 1):
+        strategy = ParameterServer(
+            consistency="async", window=3, workers=2, replicas=replicas,
+            filters={"push": [TopK(0.1)], "pull": [TopK(0.4)]},
+        )  # fmt: skip
+        step = Sums(strategy, 0.1, 0.5)
+        cluster = gf.Cluster.local(3, threads=1) if replicas > 1 else None
+        with gf.Session(cluster, trial=False, replicas=replicas) as s:
+            for number, (rows, order) in enumerate(zip(windows, orders, strict=True)):
+                if number == 2 and replicas > 1:
+                    os.kill(s._life.hosts.pids[lost], signal.SIGKILL)
+                feeds = {step.x: rows} if order is None else {step.x: rows, strategy.order: order}
+                s.run(step.train, feeds)
+            orders = [each.order for each in s.history()]
+            values.append([s.get(step.w), step.residual(s)])
+    assert difference(*values) == 0
+
+
 # Key caches ---------------------------------------------------------------------------------------
 
 
@@ -425,6 +448,9 @@ def test_what_is_kept_goes_to_another_number_of_workers(workers: int, tmp_path: 
 
 class Summed(gf.parallel.Filter):
     """A filter that asks for sums over replicas."""
+
+    def __repr__(self) -> str:
+        return "Summed()"
 
     def reduce(self, tensor: Any, state: Any, rank: int, count: int) -> Any:
         raise AssertionError
