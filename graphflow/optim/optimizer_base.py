@@ -316,10 +316,13 @@ def _is_hashed(variable: Tensor) -> bool:
 def _whole_rows_error(strategy: object, variable: Tensor) -> ShardingError:
     """Return the error of a strategy that exchanges the whole gradient of a table, which is to be
     updated by rows."""
+    remedy = f"give it tables=[{variable.name!r}]"
+    if _is_hashed(variable):
+        remedy = f"train a HashTable by gf.parallel.Data(…, tables=[{variable.name!r}])"
     return ShardingError(
         f"minimize at {user_location()}: the looked-up rows of {variable.name!r} are to be updated "
         f"alone, and {type(strategy).__name__} at {getattr(strategy, 'line', '')} pushes whole "
-        f"gradients; give it tables=[{variable.name!r}]"
+        f"gradients; {remedy}"
     )
 
 

@@ -205,7 +205,7 @@ class StrategyReport:
             for node, layout in layouts
             if any(layout.dims)
         ]
-        yield from _table_lines(("tensor", "whole", "cut along"), cut)
+        yield from format_table(("tensor", "whole", "cut along"), cut)
         if len(cut) < len(layouts):
             yield f"  {len(layouts) - len(cut)} tensors are whole at each place"
         if self.fed:
@@ -218,7 +218,7 @@ class StrategyReport:
             yield f"  of these {after:,} through filters, in place of {before:,} ({share})"
         if self.fetched:
             yield f"  and {sum(move.bytes for move in self.fetched):,} bytes to the first place"
-        yield from _table_lines(
+        yield from format_table(
             ("collective", "along", "of", "bytes", "because of", "at"),
             [
                 (m.kind, m.axis, m.tensor, f"{m.bytes:,}", m.cause,
@@ -242,7 +242,7 @@ class StrategyReport:
             return
         schedule = self.division.pipeline.schedule
         yield f"{schedule.stages} stages, {schedule.microbatches} micro-batches, {schedule.name}"
-        yield from _table_lines(
+        yield from format_table(
             ("stage", "on", "has", "nodes", "parameters", "bytes", "sends forward", "and back"),
             [
                 (str(row.number), ", ".join(row.devices), format_names(row.names),
@@ -261,7 +261,7 @@ class StrategyReport:
         )
 
 
-def _table_lines(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def format_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield the lines of a table with aligned columns."""
     if rows:
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]

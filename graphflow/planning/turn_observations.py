@@ -52,7 +52,7 @@ def observe_turns(
         for i, (body, device, work) in enumerate(zip(parties, devices, works, strict=True)):
             if work.turn <= 0:
                 continue
-            bucket = turn_bucket(body, classes[device], True, work.turn)
+            bucket = turn_bucket(body, i, classes[device], True, work.turn)
             speed = cluster.device(device).speed
             for each in took.get((compiled.graph.names[node], i), ()):
                 picked = np.linspace(0, len(each) - 1, min(RECENT, len(each))).astype(int)

@@ -141,32 +141,34 @@ class _Distinct(NamedTuple):
         keys: the ids.
         parts: the row of the matrix of each.
         counts: how often each one occurs.
-        first: where each one occurs first.
-        inverse: which one each id is; the number of them for an id that does not count.
+        places: where each one occurs first, or else which one each id is: the number of them for an
+            id that does not count.
     """
 
     keys: Array
     parts: Array
     counts: Array
-    first: Array
-    inverse: Array
+    places: Array
 
 
-def _distinct(asked: Asked, layout: HashLayout) -> _Distinct:
+def _distinct(asked: Asked, layout: HashLayout, wants_first: bool) -> _Distinct:
+    """Return the distinct ids, with the first place of each, or the number of each place."""
     flat = asked.ids.reshape(-1)
-    keys, first, inverse, counts = np.unique(
-        flat, return_index=True, return_inverse=True, return_counts=True
-    )
-    if asked.counts is not None:
+    if asked.counts is None:
+        options: dict[str, Any] = {"return_index": wants_first, "return_inverse": not wants_first}
+        keys, places, counts = np.unique(flat, return_counts=True, **options)
+    else:
+        keys, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
         counts = np.zeros(len(keys), np.int64)
         np.add.at(counts, inverse, asked.counts.reshape(-1))
         kept = counts > 0
         numbers = np.where(kept, np.cumsum(kept) - 1, kept.sum())
-        keys, first, counts, inverse = keys[kept], first[kept], counts[kept], numbers[inverse]
+        keys, counts = keys[kept], counts[kept]
+        places = first[kept] if wants_first else numbers[inverse]
     parts = part_of(keys, layout.parts)
     if asked.places is not None:
         parts = asked.places[parts]
-    return _Distinct(keys, parts, counts, first, inverse)
+    return _Distinct(keys, parts, counts, places)
 
 
 def find(matrix: Array, asked: Asked, layout: HashLayout, insert: bool) -> Found:
@@ -179,7 +181,7 @@ def find(matrix: Array, asked: Asked, layout: HashLayout, insert: bool) -> Found
         TableFullError: more new ids than rows that may be given to them.
     """
     state = view_state(matrix, layout)
-    distinct = _distinct(asked, layout)
+    distinct = _distinct(asked, layout, False)
     parts, entries = distinct.parts, _probe(state, distinct.parts, distinct.keys)
     step = state.header[parts, 0] + 1
     is_row = (entries >= 0) & (entries < layout.rows)
@@ -204,7 +206,7 @@ def find(matrix: Array, asked: Asked, layout: HashLayout, insert: bool) -> Found
         entries[waiting] = np.where(free < 0, -1, free + begin)
     entries = np.append(np.where(entries < 0, layout.entries, entries), layout.entries)
     rows = np.append(parts, 0) * (layout.rows + 1) + np.minimum(entries, layout.rows)
-    fresh, at = np.append(fresh, True), distinct.inverse.reshape(asked.ids.shape)
+    fresh, at = np.append(fresh, True), distinct.places.reshape(asked.ids.shape)
     return Found(rows[at], entries[at], fresh[at], evicted)
 
 
@@ -213,7 +215,7 @@ def insert_ids(
 ) -> None:
     """Write what `find` decided to a matrix, in place: keys, last use, counts, and the index."""
     state = view_state(matrix, layout)
-    keys, parts, count, first, _ = _distinct(asked, layout)
+    keys, parts, count, first = _distinct(asked, layout, True)
     old, new = _probe(state, parts, keys), entries.reshape(-1)[first]
     goes_on = (old >= layout.rows) | ((old >= 0) & (old == new))
     count = count + np.where(goes_on, state.counts[parts, old], 0)

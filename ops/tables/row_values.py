@@ -68,22 +68,27 @@ def _draw(ids: Array, size: int, dtype: str, kind: str, table: tuple[int, int]) 
     return both.reshape(len(ids), -1)[:, :size]
 
 
-def _draw_rows_kernel(
-    xp: Any, ids: Any, wanted: Any, size: int, dtype: str, kind: str, a: float, b: float,
+def _draw_rows_into(
+    xp: Any, out: Any, ids: Any, wanted: Any, size: int, dtype: str, kind: str, a: float, b: float,
     table: tuple[int, int],
-) -> Any:  # fmt: skip
-    out = np.zeros((ids.size, size), dtype)
-    at = np.flatnonzero(wanted)
+) -> None:  # fmt: skip
+    out[...] = 0
+    rows, flat, at = out.reshape(-1, size), ids.reshape(-1), np.flatnonzero(wanted)
     if kind == "constant":
-        out[at] = a
-        return out.reshape(*ids.shape, size)
+        rows[at] = a
+        return
     wide = "float64" if dtype == "float64" else "float32"
     scale, first = (np.dtype(wide).type(x) for x in ((b - a, a) if kind == "uniform" else (b, a)))
-    flat, step = ids.reshape(-1), max(1, _CHUNK // max(1, size))
+    step = max(1, _CHUNK // max(1, size))
     for start in range(0, len(at), step):
         part = at[start : start + step]
-        out[part] = _draw(flat[part], size, wide, kind, table) * scale + first
-    return out.reshape(*ids.shape, size)
+        rows[part] = _draw(flat[part], size, wide, kind, table) * scale + first
+
+
+def _draw_rows_kernel(xp: Any, ids: Any, wanted: Any, size: int, dtype: str, **how: Any) -> Any:
+    out = np.empty((*ids.shape, size), dtype)
+    _draw_rows_into(xp, out, ids, wanted, size, dtype, **how)
+    return out
 
 
 def _infer_draw_rows(
@@ -114,6 +119,8 @@ draw_rows: Op = register(
         "draw_rows",
         infer=_infer_draw_rows,
         kernel=_draw_rows_kernel,
+        into=_draw_rows_into,
+        leading=lambda **attrs: (0, 1),
         sharding=_along_ids(0, 0, 1),
         cost=lambda ids, wanted, size, **attrs: Cost(
             flops=0, bytes=ids.nbytes + ids.size * size * 4
@@ -197,6 +204,11 @@ def _infer_first_values(
     return x
 
 
+def _first_values_into(xp: Any, out: Any, x: Any, fresh: Any, initial: Any, has_row: Any) -> None:
+    xp.copyto(out, x)
+    xp.copyto(out, initial, where=fresh[..., None])
+
+
 def _first_values_vjp(
     g: Tensor, y: Tensor, x: Tensor, fresh: Tensor, initial: Tensor, has_row: Tensor
 ) -> tuple[Tensor, None, None, None]:
@@ -212,6 +224,8 @@ first_values: Op = register(
         "first_values",
         infer=_infer_first_values,
         kernel=lambda xp, x, fresh, initial, has_row: xp.where(fresh[..., None], initial, x),
+        into=_first_values_into,
+        leading=lambda: (0, 1, 2, 3),
         vjp=_first_values_vjp,
         sharding=lambda x, fresh, initial, has_row: equation(
             [letters(x.rank), letters(x.rank - 1), letters(x.rank), letters(x.rank - 1)],

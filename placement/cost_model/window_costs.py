@@ -32,12 +32,13 @@ class PartyWork(NamedTuple):
     turns: float
 
 
-def turn_bucket(body: Body, device: str, busy: bool, predicted: float) -> Bucket:
+def turn_bucket(body: Body, party: int, device: str, busy: bool, predicted: float) -> Bucket:
     """Return the bucket of a party's turns, which only the same party shares.
 
-    Turns may call the user's functions, whose seconds say nothing about other turns.
+    Turns may call the user's functions, whose seconds say nothing about other turns, and one of
+    several equal workers may be slow.
     """
-    op = f"{TURN} {fingerprint(body.graph)}"
+    op = f"{TURN} {party} {fingerprint(body.graph)}"
     return Bucket(device, busy, TURN, op, "", half_octaves(predicted * 1e9), 0)
 
 

@@ -110,7 +110,7 @@ class WindowPricer:
         attrs = bind_attrs(node.attrs, bindings)
         parties = parties_of(attrs)
         plain = party_works(node, bindings, [self.rates[name] for name in devices])
-        known = list(map(self._evidence, parties, devices, plain))
+        known = list(map(self._evidence, parties, range(len(parties)), devices, plain))
         works = list(map(self._correct_work, devices, plain, known))
         made = PricedWindow(node, tuple(devices), 0.0, ())
         if all(found.is_own for found, work in zip(known, plain, strict=True) if work.turn > 0):
@@ -124,11 +124,11 @@ class WindowPricer:
             return _price_without_rules(made, works, moved)
         return self._simulate(made, works, moved, rules)
 
-    def _evidence(self, body: Body, device: str, work: PartyWork) -> Evidence:
+    def _evidence(self, body: Body, party: int, device: str, work: PartyWork) -> Evidence:
         """Return the observations of a party's turns."""
         if not self.learned or work.turn <= 0:
             return Evidence()
-        bucket = turn_bucket(body, self.classes[device], self.busy, work.turn)
+        bucket = turn_bucket(body, party, self.classes[device], self.busy, work.turn)
         return self.learned.evidence(bucket)
 
     def _correct_work(self, device: str, work: PartyWork, found: Evidence) -> PartyWork:

@@ -46,8 +46,11 @@ class Jitter:
             )
 
     def scales(self, rules: TurnRules) -> Iterator[Floats]:
-        """Yield for each draw the factors of a window's turns, as `simulate_window` takes them."""
+        """Return for each draw the factors of a window's turns, as `simulate_window` takes them."""
+        return self.factors(rules.turn_shape)
+
+    def factors(self, shape: tuple[int, ...]) -> Iterator[Floats]:
+        """Yield for each draw the factors of turns, in an array of this shape."""
         rng = np.random.default_rng(self.seed)
         for _ in range(self.draws):
-            drawn = rng.random(rules.turn_shape)
-            yield np.where(drawn < self.share, self.factor, 1.0)
+            yield np.where(rng.random(shape) < self.share, self.factor, 1.0)

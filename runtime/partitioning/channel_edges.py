@@ -42,7 +42,11 @@ def cut_channels(body: Body, edges: Mapping[int, CutChannel]) -> Body:
             name: cut_channels(value, edges) if isinstance(value, Body) else value
             for name, value in node.attrs.items()
         }
-        return node.with_inputs(inputs, attrs).outputs
+        holder = node.with_inputs(inputs, attrs)
+        inner = [each for own in bodies(node) for each in own.graph.walk()]
+        if any(each.op.name in CHANNEL_OPS for each in inner):
+            effects.append(holder.outputs[0])  # the node stays, though nobody reads its token
+        return holder.outputs
 
     graph = body.graph.rewrite(replace)
     return Body(

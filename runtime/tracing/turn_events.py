@@ -107,18 +107,22 @@ def add_turns(events: Iterable[TraceEvent], edges: Mapping[int, WindowEdge]) -> 
         some = edges[_edge(mine[0])]
         is_server = party in some.servers
         turns, messages = _named_parts(mine, edges, f"{window}/{party}", "A" if is_server else "T")
-        found += messages
         if some.is_pool and not is_server:
-            pools.setdefault(window, []).extend(turns)
+            pools.setdefault(window, []).extend([*turns, *messages])
         else:
-            found += turns
-    for turns in pools.values():
-        turns.sort(key=lambda event: event.start)
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(e.name for e in turns))}
-        for event in turns:
-            whose = event.name.rpartition("/")[0]
-            found.append(replace(event, name=f"{whose}/T{numbers[event.name]}"))
-    return found
+            found += [*turns, *messages]
+    return [*found, *(event for mine in pools.values() for event in _number_pool(mine))]
+
+
+def _number_pool(mine: Sequence[TraceEvent]) -> Iterable[TraceEvent]:
+    """Yield the events of a pool's workers with the numbers of turns counted over all workers."""
+    turns = sorted((e for e in mine if e.kind == "compute"), key=lambda event: event.start)
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(e.name for e in turns))}
+    for event in mine:
+        whose, _, task = event.name.rpartition("/")
+        number = numbers.get(f"{whose}/T{task[1:]}")
+        is_part = event.kind in ("compute", "send") and number is not None
+        yield replace(event, name=f"{whose}/{task[0]}{number}") if is_part else event
 
 
 def _edge(event: TraceEvent) -> int:

@@ -106,6 +106,18 @@ def test_one_model_trains_by_data_and_by_local_sgd(link: list[str], tmp_path: Pa
     assert picture.startswith("<svg") and picture.count("<polyline") == 4
 
 
+def test_a_slow_worker_takes_fewer_turns_from_a_pool(tmp_path: Path) -> None:
+    done = ran("servers.py", "--windows", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    turns = dict(re.findall(r"(bsp|pool): .*turns by worker \(([\d, ]+)\)", done.stdout))
+    assert turns["bsp"] == "16, 16, 16"
+    pooled = sorted(map(int, turns["pool"].split(", ")))
+    assert sum(pooled) == 48 and pooled[0] < 12
+    assert "gradients of a push: 33,024 bytes" in done.stdout
+    assert (tmp_path / "servers/servers.svg").read_text("utf-8").count("<polyline") == 2
+    assert (tmp_path / "servers/plan.html").stat().st_size > 100_000
+
+
 def test_an_example_says_why_there_is_no_slow_link(tmp_path: Path) -> None:
     done = ran("slow_link.py", cwd=tmp_path, PATH=str(tmp_path))
     assert done.returncode == 0 and list(tmp_path.iterdir()) == []
@@ -116,6 +128,7 @@ WRONG = [
     ("slow_link.py", ["--steps", "40"], "--steps 40 --period 16"),
     ("slow_link.py", ["--mbit", "0"], "'0' is not a whole number"),
     ("slow_link.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("servers.py", ["--workers", "1"], "a slow worker needs another one"),
     ("recommender.py", ["--users", "1"], "--users 1"),
     ("recommender.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("strategies.py", ["--steps", "0"], "'0' is not a whole number from 1 on"),

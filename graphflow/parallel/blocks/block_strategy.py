@@ -334,8 +334,11 @@ class BlockStrategy:
 
     def _check_features(self, model: LinearModel, total: Tensor) -> Tensor:
         """Return the sum of the features' squares; a run with other features fails."""
-        with origin_scope(model.features.node, "check/"):
+        node = model.features.node
+        with origin_scope(node, "check/"):
             now = measure_total(model)
+        last = (self.turns + self.delay) * len(PHASES) - 1
+        with origin_scope(node, "check/", turn=last):  # no earlier turn waits for the sum
             close = FUNCTIONS["abs"](now - total) <= total * DRIFT
             checked: Tensor = FUNCTIONS["check"](
                 total,

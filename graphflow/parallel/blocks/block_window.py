@@ -63,15 +63,15 @@ class BlockWindow:
         node = self.model.predictions.node
         return origin_scope(node, f"turn{turn}/", turn=turn * len(PHASES) + phase)
 
-    def slopes(self, columns: Tensor, active: Tensor | None = None) -> Slopes:
+    def slopes(self, columns: Tensor, features: Tensor, active: Tensor | None = None) -> Slopes:
         """Return the gradient along some columns.
 
         Args:
             columns: their numbers, int64 (width,).
+            features: these columns of the features, (examples, width).
             active: bool (width,): the columns whose gradients are exchanged; None: all.
         """
         model = self.model
-        features: Tensor = G["take"](model.features, columns, axis=1)
         (slopes,) = substitute_tensors([model.slopes], {model.predictions: self.predictions})
         gradient = slopes @ features if slopes.ndim < 2 else features.mT @ slopes
         return Slopes(columns, features, gradient, active)

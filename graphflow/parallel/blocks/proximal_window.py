@@ -168,7 +168,18 @@ class ProximalWindow(BlockWindow):
         """Return the gradient along the columns of a block, of the predictions as they are."""
         columns = G["take"](self._columns, block, axis=0)
         active = None if self._active is None else G["take"](self._active, columns, axis=0)
-        return self.slopes(columns, active)
+        return self.slopes(columns, self._features(block, columns), active)
+
+    def _features(self, block: Tensor, columns: Tensor) -> Tensor:
+        """Return the columns of a block of the features: in one piece a row, if blocks do not
+        overlap."""
+        features, (blocks, width) = self.model.features, self._columns.shape
+        if blocks * width != self.model.columns:
+            chosen: Tensor = G["take"](features, columns, axis=1)
+            return chosen
+        every = G["reshape"](features, (features.shape[0], blocks, width))
+        chosen = G["take"](every, block, axis=1)
+        return chosen
 
     def _apply(self, slopes: Slopes, bounds: Tensor) -> None:
         """Apply the step along a block, and note which of its columns can be left out."""

@@ -25,8 +25,8 @@ Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 MAX_RANGES = 4096
 """The most ranges of a table."""
 VIRTUAL = 256
-"""Points of each place on the ring. Rows of the fullest place are 1.01 times the mean then, and
-3.5 times with one point."""
+"""Points of each place on the ring. Shares of the ring differ by some per cent then, and 3.5 times
+with one point."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,18 @@ class RowRanges:
 
 
 @cache
-def ring_ranges(name: str, rows: int, count: int, width: int | None = None) -> RowRanges:
+def ring_ranges(
+    name: str, rows: int, count: int, width: int | None = None, even: bool = False
+) -> RowRanges:
     """Return the owners of the ranges of a table, by the table's name.
 
     Args:
         rows: the number of rows, at least `count`.
         count: the number of owners.
         width: the rows of a range. No owner has more than one range more than another one then.
+        even: no owner has more ranges than its share, rounded up, so that owners need as much
+            memory. Owners give up their last ranges, which hold rare ids if ids are sorted by
+            frequency.
 
     Raises:
         ShardingError: there are fewer rows than owners.
@@ -136,6 +141,12 @@ def ring_ranges(name: str, rows: int, count: int, width: int | None = None) -> R
     most = -(-ranges // count)
     while evenly and owners.count(busy := max(range(count), key=owners.count)) > most:
         owners[owners.index(busy)] = min(range(count), key=owners.count)
+    held = [owners.count(owner) for owner in range(count)]
+    for number in reversed(range(ranges)) if even else ():
+        if held[full := owners[number]] > most:
+            free = min(range(count), key=held.__getitem__)
+            owners[number] = free
+            held[full], held[free] = held[full] - 1, held[free] + 1
     return RowRanges(rows, width, tuple(owners), count)
 
 

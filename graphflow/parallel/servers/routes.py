@@ -91,7 +91,8 @@ class PushRoute:
 
     @property
     def is_filtered(self) -> bool:
-        """True if a filter makes messages smaller."""
+        """True if a filter makes messages smaller. The last tensor of the sender's state is then
+        the bytes that it has sent, and those without the filter, int64 (2,)."""
         return False
 
     @property
@@ -161,7 +162,8 @@ class PullRoute:
 
     @property
     def is_filtered(self) -> bool:
-        """True if a filter makes messages smaller."""
+        """True if a filter makes messages smaller. The last tensor of the sender's state is then
+        the bytes that it has sent, and those without the filter, int64 (2,)."""
         return False
 
     @property

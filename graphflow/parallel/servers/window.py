@@ -73,6 +73,7 @@ class ServedWindow:
         updates: the assignments of each variable.
         turn_fetches: the outputs of the step that turns compute, with their numbers.
         update_fetches: for each output that an update computes, the server.
+        sent: the bytes that went through the filters of pushes and of pulls, and those without.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class ServedWindow:
         self.updates: dict[Node, Tensor] = {}
         self.turn_fetches: dict[Tensor, int] = {}
         self.update_fetches: dict[Tensor, int] = {}
+        self.sent: dict[str, list[Tensor]] = {"push": [], "pull": []}
         self._sort_fetches()
         self._loops = ConcurrentLoops()
         homes = [self.device(s) for s in range(self.servers)]
@@ -235,7 +237,7 @@ class ServedWindow:
         first, *others = bundle.items
         if not others and self.filters is not None and self.filters.takes_pull(first):
             return self.filters.make_pull(
-                self._loops, first, self.rules.consistency, server, self.mesh, self.servers,
+                self._loops, first, self.rules, server, self.mesh, self.servers,
                 self._known,
             )  # fmt: skip
         return make_pull(self._loops, bundle.items, bundle.spec, self.rules.turns.workers)
@@ -335,8 +337,10 @@ class ServedWindow:
             )
         self.updates |= self.tables.write_back([result.rows for result in self.results])
         for loop, states in zip(every, [*(r.states for r in self.results), *ends], strict=True):
-            for node, value in zip(loop.states, states, strict=True):
+            count = len(loop.states)
+            for node, value in zip(loop.states, states[:count], strict=True):
                 self._assign(node, node, value)
+            self.sent["pull" if isinstance(loop, ServerLoop) else "push"] += states[count:]
 
     def _assign(self, node: Node, own: Node, value: Tensor) -> None:
         with origin_scope(node, "", own.device):

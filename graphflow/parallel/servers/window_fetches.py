@@ -38,8 +38,11 @@ def finish_window(window: ServedWindow, source: Graph, **kept: Any) -> ShardedGr
     first = len(fetches)
     for result in window.results:
         fetches += [result.order, result.staleness, result.numbers]
+    for sizes in window.sent.values():
+        fetches += sizes
+    filtered = {kind: len(sizes) for kind, sizes in window.sent.items() if sizes}
     records = WindowRecords(
-        window.rules, tuple(range(first, len(fetches))), window.order.node, window.servers
+        window.rules, tuple(range(first, len(fetches))), window.order.node, window.servers, filtered
     )
     sent, fetched = record_traffic(window)
     return ShardedGraph(

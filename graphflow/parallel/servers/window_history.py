@@ -4,6 +4,7 @@ bit, and how stale each push was."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ class WindowHistory:
         staleness: for each push, the updates between the values that it was computed from and the
             update that it became a part of, int32 (S, P).
         micro_batches: the micro-batch of each push, int32 (S, P).
+        filtered: for "push" and "pull", if they go through filters, the bytes of their messages and
+            those of the tensors without filters. The first pulls of a window are not among them.
         dropped: the turns whose pushes were late, of backup workers: those with a staleness above
             0, and those that a worker had begun when the window ended.
 
@@ -38,6 +41,7 @@ class WindowHistory:
     staleness: Int32s
     micro_batches: Int32s
     dropped: int = 0
+    filtered: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def histogram(self) -> dict[int, int]:
@@ -55,6 +59,8 @@ class WindowHistory:
     def __str__(self) -> str:
         spread = ", ".join(f"{n} of {v}" for v, n in self.histogram.items())
         dropped = f"; {self.dropped} dropped" if self.dropped else ""
+        for kind, (after, before) in self.filtered.items():
+            dropped += f"; {kind}: {after:,} of {before:,} bytes"
         return (
             f"step {self.step}: turns of workers {self.turns}; pushes by staleness: {spread}"
             f"{dropped}"
@@ -67,15 +73,18 @@ class WindowRecords:
 
     Attributes:
         rules: the rules of the window.
-        outputs: the indices of the outputs: order, staleness and micro-batches of each server.
+        outputs: the indices of the outputs: order, staleness and micro-batches of each server, then
+            the bytes of filtered pushes and pulls.
         order: the user's placeholder of orders.
         servers: the number of servers.
+        filtered: how many outputs are the bytes of pushes, and of pulls.
     """
 
     rules: Rules
     outputs: tuple[int, ...]
     order: Node
     servers: int
+    filtered: Mapping[str, int]
 
     @property
     def optional(self) -> frozenset[Node]:
@@ -114,16 +123,22 @@ class WindowRecords:
 
     def replayed_feeds(self, values: Sequence[Any]) -> Mapping[Node, Int32s]:
         """Return the feeds by which a step that recorded some values has the same bits again."""
-        return {self.order: np.stack(values[::3])}
+        return {self.order: np.stack(values[: 3 * self.servers : 3])}
 
     def describe(self, step: int, values: Sequence[Any]) -> WindowHistory:
         """Return what happened in a step that recorded some values."""
-        order, staleness, micro_batches = (np.stack(values[i::3]) for i in range(3))
+        last = 3 * self.servers
+        order, staleness, micro_batches = (np.stack(values[i:last:3]) for i in range(3))
         dropped = 0
         if self.rules.has_backups:
             begun = self.rules.turns.workers - self.rules.aggregate
             dropped = int((staleness > 0).sum()) + begun
-        return WindowHistory(step, order, staleness, micro_batches, dropped)
+        filtered = {}
+        for kind, count in self.filtered.items():
+            after, before = np.sum(values[last : last + count], axis=0)
+            filtered[kind] = (int(after), int(before))
+            last += count
+        return WindowHistory(step, order, staleness, micro_batches, dropped, filtered)
 
 
 __all__ = ["WindowHistory", "WindowRecords"]

@@ -16,7 +16,7 @@ from graphflow.parallel.served_tables.party_tables import WorkerTables
 from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import Route, State
+from graphflow.parallel.servers.routes import PushRoute, Route, State
 from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
@@ -71,7 +71,8 @@ class WorkerLoop:
         return [v for route in self._routes for v in route.worker_states(self._worker)]
 
     def __call__(self, party: Party) -> list[Tensor]:
-        """Write the loop into a party; return the last values of the states of routes."""
+        """Write the loop into a party; return the last values of the states of routes, then the
+        bytes of pushes that went through filters."""
         states = [route.begin(party, self._worker) for route in self._routes]
         turns = self._rules.turns
         if self._rules.deals_numbers:
@@ -91,12 +92,11 @@ class WorkerLoop:
         return self._last_states(states)
 
     def _last_states(self, states: Sequence[State]) -> list[Tensor]:
-        """Return the last values of the variables of states."""
-        return [
-            value
-            for route, state in zip(self._routes, states, strict=True)
-            for _, value in zip(route.worker_states(self._worker), state, strict=False)
-        ]
+        """Return the last values of the variables of states, then the bytes that were sent."""
+        pairs = [*zip(self._routes, states, strict=True)]
+        sent = [s[-1] for r, s in pairs if r.is_filtered and isinstance(r, PushRoute)]
+        last = [t for r, s in pairs for t in s[: len(r.worker_states(self._worker))]]
+        return [*last, *sent]
 
     def _take_next(self, party: Party, number: Tensor, states: list[State]) -> Any:
         """Take the micro-batch of a number, or of a round, through the turn; receive the next."""

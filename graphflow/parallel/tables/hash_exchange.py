@@ -38,12 +38,14 @@ class OwnedIds:
         keys: the keys of each place, one after the other.
         inverse: the position of each key among the ids; -1 for padding.
         places: for the keys of each place, these positions from 1 on; 0 for padding.
+        values: the values of the ids' rows; those of padding need not be computed.
         now: what stands at the owner for each tensor of the lookup.
     """
 
     keys: tuple[Tensor, ...]
     inverse: Tensor
     places: tuple[Tensor, ...]
+    values: Tensor
     now: dict[Tensor, Tensor]
 
 
@@ -123,7 +125,7 @@ class HashExchange(RowExchange):
         asked = next(
             place for place, each in zip(own.places, own.keys, strict=True) if each is keys
         )
-        return self._read_at(node, table, owner, own.now[lookup.values], asked, ids)
+        return self._read_at(node, table, owner, own.values, asked, ids)
 
     def _sources(self, found: LookupRoutes, owner: Place) -> Sequence[Place]:
         """Return the places whose ids an owner looks up: with other ids each."""
@@ -152,7 +154,9 @@ class HashExchange(RowExchange):
             starts = accumulate((each.shape[0] for each in keys), initial=0)
             bounds = pairwise(starts)
             places = tuple(inverse[start:stop] + 1 for start, stop in bounds)
-            return OwnedIds(keys, inverse, places, now)
+            used = make_node(REGISTRY["count_keys"], (counts,), {}).outputs[0]
+            (values,) = self._mark_used(lookup.table, ids, [now[lookup.values]], [used])
+            return OwnedIds(keys, inverse, places, values, now)
 
         shard = self._value_at(lookup.state.outputs[0], owner)
         return self._build_once(lookup.nodes[0], owner, ("ids", lookup, shard, *keys), build)

@@ -113,7 +113,7 @@ def spread_rows(
             rows = int(node.specs[0].shape[0])
             there = existing.get(owner.outputs[0])
             name, count = graph.names[owner], mesh.sizes[ring_axis]
-            ranges = ring_ranges(name, rows, count) if there is None else there.dims[0].ranges
+            ranges = there.dims[0].ranges if there else ring_ranges(name, rows, count, even=True)
             tensor = node.outputs[0]
             found[tensor] = layouts[tensor].with_dim(0, AxisSplit((ring_axis,), ranges=ranges))
     if not any(map(is_hashed, graph.variables)):

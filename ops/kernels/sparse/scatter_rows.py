@@ -42,11 +42,24 @@ def normalize_indices(xp: Any, indices: Any, n: int, axis: int | None = None) ->
 
 
 def take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int | None = None) -> None:
-    """Write the slices of x at normalised indices along an axis (None: of x flattened)."""
-    if xp is np:
+    """Write the slices of x at normalised indices along an axis (None: of x flattened).
+
+    Consecutive indices are copied as one slice, several times as fast along inner axes.
+    """
+    if xp is np and axis and _are_consecutive(indices):
+        start = int(indices[0])
+        np.copyto(out, x[(slice(None),) * axis + (slice(start, start + indices.size),)])
+    elif xp is np:
         np.take(x, indices, axis, out=out, mode="wrap")  # the mode that does not buffer `out`
     else:
         xp.take(x, indices, axis, out=out)
+
+
+def _are_consecutive(indices: Any) -> bool:
+    """Return True if each index is the one before it plus 1."""
+    if indices.ndim != 1 or indices.size < 2 or indices[-1] - indices[0] != indices.size - 1:
+        return False
+    return bool((indices[1:] - indices[:-1] == 1).all())
 
 
 def combine_rows(xp: Any, out: Any, rows: Any, updates: Any, reduction: str) -> None:

@@ -579,3 +579,8 @@ def test_ids_of_any_shape_and_small_dtypes_are_looked_up() -> None:
         for dtype in ("int8", "int32", "int16"):
             np.testing.assert_array_equal(s.run(table(np.array([[1, -2], [3, 1]], dtype))), wide)
         assert s.run(table(np.zeros((0, 2), int))).shape == (0, 2, DIM)
+
+
+def test_a_parameter_server_refuses_a_hash_table_with_the_remedy() -> None:
+    with pytest.raises(ShardingError, match=r"test_hash_table.*'table/weight'.*parallel\.Data\("):
+        Training(gf.optim.SGD(0.1), gf.parallel.ParameterServer(window=2, workers=2))

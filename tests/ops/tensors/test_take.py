@@ -144,3 +144,18 @@ def test_an_unsigned_index_is_never_counted_from_the_end(name: str) -> None:
     i = placeholder("uint64", (1,))
     with pytest.raises(IndexError, match="index 18446744073709551615 is outside"):
         evaluate([PLACED[name](i)], {i: np.array([2**64 - 1], "uint64")})
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_consecutive_positions_give_what_others_do(axis: int, dtype: str) -> None:
+    """They are copied as one slice."""
+    x = np.arange(4.0 * 5 * 6).reshape(4, 5, 6)
+    lists = [[1, 2, 3], [0, 1], [2], [3, 2, 1], [1, 3], [0, 1, 3], [1, 1, 2], [2, 3, 3]]
+    with gf.Session() as s:
+        for positions in lists:
+            chosen = np.array(positions, dtype)
+            found = s.run(gf.take(gf.constant(x), gf.constant(chosen), axis))
+            np.testing.assert_array_equal(found, np.take(x, positions, axis))
+        negative = s.run(gf.take(gf.constant(x), gf.constant(np.array([-3, -2, -1])), 1))
+        np.testing.assert_array_equal(negative, x[:, -3:])

@@ -100,7 +100,9 @@ def lasso() -> tuple[LassoProblem, float]:
     return problem, problem.least()
 
 
-@pytest.mark.parametrize(("delay", "passes"), [(0, 45), (4, 45), (16, 60)])
+@pytest.mark.parametrize(
+    ("delay", "passes"), [(0, 45), (4, 45), pytest.param(16, 60, marks=pytest.mark.slow)]
+)
 def test_a_lasso_reaches_the_optimum(
     delay: int, passes: int, lasso: tuple[LassoProblem, float]
 ) -> None:
@@ -218,7 +220,7 @@ def test_rows_of_a_weight_matrix_share_their_zeros() -> None:
 # Divided ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kkt", [None, 0.0])
+@pytest.mark.parametrize("kkt", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_with_parts_of_the_examples_compute_what_one_device_does(
     workers: int, kkt: float | None
@@ -315,7 +317,24 @@ def test_two_workers_have_the_bits_of_two_devices_and_send_active_rows_only() ->
     assert moved == 2 * 8 * rows
 
 
-def test_a_report_counts_all_rows_and_a_plan_shows_turns() -> None:
+@pytest.mark.slow  # starts two processes, five seconds
+def test_the_bytes_of_a_report_are_those_of_a_trace() -> None:
+    problem = LassoProblem(40, 60)
+    model = Model(problem, BlockProximal(4, 1, L1(problem.strength)) * Data(2))
+    cluster = gf.Cluster.local(2, threads=1)
+    with gf.Session(cluster) as s:
+        for _ in range(2):
+            s.run(model.train, model.feeds)
+        with s.trace() as trace:
+            s.run(model.train, model.feeds)
+    edges = (e for e in trace.edges if "client" not in e.source + e.target)
+    sent = sum(e.bytes * e.count for e in edges)
+    sent += sum(2 * e.bytes * e.count for e in trace.exchanges)
+    assert sent == model.strategy.report(model.train, cluster).bytes
+    assert sent == 2 * 8 * (60 + 1)  # a pass, and the sum of squares of the features
+
+
+def test_a_report_counts_all_rows_and_a_plan_shows_turns(tmp_path: Path) -> None:
     problem = LassoProblem(40, 60)
     cluster = gf.Cluster.local(2)
     model = Model(problem, BlockProximal(4, 1, L1(problem.strength), kkt=0.0) * Data(2))
@@ -329,9 +348,13 @@ def test_a_report_counts_all_rows_and_a_plan_shows_turns() -> None:
     assert {node.task for node in plan.nodes} >= {"T0", "T3", "A1", "A4"}
     assert {str(node.device) for node in plan.nodes} >= set(cluster.devices)
     assert plan.makespan > 0
+    plan.save(tmp_path / "plan.html")
+    plan.save(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.html").stat().st_size > 10_000
+    assert "turn3" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kkt", [None, 0.0])
+@pytest.mark.parametrize("kkt", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 def test_a_plan_predicts_that_a_delay_hides_the_exchange(kkt: float | None) -> None:
     """Where a turn computes for 5 ms and its exchange takes 5 ms."""
     cluster = gf.Cluster.hypothetical(
@@ -349,7 +372,7 @@ def test_a_plan_predicts_that_a_delay_hides_the_exchange(kkt: float | None) -> N
     assert seconds[2] < 0.95 * seconds[1]
 
 
-@pytest.mark.parametrize("kkt", [None, 0.0])
+@pytest.mark.parametrize("kkt", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 def test_a_checkpoint_between_windows_goes_on_bit_equal(kkt: float | None, tmp_path: Path) -> None:
     problem = LassoProblem(40, 30)
 

@@ -175,6 +175,80 @@ def test_the_report_tells_the_bytes_before_and_after_each_filter() -> None:
     assert "→ FixedPoint(bits=8): 20" in text  # 4 integers, 4 positions of 2 bytes, a scale
 
 
+@pytest.mark.parametrize(
+    ("consistency", "options"),
+    [
+        CONSISTENCIES[0],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in CONSISTENCIES[1:]),
+    ],
+)
+def test_the_history_counts_the_bytes_that_follow_from_the_data(
+    consistency: Any, options: Any
+) -> None:
+    """A trace has means over messages, in whole bytes."""
+    window, workers, whole = 4, 2, SIZE * 8
+    filters = {
+        "push": [Significant(0.3), KeyCache(), FixedPoint(4)], "pull": [Significant(0.2)],
+    }  # fmt: skip
+    strategy = ParameterServer(
+        consistency=consistency, window=window, workers=workers, filters=filters, **options
+    )
+    step = Sums(strategy, 0.1, 0.5)
+    with gf.Session(gf.Cluster.local(3, threads=1), trial=False) as s:
+        for seed in range(3):
+            with s.trace() as trace:
+                s.run(step.train, {step.x: rows_of(16, seed)})
+        filtered = s.history()[-1].filtered
+    turns = window * workers
+    assert filtered["push"][1] == turns * whole
+    assert filtered["pull"][1] == (turns - workers) * whole
+    numbers = turns * 4 * (2 if consistency == "pool" else 1)
+    counted = filtered["push"][0] + filtered["pull"][0] + workers * whole + numbers
+    rounding = sum(e.count for e in trace.edges) / 2
+    assert abs(traced_bytes(trace) - counted) <= rounding
+    assert 0 < filtered["push"][0] < 0.6 * filtered["push"][1]
+
+
+@pytest.mark.parametrize(
+    ("consistency", "options"),
+    [*CONSISTENCIES, ("bsp", {"aggregate": 1}), ("bsp", {"aggregate": 2})],
+)
+def test_filters_that_leave_nothing_out_change_no_bit(consistency: Any, options: Any) -> None:
+    """What workers have is noted for each, also if some are answered and others are not."""
+    order, values = None, []
+    for filters in ((), [Significant(0.0), KeyCache()]):
+        strategy = ParameterServer(
+            consistency=consistency, window=3, workers=3, filters=filters, **options
+        )
+        model = mlp(strategy)
+        windows = feeds_of(model, 2, 18)
+        if order is not None:
+            windows = [{**f, strategy.order: c} for f, c in zip(windows, order, strict=True)]
+        found = train(model, windows)
+        order = order or [each.order for each in found.history]
+        values.append(found.values)
+    assert difference(*values) < 1e-14
+
+
+def test_rows_of_tables_travel_as_they_are() -> None:
+    values = []
+    for filters in ((), {"push": [TopK(0.1)], "pull": [FixedPoint(8)]}):
+        ids = gf.placeholder("int64", ("B",), name="ids")
+        random = np.random.default_rng(0)
+        table = gf.variable(random.normal(size=(50, 6)), name="table")
+        w = gf.variable(random.normal(size=(6, 40)), name="w")
+        strategy = ParameterServer(
+            consistency="bsp", window=1, workers=2, tables=["table"], filters=filters
+        )
+        loss = gf.mean(gf.tanh(gf.nn.embedding(ids, table) @ w) ** 2.0)
+        step = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+        with gf.Session() as s:
+            s.run(step, {ids: np.arange(16) % 50})
+            values.append((s.get(table), s.get(w)))
+    assert difference([values[0][0]], [values[1][0]]) == 0  # the first pull is whole
+    assert difference([values[0][1]], [values[1][1]]) > 1e-6
+
+
 def test_only_the_numbers_that_are_chosen_travel() -> None:
     cluster = gf.Cluster.local(3, threads=1)
     moved = []
@@ -214,6 +288,29 @@ def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None
     repeated = train(model, again)
     assert repeated.losses == losses
     assert difference(repeated.values, values) == 0
+
+
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_what_a_lost_worker_kept_is_taken_from_its_mirror(lost: int) -> None:
+    values: list[Any] = []
+    windows = [rows_of(12, seed) for seed in range(4)]
+    orders: list[Any] = [None] * 4
+    for replicas in (2, 1):
+        strategy = ParameterServer(
+            consistency="async", window=3, workers=2, replicas=replicas,
+            filters={"push": [TopK(0.1)], "pull": [TopK(0.4)]},
+        )  # fmt: skip
+        step = Sums(strategy, 0.1, 0.5)
+        cluster = gf.Cluster.local(3, threads=1) if replicas > 1 else None
+        with gf.Session(cluster, trial=False, replicas=replicas) as s:
+            for number, (rows, order) in enumerate(zip(windows, orders, strict=True)):
+                if number == 2 and replicas > 1:
+                    os.kill(s._life.hosts.pids[lost], signal.SIGKILL)
+                feeds = {step.x: rows} if order is None else {step.x: rows, strategy.order: order}
+                s.run(step.train, feeds)
+            orders = [each.order for each in s.history()]
+            values.append([s.get(step.w), step.residual(s)])
+    assert difference(*values) == 0
 
 
 # Key caches ---------------------------------------------------------------------------------------
@@ -352,6 +449,9 @@ def test_what_is_kept_goes_to_another_number_of_workers(workers: int, tmp_path: 
 class Summed(gf.parallel.Filter):
     """A filter that asks for sums over replicas."""
 
+    def __repr__(self) -> str:
+        return "Summed()"
+
     def reduce(self, tensor: Any, state: Any, rank: int, count: int) -> Any:
         raise AssertionError
 
@@ -378,6 +478,17 @@ def test_filters_that_cannot_be_are_refused_with_the_strategys_line(
 ) -> None:
     with pytest.raises(ShardingError, match=rf"ParameterServer at .*py:\d+: .*{text}"):
         ParameterServer(filters=filters)
+
+
+def test_filters_of_rows_alone_are_refused() -> None:
+    """A worker looks up other rows in each turn, and could keep nothing for them."""
+    ids = gf.placeholder("int64", ("B",), name="ids")
+    table = gf.variable(np.ones((50, 6)), name="table")
+    strategy = ParameterServer(workers=2, tables=["table"], filters={"push": [TopK(0.1)]})
+    loss = gf.mean(gf.nn.embedding(ids, table) ** 2.0)
+    step = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
+    with pytest.raises(ShardingError, match=r"ParameterServer at .*: rows of tables travel as"):
+        strategy.report(step)
 
 
 def test_filters_that_save_nothing_are_refused() -> None:

@@ -54,6 +54,15 @@ def traced_bytes(trace: Any) -> int:
     return sum(e.bytes * e.count for e in edges)
 
 
+def traced_links(trace: Any) -> dict[tuple[str, str], int]:
+    """The bytes that devices sent each other, by sender and receiver."""
+    found: dict[tuple[str, str], int] = {}
+    for e in trace.edges:
+        if "client" not in e.source + e.target:
+            found[e.source, e.target] = found.get((e.source, e.target), 0) + e.bytes * e.count
+    return found
+
+
 class Reference(NamedTuple):
     """A window computed by hand.
 

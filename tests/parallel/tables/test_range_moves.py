@@ -43,7 +43,7 @@ class Skewed:
 
     def feeds(self, step: int) -> dict[gf.Tensor, Any]:
         random = np.random.default_rng(step)
-        ranges = ring_ranges("table", ROWS, self.owners)
+        ranges = ring_ranges("table", ROWS, self.owners, even=True)
         there = random.choice(ranges.rows_of(0), (BATCH, 2))
         others = random.integers(0, ROWS, (BATCH, 2))
         return {self.ids: np.where(random.random((BATCH, 2)) < self.share, there, others)}

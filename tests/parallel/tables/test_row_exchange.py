@@ -124,7 +124,7 @@ def test_only_the_rows_in_use_travel() -> None:
     table = gf.variable(np.ones((1000, 16), "float32"), name="table")
     loss = gf.mean(gf.nn.embedding(ids, table) ** 2)
     train = gf.optim.Adagrad(0.1).minimize(loss, strategy=Data(2, tables=[table]))
-    owners = np.array(ring_ranges("table", 1000, 2).owners)
+    owners = np.array(ring_ranges("table", 1000, 2, even=True).owners)
     mine, theirs = (np.nonzero(owners == i)[0] for i in (0, 1))
     few, more = mine[np.arange(20) % 3], theirs[np.arange(20) % 7]
     with gf.Session(gf.Cluster.local(2)) as s:

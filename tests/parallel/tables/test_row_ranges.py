@@ -28,11 +28,22 @@ def test_a_fifth_owner_takes_its_share_from_all_and_none_move_between_the_others
     assert {*after[moved].tolist()} == {4}
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_even_ranges_fill_memories_alike_and_few_move_between_old_owners(count: int) -> None:
+    before, after = (ring_ranges("table", ROWS, n, even=True) for n in (count, count + 1))
+    for ranges in (before, after):
+        assert max(ranges.sizes) <= -(-len(ranges.owners) // ranges.count) * ranges.width
+    old, new = (np.array(ranges.owners) for ranges in (before, after))
+    assert np.mean((old != new) & (new != count)) < 0.03
+    kept = old == np.array(ring_ranges("table", ROWS, count).owners)
+    assert kept.mean() > 0.9 and kept[: len(kept) // 2].mean() > 0.9
+
+
 def test_ids_sorted_by_frequency_ask_each_owner_for_about_as_many_rows() -> None:
     """One contiguous half would be asked for nearly all of them."""
     chances = 1 / np.arange(1, ROWS + 1) ** 1.05
     ids = np.random.default_rng(0).choice(ROWS, 8192, p=chances / chances.sum())
-    ranges = ring_ranges("table", ROWS, 2)
+    ranges = ring_ranges("table", ROWS, 2, even=True)
     owners = np.array(ranges.owners)[np.unique(ids) // ranges.width]
     assert 0.4 < np.mean(owners) < 0.6
     assert np.mean(np.unique(ids) < ROWS // 2) > 0.85

@@ -65,6 +65,8 @@ def test_turns_and_updates_lie_between_messages() -> None:
 def test_turns_of_a_pool_are_numbered_over_all_workers() -> None:
     names = [name for name, _, _ in parts(traced(True), "T")]
     assert names == ["window/1/T0", "window/2/T1", "window/1/T2"]
+    sends = [name for name, _, _ in parts(traced(True), "E") if "/0/" not in name]
+    assert sends == ["window/1/E0", "window/2/E1", "window/1/E2"]
 
 
 def test_a_plan_shows_the_turns_in_place_of_their_window() -> None:

@@ -13,6 +13,7 @@ noted in the loops alone, since each window begins with whole values.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, RandomStreams, Tensor, as
 from graphflow.ir.spec import TensorSpec
 from graphflow.optim.update_targets import wide_dtype
 from graphflow.parallel.compression.exchange import draw_from, encode_kept, given_state, seed_of
-from graphflow.parallel.compression.filter import Filter, Parts
+from graphflow.parallel.compression.filter import Filter, Parts, used_rows_of
 from graphflow.parallel.compression.filters.key_cache import (
     NO_CODE,
     omit_known_keys,
@@ -91,6 +92,16 @@ class FilteredTensor(NamedTuple):
     def decode(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the tensor that a message stands for, in at least float32."""
         return self.rule.decode(tuple(parts), self.wide)
+
+    def count_bytes(self, parts: Parts) -> Tensor:
+        """Return the bytes of a message, and those of the tensor, int64 (2,)."""
+        size: Any = np.int64(0)
+        for part in parts:
+            used, row = used_rows_of(part), prod(map(int, part.shape[1:])) * part.dtype.itemsize
+            rows = used[1] if used is not None else np.int64(part.shape[0] if part.ndim else 1)
+            size = size + rows * np.int64(row)
+        both: Tensor = FUNCTIONS["stack"]([size, np.int64(self.spec.nbytes)])
+        return both
 
     # Positions that are not sent again --------------------------------------------------------
 
@@ -167,7 +178,7 @@ class FilteredPush(PushRoute):
         return [_repeat(each, self._workers) for each in self._sent.first_keys()]
 
     def begin(self, party: Party, worker: int) -> State:
-        return [*super().begin(party, worker), *self._sent.first_code()]
+        return [*super().begin(party, worker), *self._sent.first_code(), _no_bytes()]
 
     def send(
         self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
@@ -175,10 +186,11 @@ class FilteredPush(PushRoute):
         count = len(self._states)
         own = [FUNCTIONS["reshape"](each, each.shape[1:]) for each in state[:count]]
         parts, after = self._sent.encode(value, own, at, worker)
-        parts, known = self._sent.omit_keys(parts, state[count:])
+        parts, known = self._sent.omit_keys(parts, state[count:-1])
+        sent = state[-1] + self._sent.count_bytes(parts)
         for channels, part in zip(self._parts, parts, strict=True):
             party.send(channels[worker], part)
-        return [*(FUNCTIONS["expand_dims"](each, 0) for each in after), *known]
+        return [*(FUNCTIONS["expand_dims"](each, 0) for each in after), *known, sent]
 
     def take(self, party: Party, which: Tensor, state: State) -> tuple[Tensor, State]:
         received = [party.merge(channels, which)[1] for channels in self._parts]
@@ -237,7 +249,7 @@ class FilteredPull(PullRoute):
         count = count_estimates(self._answered, self._workers)
         noted = (_in_dtype(value, self._sent.wide), *self._sent.first_code())
         own = [node.outputs[0] for node in self.server_states()]
-        return [*own, *(_repeat(each, count) for each in noted)]
+        return [*own, *(_repeat(each, count) for each in noted), _no_bytes()]
 
     def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
         if mask is None:  # the whole value is on its way
@@ -256,7 +268,7 @@ class FilteredPull(PullRoute):
         self, party: Party, value: Tensor, mask: Tensor, index: Any, state: State
     ) -> State:
         """Send the workers of a mask what an estimate lacks; return the next state."""
-        count = len(self._states)
+        count, (*state, sent) = len(self._states), state
         every = [FUNCTIONS["take"](each, index, 0) for each in state]
         estimate = every[count]
         parts, after = self._sent.encode_change(value - estimate, every[:count], value)
@@ -264,9 +276,11 @@ class FilteredPull(PullRoute):
         parts, known = self._sent.omit_keys(parts, every[count + 1 :])
         for channels, part in zip(self._parts, parts, strict=True):
             party.send_where(channels, part, mask)
-        number = FUNCTIONS["astype"](FUNCTIONS["any"](mask), "int64")
+        answers = FUNCTIONS["sum"](FUNCTIONS["astype"](mask, "int64"))
+        number = FUNCTIONS["minimum"](answers, np.int64(1))
         pairs = zip(state, (*after, *known), strict=True)
-        return [_set_row(old, now, index, number) for old, now in pairs]
+        rows = [_set_row(old, now, index, number) for old, now in pairs]
+        return [*rows, sent + self._sent.count_bytes(parts) * answers]
 
     def begin(self, party: Party, worker: int) -> State:
         value = party.receive(self._channels[worker])
@@ -296,6 +310,11 @@ class FilteredPull(PullRoute):
 def count_estimates(answered: Answered, workers: int) -> int:
     """Return how many estimates a server notes of what workers have: one if all have the same."""
     return 1 if answered == "all" else workers
+
+
+def _no_bytes() -> Tensor:
+    """Return the bytes of messages that were sent before a window, and those without filters."""
+    return as_tensor(np.zeros(2, np.int64))
 
 
 def _repeat(x: Tensor, count: int) -> Tensor:

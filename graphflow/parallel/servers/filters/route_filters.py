@@ -17,6 +17,7 @@ from graphflow.parallel.compression.traffic import first_state, message_parts
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
 from graphflow.parallel.servers.bundles import Bundle
+from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.filters.filtered_routes import (
     Answered,
     FilteredPull,
@@ -97,19 +98,19 @@ class RouteFilters:
         return FilteredPush(loops, sent, workers, servers, states)
 
     def make_pull(
-        self, loops: ConcurrentLoops, variable: Node, consistency: Consistency, server: int,
+        self, loops: ConcurrentLoops, variable: Node, rules: Rules, server: int,
         mesh: Mesh, servers: int, known: Known,
     ) -> FilteredPull:  # fmt: skip
         """Return the route of a variable whose values a filter takes.
 
         Args:
             loops, variable, mesh, servers, known: see `make_push`.
-            consistency: of the window.
+            rules: the rules of the window.
             server: the server that has the variable.
         """
         sent = self._choose(self.pull, variable.specs[0], variable, 1)
         assert sent is not None
-        workers, answered = len(mesh.places) - servers, _ANSWERED[consistency]
+        workers, answered = len(mesh.places) - servers, _answered_by(rules)
         count = count_estimates(answered, workers)
         states = {}
         for number, first in enumerate(sent.rule.initial(sent.wide)):
@@ -163,6 +164,11 @@ class RouteFilters:
             if rule is None:
                 continue
             filtered = [route.spec for _, route in routes if route.is_filtered]
+            if not routes:
+                raise ShardingError(
+                    f"{self._where}: {rule!r} has nothing to send: rows of tables travel as they "
+                    f"are, since each turn has other ones; leave out filters="
+                )
             if not filtered:
                 raise ShardingError(
                     f"{self._where}: {rule!r} saves nothing of the "
@@ -171,6 +177,12 @@ class RouteFilters:
                 )
             found.append(f"{what}: {_describe_stages(rule, filtered)}")
         return found
+
+
+def _answered_by(rules: Rules) -> Answered:
+    """Return which workers a server answers at once. With backup workers, late ones are answered
+    alone."""
+    return "any" if rules.has_backups else _ANSWERED[rules.consistency]
 
 
 def _is_gradient(bundle: Bundle[PushedTensor]) -> bool:

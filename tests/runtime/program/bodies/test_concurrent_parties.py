@@ -373,3 +373,31 @@ def test_a_servers_state_and_channels_stay_within_the_planned_memory() -> None:
     assert planned[0] < 2.5 * 8 * elements
     first = 160 * MB  # libraries, and messages before there are rings
     assert all(have < plan + first for have, plan in zip(growth, planned, strict=True))
+
+
+def test_a_branch_sends_though_the_next_op_of_its_party_sends_elsewhere() -> None:
+    """Once channels are edges, no op reads the token of the branch."""
+    loops = ConcurrentLoops()
+    asked, doubled, plain = (loops.channel((), "float32") for _ in range(3))
+
+    def server(party: Party) -> Any:
+        def turn(total: Any, yes: Any) -> Any:
+            value = party.receive(asked)
+            party.cond(yes > 0.0, lambda: party.send(doubled, value * 2.0), lambda: None)
+            party.send(plain, value)
+            return total + value, value
+
+        return party.scan(turn, np.float32(0.0), np.ones(5, "float32"))[0]
+
+    def worker(party: Party) -> Any:
+        def turn(value: Any, _: Any) -> Any:
+            party.send(asked, value)
+            return party.receive(doubled) - party.receive(plain) + 1.0, value
+
+        return party.scan(turn, np.float32(1.0), np.ones(5, "float32"))[0]
+
+    loops.add(server, pin="/worker:0")
+    loops.add(worker, pin="/worker:1")
+    fetches = loops.build()
+    with gf.Session(gf.Cluster.local(2, threads=1), trial=False, deadline=20) as s:
+        assert s.run(fetches) == [15.0, 6.0]
