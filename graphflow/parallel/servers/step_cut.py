@@ -173,6 +173,7 @@ def cut_step(
     pushed = [push.value for push in gradients]
     pushed += [each.gradient for table in tables for each in table.update.lookups]
     after, direct = _spread(merged, {t.node for t in batch}, pushed)
+    _require_one_exchange(gradients, after)
     served: dict[Node, Tensor] = {}
     measured: dict[Node, Tensor] = {}
     for node in merged.of_op("assign"):
@@ -191,6 +192,21 @@ def cut_step(
                 "several, which have no mean. Make it a float, or assign it in a step of its own"
             )
     return cut
+
+
+def _require_one_exchange(gradients: Sequence[PushedTensor], after: set[Node]) -> None:
+    """Require that no gradient is computed from another one that was pushed before.
+
+    Raises:
+        ShardingError: see above.
+    """
+    for push in gradients:
+        if push.value.node in after and push.variable is not None:
+            raise ShardingError(
+                f"a gradient of {push.variable.name!r} (made at {push.variable.location}) follows "
+                "from gradients that the same turn has pushed, as in inner steps of gf.optim.Emso; "
+                "a turn pushes once. Take one inner step, or train by gf.parallel.Data"
+            )
 
 
 def _spread(

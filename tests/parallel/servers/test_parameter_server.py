@@ -532,6 +532,37 @@ def test_losses_are_scaled_by_one_server() -> None:
     assert difference(found.values[:-1], wanted.values[:-1]) < 2e-3
 
 
+def test_inner_steps_are_refused_and_one_is_the_optimiser_itself() -> None:
+    strategy = ParameterServer(consistency="bsp", window=2, workers=2)
+    once = mlp(strategy, optimizer=gf.optim.Emso(gf.optim.SGD(0.1), 1, 0.5))
+    plain = mlp(strategy, optimizer=gf.optim.SGD(0.1))
+    values = [train(model, feeds_of(model, 1, 8)).values for model in (once, plain)]
+    assert difference(*values) == 0
+    several = mlp(strategy, optimizer=gf.optim.Emso(gf.optim.SGD(0.1), 2, 0.5))
+    with pytest.raises(ShardingError, match=r"inner steps of gf\.optim\.Emso"):
+        train(several, feeds_of(several, 1, 8))
+
+
+def test_rates_may_follow_from_losses_and_counts() -> None:
+    def build(strategy: Any) -> Any:
+        step = gf.variable(np.array(0.0), name="step", trainable=False)
+        model = mlp(strategy)
+        loss = model.fetches[0]
+        rate = 0.1 / (1.0 + step) + 0.001 * gf.stop_gradient(loss)
+        optimizer = gf.optim.SGD(rate)
+        model.fetches = [loss, optimizer.minimize(loss, strategy=strategy)]
+        model.fetches += [gf.assign(step, step + 1.0), rate]
+        model.variables = [*model.variables, step]
+        return model
+
+    served = build(ParameterServer(2, "bsp", window=3, workers=2))
+    data = build(Data(2))
+    found = train(served, feeds_of(served, 2, 12))
+    wanted = train(data, [p for f in feeds_of(data, 2, 12) for p in parts_of(f, 3)])
+    assert difference(found.values, wanted.values) < 1e-12
+    assert found.values[-1] == 6
+
+
 @pytest.mark.parametrize(
     ("options", "order", "message"),
     [
