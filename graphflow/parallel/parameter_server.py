@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,9 @@ from graphflow.ops.control_flow.turn_rules import CONSISTENCIES, Consistency
 from graphflow.parallel.compression.filter import Filter
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import Mesh
+from graphflow.parallel.mesh.row_ranges import Int64s
 from graphflow.parallel.report import report_of
+from graphflow.parallel.served_tables.hybrid import check_hybrid, count_replicas
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import deal_variables
 from graphflow.parallel.servers.filters.filter_arguments import check_filters
@@ -41,8 +43,9 @@ from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.tables.table_moves import move_rows
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import strategy_of
+from graphflow.strategy import RowMoves, strategy_of
 
 
 @checks_arguments(ShardingError)
@@ -88,6 +91,9 @@ class ParameterServer:
             first CPUs of the cluster; if there are too few, workers take all CPUs in turn, and
             servers the last ones.
 
+    `ParameterServer(servers=2, tables=["*"]) * Data(n)` is a hybrid of n workers: other variables
+    take synchronous steps, as with `Data(n)`, and each push updates rows of tables at once.
+
     Raises:
         ShardingError: a count is invalid; `consistency` is unknown; `staleness` is missing with
             "ssp" or given without it; when a graph is partitioned: the turns of a window do not
@@ -113,6 +119,7 @@ class ParameterServer:
     filters: Sequence[Filter] | Mapping[str, Sequence[Filter]] = ()
     replicas: int = 1
     line: Location = field(default_factory=user_location, init=False, repr=False)
+    _rows_at_once: bool = field(default=False, init=False, repr=False)
     _filters: RouteFilters | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -233,6 +240,7 @@ class ParameterServer:
         batch = batch_placeholders(graph, self.batch)
         sizes = MicroBatches(mesh, graph, batch, rules.turns)
         cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
+        check_hybrid(cut, rules, self._where)
         if cut.tables and rules.has_backups:
             raise ShardingError(
                 f"{self._where}: a round without its late pushes (aggregate={self.aggregate} of "
@@ -263,7 +271,8 @@ class ParameterServer:
         turns = Turns(workers, self.window)
         together = workers if self.consistency in ("pool", "bsp") else 1
         aggregate = together if self.aggregate is None else self.aggregate
-        rules = Rules(turns, self.consistency, aggregate, self.staleness or 0)
+        bound = self.staleness or 0
+        rules = Rules(turns, self.consistency, aggregate, bound, self._rows_at_once)
         if self.consistency == "bsp" and aggregate > workers:
             raise ShardingError(
                 f"aggregate={aggregate}, but a round has one push of each of "
@@ -285,7 +294,9 @@ class ParameterServer:
     def _describe(self, rules: Rules) -> str:
         """Return a sentence for plans and reports."""
         together = (
-            "each push is an update"
+            f"the mean of {rules.aggregate} pushes is an update, and each push one of tables"
+            if rules.rows_at_once
+            else "each push is an update"
             if rules.aggregate == 1
             else f"the mean of {rules.aggregate} pushes is an update"
         )
@@ -296,6 +307,38 @@ class ParameterServer:
             f"ParameterServer: {show_count(self.servers, 'server')}, {rules.turns}, "
             f"{rules.consistency}{bound}; {together}"
         )
+
+    def __mul__(self, other: Any) -> ParameterServer:
+        """Return the hybrid of tables at these servers, and of other variables as `Data` trains
+        them.
+
+        Raises:
+            ShardingError: the servers have no tables, an option of one contradicts the other, or
+                `other` is no Data.
+        """
+        workers = count_replicas(self, other)
+        batch = other.batch if self.batch is None else self.batch
+        product = replace(self, workers=workers, consistency="bsp", batch=batch)
+        set_frozen_fields(product, _rows_at_once=True, line=user_location())
+        return product
+
+    __rmul__ = __mul__
+
+    def move_rows(
+        self,
+        counts: Mapping[Node, Int64s],
+        shards: Mapping[Node, ShardedVariable],
+        homes: Mapping[Node, str],
+    ) -> RowMoves | None:
+        """Return the moves that let servers be asked for about as many rows; None if none is worth
+        it.
+
+        Args:
+            counts: how many rows of each range are asked for, by table.
+            shards: the shards of tables and slots.
+            homes: the devices of shards.
+        """
+        return move_rows(counts, shards, homes)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> ServerReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and

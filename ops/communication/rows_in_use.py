@@ -31,7 +31,8 @@ def find_rows_in_use(graph: Graph, specs: Specs) -> RowsInUse:
     Args:
         specs: concrete spec of each tensor.
     """
-    if not any(node.op.counted for node in graph.nodes):
+    counts = (n.op.counted(len(n.inputs)) for n in graph.nodes if n.op.counted)
+    if not any(counts):
         return {}
     position = {node: i for i, node in enumerate(graph.nodes)}
     found: dict[Tensor, Tensor | None] = dict.fromkeys(graph.outputs)
@@ -78,12 +79,11 @@ def aligned_inputs(node: Node, specs: Specs) -> tuple[int, ...]:
 
 
 def has_counting_readers(tensor: Tensor, readers: Iterable[Node]) -> bool:
-    """Return True if each reader reads only as many rows of a tensor as it is told."""
-    return all(
-        node.op.counted is not None and i in node.op.counted(len(node.inputs))
-        for node in readers
-        for i, each in enumerate(node.inputs)
-        if each is tensor
+    """Return True if there are readers, and each reads only as many rows of a tensor as it is
+    told."""
+    reads = [(n, i) for n in readers for i, each in enumerate(n.inputs) if each is tensor]
+    return bool(reads) and all(
+        node.op.counted is not None and i in node.op.counted(len(node.inputs)) for node, i in reads
     )
 
 

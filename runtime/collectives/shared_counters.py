@@ -109,8 +109,7 @@ def any_counter_function() -> Any:
 
 @cache
 def _any_function() -> Any:
-    text = _WAIT_ANY.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
-    made = compiler().function(*name_module(text, _declarations()))
+    made = compiler().function(*name_module(_with_sleep(_WAIT_ANY), _declarations()))
     assert isinstance(made, NativeFunction)
     return made.releasing_gil
 
@@ -118,10 +117,9 @@ def _any_function() -> Any:
 @cache
 def _functions() -> tuple[Any, Any]:
     """Compile both. `publish` keeps Python's global lock: it is too short to release it."""
-    waiting = _WAIT_ALL.replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
     texts = (
         name_module(_PUBLISH.replace("@WAKE", _wake()), _declarations()),
-        name_module(waiting, _declarations()),
+        name_module(_with_sleep(_WAIT_ALL), _declarations()),
     )
     tell, pending = (compiler().function(*text) for text in texts)
     assert isinstance(tell, NativeFunction)
@@ -131,6 +129,11 @@ def _functions() -> tuple[Any, Any]:
 def _futex_number() -> int | None:
     """Return the number of the system call futex; None on systems without it."""
     return _FUTEX.get(_machine()) if sys.platform == "linux" else None
+
+
+def _with_sleep(text: str) -> str:
+    """Return the text of a function that waits, with this machine's sleep of `%time` ns."""
+    return text.replace("@SPAN", _SPAN).replace("@SLEEP", _sleep()).replace("@PAUSE", _pause())
 
 
 def _declarations() -> str:
@@ -174,6 +177,14 @@ def _machine() -> str:
     return {"AMD64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
+# The longest sleep, as the system call takes it.
+_SPAN = """  %span = alloca [2 x i64]
+  %seconds = sdiv i64 %time, 1000000000
+  %rest = srem i64 %time, 1000000000
+  store i64 %seconds, ptr %span
+  %second = getelementptr i64, ptr %span, i64 1
+  store i64 %rest, ptr %second"""
+
 # The writer looks for sleepers after it has set the counter. A waiter looks at the counter after it
 # has counted itself as a sleeper. Both are sequentially consistent, so one of them sees the other,
 # and no wake-up is lost.
@@ -200,12 +211,7 @@ entry:
   %answer = getelementptr i64, ptr %order, i64 1
   %patience = getelementptr i64, ptr %order, i64 2
   %spins = load i64, ptr %patience
-  %span = alloca [2 x i64]
-  %seconds = sdiv i64 %time, 1000000000
-  %rest = srem i64 %time, 1000000000
-  store i64 %seconds, ptr %span
-  %second = getelementptr i64, ptr %span, i64 1
-  store i64 %rest, ptr %second
+@SPAN
   br label %next
 next:
   %rank = phi i64 [ 0, %entry ], [ %following, %reached ]
@@ -265,12 +271,7 @@ entry:
   %bell = getelementptr i8, ptr %post, i64 8
   %sleepers = getelementptr i8, ptr %post, i64 16
   %kept = alloca i32
-  %span = alloca [2 x i64]
-  %seconds = sdiv i64 %time, 1000000000
-  %rest = srem i64 %time, 1000000000
-  store i64 %seconds, ptr %span
-  %second = getelementptr i64, ptr %span, i64 1
-  store i64 %rest, ptr %second
+@SPAN
   br label %look
 look:
   %phase = phi i32 [ 0, %entry ], [ 0, %idle ], [ 1, %asleep ], [ 2, %awake ]

@@ -10,7 +10,7 @@ import numpy as np
 from graphflow.frontend.concurrent_loops import Party, PartyChannel
 from graphflow.ir.op import FUNCTIONS, Node, Tensor, origin_scope
 from graphflow.parallel.served_tables.table_route import PulledRows, TableRoute, WorkingSet
-from graphflow.parallel.servers.consistency import Rules
+from graphflow.parallel.servers.consistency import Rules, one_hot
 from graphflow.parallel.servers.party_copy import PartyCopy
 
 States = list[list[Tensor]]
@@ -102,7 +102,7 @@ class ServerTables:
             mask: bool, (workers,): the workers that are answered.
         """
         rules, turns = self._rules, self._rules.turns
-        if not self._routes:
+        if not self._routes or rules.rows_at_once:
             return
         rows = self._now(states)
         last = np.int32(turns.total - 1)
@@ -114,23 +114,34 @@ class ServerTables:
             for route, own in zip(self._routes, rows, strict=True):
                 route.answer_each(party, self._server, own, numbers, mask)
             return
-        if rules.is_pool:
-            number = self._next_number(party, light, which, mask)
-        else:
-            own_clock = FUNCTIONS["take"](light["clocks"], which, 0)
-            number = FUNCTIONS["minimum"](own_clock * np.int32(turns.workers) + which, last)
+        if not rules.is_pool:
+            self.answer_pusher(party, states, light, which)
+            return
+        number = self._next_number(party, light, which)
         for route, own in zip(self._routes, rows, strict=True):
             route.answer(party, self._server, own, number, mask)
 
-    def _next_number(
-        self, party: Party, light: Mapping[str, Any], which: Tensor, mask: Tensor
-    ) -> Tensor:
+    def answer_pusher(
+        self, party: Party, states: States, light: Mapping[str, Any], which: Tensor
+    ) -> None:
+        """Send the worker that has just pushed the rows of its next turn, unless it has none; the
+        arguments are those of `answer`."""
+        turns = self._rules.turns
+        clock = FUNCTIONS["take"](light["clocks"], which, 0)
+        last = np.int32(turns.total - 1)
+        number = FUNCTIONS["minimum"](clock * np.int32(turns.workers) + which, last)
+        goes_on = light["clocks"] < np.int32(turns.each)
+        mask = FUNCTIONS["logical_and"](one_hot(which, turns.workers), goes_on)
+        for route, own in zip(self._routes, self._now(states), strict=True):
+            route.answer(party, self._server, own, number, mask)
+
+    def _next_number(self, party: Party, light: Mapping[str, Any], which: Tensor) -> Tensor:
         """Return the micro-batch that the worker takes next; it may be any if there is none."""
         if self._server:
             return party.merge(self._relays[0], which)[1]
         last = np.int32(self._rules.turns.total - 1)
         number: Tensor = FUNCTIONS["minimum"](light["dealt"], last)
-        own = FUNCTIONS["equal"](np.arange(self._rules.turns.workers, dtype=np.int32), which)
+        own = one_hot(which, self._rules.turns.workers)
         for channels in self._relays:
             party.send_where(channels, number, own)
         return number

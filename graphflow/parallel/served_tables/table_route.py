@@ -64,7 +64,6 @@ class TableRoute:
         sizes: the sizes that stand for symbols of the step in a turn.
         turns: the number of micro-batches of a window.
         workers: the number of workers.
-        aggregate: the number of pushes that make an update.
     """
 
     def __init__(
@@ -75,14 +74,12 @@ class TableRoute:
         sizes: Mapping[str, Size],
         turns: int,
         workers: int,
-        aggregate: int,
     ) -> None:
         self.table = table
         self.ranges = ranges
         self.workers = workers
         self.lookups: Size = sum((substitute(ids.size, sizes) for ids in table.ids), 0)
         self._turns = turns
-        self._aggregate = aggregate
         self._sizes = sizes
         self._id_nodes = Graph(table.ids).nodes
         self.most = piece_sizes(self.lookups, ranges.starts)
@@ -278,21 +275,22 @@ class TableRoute:
         """Return the distinct rows of some pushes in the working set, their number, and the mean
         gradient of each."""
         keys = FUNCTIONS["take"](rows.turns, micro, 0)
-        if self._aggregate == 1:
+        count = int(micro.shape[0])
+        if count == 1:
             places = FUNCTIONS["maximum"](FUNCTIONS["astype"](keys[0], "int64") - 1, 0)
             return places, REGISTRY["count_keys"](keys[0]), sums[0]
-        each = [keys[i] for i in range(self._aggregate)]
+        each = [keys[i] for i in range(count)]
         size = minimum(sum((k.shape[0] for k in each), 0), rows.keys.shape[0])
         places, inverse, number = make_node(
             REGISTRY["merge_keys"], tuple(each), {"size": size}
         ).outputs
-        parts = [sums[i] for i in range(self._aggregate)]
+        parts = [sums[i] for i in range(count)]
         counts = [REGISTRY["count_keys"](own) for own in each]
-        first = tuple(i * each[0].shape[0] for i in range(self._aggregate))
+        first = tuple(i * each[0].shape[0] for i in range(count))
         place = {"starts": first, "size": size}
         inputs = (inverse, *counts, *parts)
         total = make_node(REGISTRY["merge_row_sums"], inputs, place).outputs[0]
-        return places, number, total * (1.0 / self._aggregate)
+        return places, number, total * (1.0 / count)
 
     def _rows_of_turn(self, rows: WorkingSet, number: Tensor) -> tuple[Tensor, Tensor]:
         """Return the table's rows of a micro-batch, padded, and their number."""

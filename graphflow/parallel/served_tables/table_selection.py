@@ -104,14 +104,14 @@ def _as_table(
                     f"{reader.op.name} {reader.name!r} (made at {reader.location}) reads it whole"
                 )
             lookups.append(reader)
-    for lookup in lookups:
-        for each in Graph([lookup.inputs[1]]).nodes:
-            if not _follows_from_feeds(each):
-                return (
-                    f"ids of the lookup at {lookup.location} depend on {each.op.name} "
-                    f"{each.name!r}, and servers have to know the ids of a window from its feeds"
-                )
-    return ServedTable(node, update, tuple(lookups))
+    table = ServedTable(node, update, tuple(lookups))
+    for each in Graph(table.ids).nodes:
+        if not _follows_from_feeds(each):
+            return (
+                f"its ids depend on {each.op.name} {each.name!r} (made at {each.location}), and "
+                "servers have to know the ids of a window from its feeds"
+            )
+    return table
 
 
 def _is_lookup(reader: Node, table: Node) -> bool:

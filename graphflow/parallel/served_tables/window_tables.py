@@ -53,9 +53,7 @@ class WindowTables:
         turns = rules.turns
         for table in tables:
             ranges = ranges_of(table.node, names[table.node], known, len(homes))
-            self.routes.append(
-                TableRoute(loops, table, ranges, sizes, turns.total, turns.workers, rules.aggregate)
-            )
+            self.routes.append(TableRoute(loops, table, ranges, sizes, turns.total, turns.workers))
             for state in table.states:
                 existing = known.get(state)
                 self.pieces[state] = existing or make_pieces(state, names[state], ranges, homes)

@@ -22,12 +22,15 @@ class Rules(NamedTuple):
         consistency: see `gf.parallel.ParameterServer`.
         aggregate: the pushes that make an update, M.
         staleness: with "ssp", the turns that a worker may be ahead of the slowest one.
+        rows_at_once: each push updates rows of tables when it comes, and its worker is answered
+            with rows at once, whatever it waits for otherwise.
     """
 
     turns: Turns
     consistency: Consistency
     aggregate: int
     staleness: int
+    rows_at_once: bool = False
 
     @property
     def updates(self) -> int:
@@ -53,7 +56,7 @@ class Rules(NamedTuple):
     def has_fixed_order(self) -> bool:
         """True if servers take pushes in the order of workers, so that it does not matter when
         they come."""
-        return self.consistency == "bsp" and not self.has_backups
+        return self.consistency == "bsp" and not (self.has_backups or self.rows_at_once)
 
     def first_impossible(self, order: Sequence[int]) -> int | None:
         """Return the place of the first push in an order that cannot come: its worker has not been
@@ -74,6 +77,9 @@ class Rules(NamedTuple):
                 return place
             clocks[k] += 1
             may_push[k] = place + workers < self.turns.total if self.is_pool else clocks[k] < each
+            if self.consistency == "bsp":
+                now = (place + 1) // workers
+                may_push = [clock <= now and clock < each for clock in clocks]
             if self.consistency == "ssp":
                 running = [clock for clock in clocks if clock < each]
                 least = min(running, default=0)

@@ -189,18 +189,24 @@ class ServerLoop:
         held = dict(zip(self._first, values, strict=True))
         sums: list[Any] = []
         stacked: list[Tensor] = []
-        before = self._rules.aggregate - 1
+        before, at_once = self._rules.aggregate - 1, self._rules.rows_at_once
         if before:
             specs = [push.value.spec for push in self._pushes]
             zeros = [FUNCTIONS["zeros"](spec.shape, spec.dtype.name) for spec in specs]
 
             def take(state: Any, order: Tensor) -> Any:
-                light, pushed, row = self._take(party, state[0], order, number, held)
+                light, sums, moving = state
+                light, pushed, row = self._take(party, light, order, number, held)
                 light = self._answer(party, light, held, tables, row[0], number, is_update=False)
-                return (light, [a + b for a, b in zip(state[1], pushed, strict=True)]), row
+                moving, row = self._update_at_once(party, moving, light, row, held)
+                return (light, [a + b for a, b in zip(sums, pushed, strict=True)], moving), row
 
-            (light, sums), stacked = party.scan(take, (light, zeros), wanted[:before])
+            first = (light, zeros, tables if at_once else [])
+            (light, sums, moving), stacked = party.scan(take, first, wanted[:before])
+            tables = moving if at_once else tables
         light, pushed, row = self._take(party, light, wanted[before], number, held)
+        if at_once:
+            tables, row = self._update_at_once(party, tables, light, row, held)
         totals = [a + b for a, b in zip(sums, pushed, strict=True)] if before else pushed
         share = 1.0 / self._rules.aggregate
         means = {
@@ -213,11 +219,34 @@ class ServerLoop:
             rows = [
                 FUNCTIONS["concat"]([a, b], 0) for a, b in zip(stacked, rows, strict=True)
             ]  # fmt: skip
-        kept = len(rows) - len(tables)
-        tables = self._tables.update(tables, rows[2], rows[kept:], read)
+        kept = len(rows) - (0 if at_once else len(tables))
+        if not at_once:
+            tables = self._tables.update(tables, rows[2], rows[kept:], read)
         version = number + np.int32(1)
         light = self._answer(party, light, after, tables, row[0], version, is_update=True)
         return ([after[v] for v in self._first], tables, light), (rows[:kept], computed)
+
+    def _update_at_once(
+        self,
+        party: Party,
+        tables: States,
+        light: Any,
+        row: list[Tensor],
+        held: Mapping[Node, Tensor],
+    ) -> tuple[States, list[Tensor]]:
+        """Update the rows of tables by one push, and answer its worker with rows.
+
+        Returns:
+            The rows, and what is stacked of the push.
+        """
+        if not tables:
+            return tables, row
+        kept = len(row) - len(tables)
+        micro, *sums = [FUNCTIONS["expand_dims"](each, 0) for each in (row[2], *row[kept:])]
+        read = self._update.read_rows(held, self._outside)
+        tables = self._tables.update(tables, micro, sums, read)
+        self._tables.answer_pusher(party, tables, light, row[0])
+        return tables, row[:kept]
 
     def _take(
         self, party: Party, light: Any, wanted: Tensor, number: Tensor, held: Mapping[Node, Tensor]

@@ -94,6 +94,13 @@ class ServerUpdate:
             after[variable] = values[variable] + mean if push.is_difference else mean
         return after, [mapped[t] for t in self._fetches], {t: mapped[t] for t in self._row_inputs}
 
+    def read_rows(self, values: Values, outside: Mapping[Node, Tensor]) -> dict[Tensor, Tensor]:
+        """Return what updates of tables read beside rows; the arguments are those of `apply`."""
+        nodes, _ = self._cut.update_of(self._row_inputs)
+        mapped = {node.outputs[0]: value for node, value in {**values, **outside}.items()}
+        self._copy.write(nodes, mapped)
+        return {t: mapped[t] for t in self._row_inputs}
+
     def note_answer(self, mask: Tensor, values: Values, state: State) -> State:
         """Return the state after some workers were answered.
 

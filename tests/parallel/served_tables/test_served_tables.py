@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.errors import OpError, ShardingError
 from graphflow.parallel import Data, ParameterServer
 from graphflow.parallel.mesh.row_ranges import ring_ranges
 from tests.parallel.served_tables.by_hand import HandRules, window_by_hand
@@ -181,3 +183,200 @@ def test_workers_and_servers_are_processes(consistency: Any) -> None:
         for a, b in zip(again.variables, values, strict=True):
             np.testing.assert_array_equal(s.get(a), b)
         np.testing.assert_allclose(s.run(again.scores, again.feeds(9, 5)), scores, rtol=1e-12)
+
+
+# Hybrids ------------------------------------------------------------------------------------------
+
+
+def hybrid_by_hand(
+    model: Model, windows: list[Mapping[gf.Tensor, Array]], orders: list[Array], workers: int
+) -> list[Array]:
+    """The tables and the dense layer after windows of SGD, by one loop in the order that came."""
+    first, second, dense = (np.array(v.node.attrs["initial"]) for v in model.variables)
+    for feeds, order in zip(windows, orders, strict=True):
+        parts = parts_of(feeds, len(order))
+        seen = [(first.copy(), second.copy()) for _ in range(workers)]
+        clocks, sums, pushes = [0] * workers, np.zeros(WIDTH), 0
+        for k in order.tolist():
+            part = parts[clocks[k] * workers + k]
+            ids, bags = part[model.ids], part[model.bags]
+            users, items = seen[k][0][ids], seen[k][1][bags].sum(1)
+            apart = 2 * ((users * items) @ dense - part[model.wanted])[:, None] / len(ids)
+            np.add.at(first, ids, -0.1 * apart * items * dense)
+            np.add.at(second, bags, np.repeat((-0.1 * apart * users * dense)[:, None], 3, 1))
+            sums += (apart * users * items).sum(0)
+            seen[k] = first.copy(), second.copy()
+            clocks[k], pushes = clocks[k] + 1, pushes + 1
+            if pushes % workers == 0:
+                dense = dense - 0.1 * sums / workers
+                sums = np.zeros(WIDTH)
+    return [first, second, dense]
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_a_hybrid_updates_rows_at_once_and_other_layers_in_rounds(processes: int) -> None:
+    strategy = ParameterServer(window=4, tables=["*"]) * Data(3)
+    model = Model(gf.optim.SGD(0.1), strategy)
+    windows = [model.feeds(window, 36) for window in range(2)]
+    with gf.Session(gf.Cluster.local(processes, threads=1), trial=False) as s:
+        for feeds in windows:
+            s.run([model.loss, model.train], feeds)
+        orders = [came.order for came in s.history()]
+        values = [s.get(v) for v in model.variables]
+    by_hand = hybrid_by_hand(model, windows, [order[0] for order in orders], 3)
+    for a, b in zip(values, by_hand, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    again = Model(gf.optim.SGD(0.1), strategy)
+    with gf.Session() as s:
+        for window, order in enumerate(orders):
+            s.run(again.train, {**again.feeds(window, 36), strategy.order: order})
+        for v, a in zip(again.variables, values, strict=True):
+            np.testing.assert_array_equal(s.get(v), a)
+
+
+def test_a_hybrid_of_one_worker_is_plain_training() -> None:
+    strategy = Data(1) * ParameterServer(2, window=4, tables=["*"])
+    model, plain = (Model(gf.optim.Adam(0.1, sparse=True), each) for each in (strategy, None))
+    with gf.Session() as s, gf.Session() as t:
+        s.run(model.train, model.feeds(0, 12))
+        for each in parts_of(plain.feeds(0, 12), 4):
+            t.run(plain.train, each)
+        for a, b in zip(model.variables, plain.variables, strict=True):
+            np.testing.assert_allclose(s.get(a), t.get(b), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("servers", "other", "message"),
+    [
+        ({}, Data(2), "has no tables="),
+        ({"tables": ["*"]}, gf.parallel.Shard({"rows": 2}), "goes with a Data"),
+        ({"tables": ["*"], "consistency": "bsp"}, Data(2), "leave out consistency='bsp'"),
+        ({"tables": ["*"], "workers": 3}, Data(2), "3 workers, and the Data 2 replicas"),
+        ({"tables": ["*"]}, Data(2, shard_state=True), "shard_state=True of the Data"),
+        ({"tables": ["*"]}, Data(2, tables=["x"]), "both would keep tables"),
+    ],
+)
+def test_hybrids_without_meaning_are_refused(
+    servers: dict[str, Any], other: Any, message: str
+) -> None:
+    with pytest.raises(ShardingError, match=message):
+        ParameterServer(**servers) * other
+
+
+# Outside of windows -------------------------------------------------------------------------------
+
+
+def test_tables_are_read_and_restored_on_other_servers(tmp_path: Path) -> None:
+    model = Model(
+        gf.optim.Adagrad(0.1), ParameterServer(2, "bsp", window=2, workers=2, tables=["*"])
+    )
+    feeds = model.feeds(9, 5)
+    del feeds[model.wanted]
+    with gf.Session() as s:
+        for _ in range(2):  # as they begin, and trained
+            scores = s.run(model.scores, feeds)
+            first, second, dense = (s.get(v) for v in model.variables)
+            items = second[feeds[model.bags]].sum(1)
+            np.testing.assert_allclose(scores, (first[feeds[model.ids]] * items) @ dense)
+            np.testing.assert_allclose(s.run(gf.sum(model.tables[0])), first.sum())
+            s.run(model.train, model.feeds(0, 24))
+        s.save(tmp_path / "two")
+        s.run(model.train, model.feeds(1, 24))
+        values = [s.get(v) for v in model.variables]
+        s.run(gf.assign(model.tables[0], np.ones((ROWS, WIDTH))))
+        assert (s.get(model.tables[0]) == 1).all()
+    strategy = ParameterServer(3, "bsp", window=2, workers=2, tables=["*"])
+    other = Model(gf.optim.Adagrad(0.1), strategy)
+    with gf.Session() as s:
+        s.load(tmp_path / "two")
+        s.run(other.train, other.feeds(1, 24))
+        for v, a in zip(other.variables, values, strict=True):
+            np.testing.assert_allclose(s.get(v), a, atol=1e-12)
+
+
+def test_ranges_move_to_servers_that_are_asked_for_less() -> None:
+    rows = 20_000
+    initial = np.random.default_rng(1).normal(size=(rows, 8)).astype("float32")
+    values = []
+    for moves in (True, False):
+        ids = gf.placeholder("int64", ("B", 64), name="ids")
+        table = gf.variable(initial, name="table")
+        loss = gf.mean(gf.sum(gf.nn.embedding(ids, table) ** 2.0, axis=2))
+        strategy = ParameterServer(2, "bsp", window=2, workers=2, tables=[table])
+        train = gf.optim.Adagrad(0.1).minimize(loss, strategy=strategy)
+        hot = np.flatnonzero(np.repeat(ring_ranges("table", rows, 2).owners, 5)[:rows] == 0)
+        random = np.random.default_rng(0)
+        with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as s:
+            for step in range(4):
+                s.run(train, {ids: hot[random.zipf(1.1, (64, 64)) % 500]})
+                if moves and step == 2:
+                    replanned = s.replan()
+                    assert replanned.ranges and replanned.load_after < replanned.load_before
+            values.append(s.get(table))
+    np.testing.assert_array_equal(*values)
+
+
+# Memory and errors --------------------------------------------------------------------------------
+
+
+def test_a_window_keeps_as_many_rows_as_it_has_lookups() -> None:
+    strategy = ParameterServer(2, "async", window=4, workers=2, tables=["*"])
+    ids = gf.placeholder("int64", ("B",), name="ids")
+    table = gf.variable(gf.init.zeros((1 << 16, 64)), name="table")
+    loss = gf.mean(gf.sum(gf.nn.embedding(ids, table), axis=1))
+    train = gf.optim.Adagrad(0.1).minimize(loss, strategy=strategy)
+    with gf.Session(gf.Cluster.local(4, threads=1), trial=False) as s:
+        s.run(train, {ids: np.arange(256)})
+        report = s.memory(train)
+    for server in ("/worker:0/cpu:0", "/worker:1/cpu:0"):
+        use = report[server].use
+        lookups, row = 256, 4 * 64
+        assert 2 * lookups * row <= use.arena < 4 * lookups * row
+        assert use.variables < 1.1 * 2 * (1 << 15) * row
+
+
+def whole_use(table: Any, ids: Any) -> Any:
+    return gf.sum(table) + gf.sum(gf.nn.embedding(ids, table))
+
+
+def trained_ids(table: Any, ids: Any) -> Any:
+    offset = gf.variable(np.int64(1), name="offset", trainable=False)
+    return gf.sum(gf.nn.embedding(ids + offset, table))
+
+
+def drawn_ids(table: Any, ids: Any) -> Any:
+    return gf.sum(gf.nn.embedding(ids * 0 + gf.random.randint(0, 3), table))
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (whole_use, "its update moves all rows"),
+        (trained_ids, "depend on variable 'offset'"),
+        (drawn_ids, "depend on random_integers"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(use: Any, message: str) -> None:
+    ids = gf.placeholder("int64", ("B",), name="ids")
+    table = gf.variable(np.zeros((7, 2)), name="table")
+    strategy = ParameterServer(consistency="async", window=2, workers=1, tables=["table"])
+    train = gf.optim.SGD(0.1).minimize(use(table, ids), strategy=strategy)
+    with gf.Session() as s, pytest.raises(ShardingError, match=message):
+        s.run(train, {ids: np.zeros(4, int)})
+
+
+def test_names_that_match_nothing_and_ids_outside_are_errors() -> None:
+    with pytest.raises(ShardingError, match="must be a list"):
+        ParameterServer(tables="table")
+    model = Squares(ParameterServer(consistency="async", window=2, workers=1, tables=["tabel"]))
+    with gf.Session() as s, pytest.raises(ShardingError, match="'table'"):
+        s.run(model.train, model.feeds(4))
+    model = Squares(ParameterServer(consistency="async", window=2, workers=1, tables=["*"]))
+    feeds = model.feeds(4)
+    feeds[model.ids][1, 1] = ROWS
+    with gf.Session() as s:
+        s.run(model.train, model.feeds(4))
+        before = s.get(model.table)
+        with pytest.raises(OpError, match=f"{ROWS} .*size {ROWS}"):
+            s.run(model.train, feeds)
+        np.testing.assert_array_equal(s.get(model.table), before)
