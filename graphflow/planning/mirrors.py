@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from graphflow.base.interrupts import defer_signals
-from graphflow.errors import StateLost, WorkerLost
+from graphflow.errors import StateLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
 from graphflow.execution.variable_store import VariableStore
 from graphflow.init import zeros
@@ -121,7 +121,7 @@ class Mirrors:
 
     # Losses ---------------------------------------------------------------------------------------
 
-    def take_over(self, error: WorkerLost) -> None:
+    def take_over(self) -> None:
         """Let mirrors take the place of the variables that lost workers held.
 
         The workers must have no programs that use them.
@@ -132,7 +132,7 @@ class Mirrors:
         """
         state, lost = self.state, self._hosts.lost_workers()
         if lost == self.lost:
-            raise error
+            return
         moved: dict[int, list[Node]] = {}
         copied: dict[int, dict[Node, Node]] = {}
         gone = []
@@ -150,7 +150,7 @@ class Mirrors:
                 moved.setdefault(worker_of(place), []).append(node)
             else:
                 gone.append(state.names[node])
-        if gone:
+        if gone or all(worker_of(device) in lost for device in self.cluster.devices):
             raise StateLost(_lost_text(lost, gone))
         names = state.names
         for worker in sorted({*moved, *copied}):
@@ -299,6 +299,8 @@ def _find_twin(
 
 def _lost_text(lost: Collection[int], gone: Sequence[str]) -> str:
     names = ", ".join(f"worker {worker}" for worker in sorted(lost))
+    if not gone:
+        return f"the session lost {names}, and no other is left"
     return (
         f"the session lost {names}, and with {'it' if len(lost) == 1 else 'them'} both copies of "
         f"{list_some(gone)}: no mirror is left that has the value of the last commit"

@@ -72,7 +72,7 @@ class Takeover:
         self._drop_programs()
         self._deployment.begin_check(None)
         self._copies.restart()
-        self._mirrors.take_over(error)
+        self._mirrors.take_over()
         self._deployment.steps.lost = None
         self._replacements.begin(self._mirrors.lost)
         self._hosts.meters.add("graphflow_recoveries_total")

@@ -90,6 +90,7 @@ class Recovery:
         self._losses_in_a_row = 0
         self._poison_tracker = PoisonTaskTracker()
         self._uncertain = False
+        self._is_restoring = False  # the workers do not have the state of the present step
 
     @property
     def error(self) -> CheckpointError | None:
@@ -363,7 +364,7 @@ class Recovery:
     def _recover(self, error: WorkerLost) -> None:
         """Let mirrors take over; else get workers, restore the last checkpoint, and replay the
         steps since."""
-        if self._takeover is not None and self._takeover.is_possible:
+        if self._takeover is not None and self._takeover.is_possible and not self._is_restoring:
             try:
                 self._takeover.run(error)
             except StateLost as lost:
@@ -372,6 +373,7 @@ class Recovery:
                 self._pending_loss = None
                 return
         started = time.monotonic()
+        self._is_restoring = True
         _log.tell("session.recovering", step=self._target_step, reason=str(error))
         self._undo()
         self._deployment.undeploy(None)
@@ -400,7 +402,7 @@ class Recovery:
         finally:
             self._steps_before_loss = steps.committed
             steps.trace, steps.committed = trace, self._target_step
-        self._pending_loss = None
+        self._pending_loss, self._is_restoring = None, False
         self._hosts.meters.add("graphflow_recoveries_total")
         _log.tell(
             "session.recovered", step=self._target_step, epoch=epoch, workers=len(cluster.workers),

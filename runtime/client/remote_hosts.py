@@ -175,9 +175,10 @@ class RemoteHosts(RemoteSteps):
         return [worker for worker in self._living_workers() if worker not in away]
 
     def _complete(self, reports: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Return reports of all workers; another one has the part of a worker that was lost."""
+        """Return reports of the cluster's workers; others have the parts of those that were
+        lost."""
         first = next(iter(reports.values()))
-        return {worker: reports.get(worker, first) for worker in range(len(self._addresses))}
+        return {worker: reports.get(worker, first) for worker in range(self._cluster_size)}
 
     def probe_speeds(self) -> dict[int, dict[str, Any]]:
         """Return a report of each worker's present speed; all of them compute at the same time."""

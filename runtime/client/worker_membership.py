@@ -123,6 +123,7 @@ class WorkerMembership:
             if self._local
             else [worker.address or "" for worker in cluster.workers]
         )
+        self._cluster_size = len(cluster.workers)
         self._keys, pair = load_keys(cluster, len(self._addresses))
         with defer_signals():  # an interrupt could leave its thread running after the sockets close
             self._loop = FastPathLoop(

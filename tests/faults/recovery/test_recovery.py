@@ -104,7 +104,7 @@ def striking(s: gf.Session, seed: int, workers: int, times: int) -> Iterator[lis
                 if done.wait(0.05):
                     return
             at[step] += 1
-            kill(s, draw.randrange(workers))
+            kill(s, draw.randrange(max(workers, len(pids(s)))))
             struck.append(time.monotonic())
 
     thread = threading.Thread(target=strike)
@@ -118,14 +118,18 @@ def striking(s: gf.Session, seed: int, workers: int, times: int) -> Iterator[lis
 
 @pytest.mark.fault(1)
 @pytest.mark.parametrize(
-    ("seed", "workers"),
-    [(0, 2), *(pytest.param(*more, marks=SLOW) for more in ((1, 3), (2, 2), (3, 3), (4, 2)))],
+    ("seed", "workers", "replicas"),
+    [
+        (0, 2, 1),
+        *(pytest.param(*more, 1, marks=SLOW) for more in ((1, 3), (2, 2), (3, 3), (4, 2))),
+        *(pytest.param(seed, 2 + seed % 2, 2, marks=SLOW) for seed in range(5, 11)),
+    ],
 )
 def test_workers_killed_at_random_moments_change_no_bit(
-    seed: int, workers: int, curves: Mapping[int, list[Any]], tmp_path: Path
+    seed: int, workers: int, replicas: int, curves: Mapping[int, list[Any]], tmp_path: Path
 ) -> None:
     wanted = curves[workers]
-    with local(workers, checkpoint=tmp_path / "c", every=4) as s:
+    with local(workers, checkpoint=tmp_path / "c", every=4, replicas=replicas) as s:
         with striking(s, seed, workers, times=6) as struck:
             pause = lambda number: time.sleep(0.06)  # noqa: E731
             assert train(s, Model(workers), pause) == wanted

@@ -100,7 +100,9 @@ def lasso() -> tuple[LassoProblem, float]:
     return problem, problem.least()
 
 
-@pytest.mark.parametrize(("delay", "passes"), [(0, 45), (4, 45), (16, 60)])
+@pytest.mark.parametrize(
+    ("delay", "passes"), [(0, 45), (4, 45), pytest.param(16, 60, marks=pytest.mark.slow)]
+)
 def test_a_lasso_reaches_the_optimum(
     delay: int, passes: int, lasso: tuple[LassoProblem, float]
 ) -> None:
@@ -218,7 +220,7 @@ def test_rows_of_a_weight_matrix_share_their_zeros() -> None:
 # Divided ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kkt", [None, 0.0])
+@pytest.mark.parametrize("kkt", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_with_parts_of_the_examples_compute_what_one_device_does(
     workers: int, kkt: float | None
@@ -352,7 +354,7 @@ def test_a_report_counts_all_rows_and_a_plan_shows_turns(tmp_path: Path) -> None
     assert "turn3" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kkt", [None, 0.0])
+@pytest.mark.parametrize("kkt", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 def test_a_plan_predicts_that_a_delay_hides_the_exchange(kkt: float | None) -> None:
     """Where a turn computes for 5 ms and its exchange takes 5 ms."""
     cluster = gf.Cluster.hypothetical(
@@ -370,7 +372,7 @@ def test_a_plan_predicts_that_a_delay_hides_the_exchange(kkt: float | None) -> N
     assert seconds[2] < 0.95 * seconds[1]
 
 
-@pytest.mark.parametrize("kkt", [None, 0.0])
+@pytest.mark.parametrize("kkt", [pytest.param(None, marks=pytest.mark.slow), 0.0])
 def test_a_checkpoint_between_windows_goes_on_bit_equal(kkt: float | None, tmp_path: Path) -> None:
     problem = LassoProblem(40, 30)
 
