@@ -36,6 +36,7 @@ FEATURES, ROWS = 50, 16
 TABLE: dict[str, dict[str, Any]] = {
     **{f"ssp {s}": {"consistency": "ssp", "staleness": s} for s in (0, 1, 3, 7, 15)},
     "bsp": {"consistency": "bsp"},
+    "bsp 6": {"consistency": "bsp", "aggregate": WORKERS - 2},
     "async": {"consistency": "async"},
     "pool": {"consistency": "pool"},
 }
