@@ -1,10 +1,11 @@
 """Turns of a worker with a parameter server on one host: the worker sends a gradient, the server
-updates its weights, the worker receives them. Against torch's RPC.
+updates its weights, the worker receives them. Against torch's RPC, and Ray's actors.
 
     python benchmarks/processes/turns.py [--rounds 7] [--output results/turns.json]
 
-The two are processes. Ours run many turns in one step (docs/design/concurrent-loops.md). A peer's
-worker makes one remote call a turn, which carries the gradient and returns the weights.
+The two are processes. Ours run many turns in one step (docs/design/concurrent-loops.md). A worker
+of torch makes one remote call a turn, which carries the gradient and returns the weights. Ray's
+client drives both actors, as in the asynchronous parameter server of its guide.
 """
 
 from __future__ import annotations
@@ -97,6 +98,48 @@ def torch_rpc() -> Iterator[Callable[[int, int], Callable[[], float]]]:
 
 
 @contextmanager
+def ray_actors() -> Iterator[Callable[[int, int], Callable[[], float]]]:
+    """Yield a function (elements, turns) -> a function that returns the seconds of a turn."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="error")
+
+    @ray.remote
+    class Server:
+        def __init__(self, elements: int) -> None:
+            self.weights = np.ones(elements, np.float32)
+
+        def apply_gradients(self, gradient: Any) -> Any:
+            self.weights -= RATE * gradient
+            return self.weights
+
+    @ray.remote
+    class Worker:
+        def compute_gradients(self, weights: Any) -> Any:
+            return weights * np.float32(0.5)
+
+    def contender(elements: int, count: int) -> Callable[[], float]:
+        server, worker = Server.remote(elements), Worker.remote()
+
+        def window() -> float:
+            weights = server.apply_gradients.remote(np.zeros(elements, np.float32))
+            ray.get(weights)
+            start = time.perf_counter()
+            for _ in range(count):
+                ready, _ = ray.wait([worker.compute_gradients.remote(weights)])
+                weights = server.apply_gradients.remote(ready[0])
+            ray.get(weights)
+            return (time.perf_counter() - start) / count
+
+        return window
+
+    try:
+        yield contender
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
 def graphflow() -> Iterator[Callable[[int, int], Callable[[], float]]]:
     """Yield a function (elements, turns) -> a function that returns the seconds of a turn."""
     import graphflow as gf
@@ -156,10 +199,12 @@ def main() -> None:
     results = []
     with ExitStack() as stack:
         sides = {"graphflow": stack.enter_context(graphflow())}
-        if find_spec("torch"):
-            sides["torch RPC"] = stack.enter_context(torch_rpc())
-        else:
-            print("torch is not installed: left out (pip install graphflow[bench])")
+        peers = {"torch": ("torch RPC", torch_rpc), "ray": ("Ray actors", ray_actors)}
+        for package, (name, peer) in peers.items():
+            if find_spec(package):
+                sides[name] = stack.enter_context(peer())
+            else:
+                print(f"{package} is not installed: left out (pip install graphflow[bench])")
         for title, (elements, count) in SIZES.items():
             windows = {name: side(elements, count) for name, side in sides.items()}
             seconds: dict[str, list[float]] = {name: [] for name in windows}

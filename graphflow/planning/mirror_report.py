@@ -29,11 +29,17 @@ class MirrorReport:
     memory: Mapping[str, int]
     sent: Mapping[str, int]
 
+    def describe_costs(self) -> list[str]:
+        """Return a sentence about the memory and the bytes of a step for each device."""
+        return [
+            f"mirrors on {device}: {show_bytes(held)}, {show_bytes(self.sent.get(device, 0))} sent "
+            "a step"
+            for device, held in sorted(self.memory.items())
+        ]
+
     def __str__(self) -> str:
         lines = [f"{show_count(len(self.places), 'variable')} with a mirror"]
-        for device, held in sorted(self.memory.items()):
-            sent = show_bytes(self.sent.get(device, 0))
-            lines.append(f"  on {device}: {show_bytes(held)}, {sent} sent a step")
+        lines += [f"  {each}" for each in self.describe_costs()]
         if self.missing:
             lines.append(f"without a second copy: {list_some(self.missing)}")
         return "\n".join(lines)

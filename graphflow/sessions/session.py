@@ -348,6 +348,10 @@ class Session:
             if compiled.plan is None:
                 compiled.plan = self._recovery.retry_on_loss(lambda: self._plan_compiled(compiled))
             plan = compiled.plan
+            if compiled.mirror_homes:
+                assert self._deployment.mirrors is not None
+                costs = report_mirrors(self._deployment.mirrors, compiled).describe_costs()
+                plan = replace(plan, notes=(*plan.notes, *costs))
             if compiled.verdict is not None:
                 plan = replace(plan, verdict=compiled.verdict)
             return plan if compiled.measured is None else plan.with_measured(compiled.measured)

@@ -389,7 +389,13 @@ def largest_lead(order: Any, workers: int, turns: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("delay", "limit"), [(0, 2.0), (1, 1.0), (2, 0.618), (4, 0.347), (8, 0.1845)]
+    ("delay", "limit"),
+    [
+        (0, 2.0),
+        (2, 0.618),
+        (8, 0.1845),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 1.0), (4, 0.347)]),
+    ],
 )
 def test_delayed_descent_is_stable_below_its_limit_only(delay: int, limit: float) -> None:
     """τ + 1 workers in turn have gradients that are τ updates old: the rate times the curvature has

@@ -64,7 +64,7 @@ def random_model(seed: int, strategy: Any) -> Model:
     return Model([loss, step, *updates], variables, feeds)
 
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 4)) for seed in range(40)]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 2)) for seed in range(40)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
