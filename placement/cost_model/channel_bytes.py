@@ -13,6 +13,9 @@ from graphflow.ops.communication.send_recv import expected_rows
 from graphflow.ops.control_flow.concurrent import channel_ends
 from graphflow.ops.control_flow.control import cond, iteration_count
 
+NUMBER_BYTES = 4
+"""The most bytes of the number of a turn, which a pool sends beside what turns read."""
+
 
 class Messages(NamedTuple):
     """The messages that go through one channel.
@@ -25,6 +28,7 @@ class Messages(NamedTuple):
             send, which answers.
         share: messages of an iteration for each of a turn, as far as the node tells: a masked send
             into several channels goes into one of them.
+        is_late: the first turn reads another channel instead, such as one of whole values.
     """
 
     sender: int
@@ -33,6 +37,7 @@ class Messages(NamedTuple):
     once: int = 0
     turn: int = 0
     share: float = 1.0
+    is_late: bool = False
 
     def count(self, turns: float) -> int:
         """Return the number of messages of so many turns of a worker.
@@ -40,7 +45,8 @@ class Messages(NamedTuple):
         A server that sends before its loop what a worker's first turn reads sends in its loop what
         the others read.
         """
-        return self.once + round(max(turns - self.once, 0.0) * self.turn)
+        before = self.once or int(self.is_late)
+        return self.once + round(max(turns - before, 0.0) * self.turn)
 
 
 def expected_bytes(tensor: Tensor, size: int, bindings: Mapping[str, int]) -> int:
@@ -87,7 +93,15 @@ def channel_messages(parties: Sequence[Body]) -> list[Messages]:
                 else:
                     before = before._replace(turn=before.turn + times)
                 found[channel] = before
-    return list(found.values())
+    begun = {(sent.sender, sent.receiver) for sent in found.values() if sent.once}
+    return [
+        sent._replace(
+            is_late=not sent.once
+            and sent.nbytes > NUMBER_BYTES
+            and (sent.sender, sent.receiver) in begun
+        )
+        for sent in found.values()
+    ]
 
 
 def _sends(

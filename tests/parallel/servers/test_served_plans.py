@@ -34,3 +34,18 @@ def test_a_window_has_the_bytes_of_the_report(servers: int, consistency: Any) ->
     assert {task for task in tasks if task[0] == "T"} == turns
     assert {task for task in tasks if task[0] == "A"} == {f"A{i}" for i in range(8)}
     assert plan.makespan > window.seconds > 0
+
+
+@pytest.mark.parametrize("consistency", ["pool", "bsp", "async"])
+def test_filtered_messages_have_the_bytes_of_the_report(consistency: Any) -> None:
+    """The first pull is of whole values, and goes through no filter."""
+    filters = (gf.parallel.TopK(0.1),)
+    strategy = gf.parallel.ParameterServer(1, consistency=consistency, window=4, filters=filters)
+    x = gf.placeholder("float32", ("B", 20), name="x")
+    w = gf.variable(np.ones((20, 64), np.float32), name="w")
+    loss = gf.mean((x @ w) ** 2.0)
+    fetches = [loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy)]
+    cluster = described(3)
+    (window,) = gf.plan(fetches, cluster, shapes={x: (4 * 2 * 4, 20)}).windows
+    told = strategy.report(fetches, cluster).bytes_by_kind
+    assert sum(link.bytes for link in window.links) == sum(told.values())
