@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from graphflow.ir.graph import Body, bind_attrs, bodies
-from graphflow.ir.op import Node
-from graphflow.ir.spec import nbytes
+from graphflow.ir.op import Node, Tensor
+from graphflow.ir.spec import evaluate, nbytes
 from graphflow.ops.communication.channels import CHANNEL_OPS, channels_of
+from graphflow.ops.communication.send_recv import expected_rows
 from graphflow.ops.control_flow.concurrent import channel_ends
 from graphflow.ops.control_flow.control import cond, iteration_count
 
@@ -42,6 +43,21 @@ class Messages(NamedTuple):
         return self.once + round(max(turns - self.once, 0.0) * self.turn)
 
 
+def expected_bytes(tensor: Tensor, size: int, bindings: Mapping[str, int]) -> int:
+    """Return the bytes of a tensor that travel: of rows in use, as many as are expected.
+
+    Args:
+        size: of the whole tensor.
+        bindings: sizes of symbols.
+    """
+    node = tensor.node
+    if node.op.name != "used_rows" or not size:
+        return size
+    lookups = evaluate(node.attrs["lookups"], bindings)
+    rows = expected_rows(lookups, node.attrs["rows"], node.attrs["piece"])
+    return round(size * min(1.0, rows / evaluate(tensor.shape[0], bindings)))
+
+
 def has_channels(node: Node) -> bool:
     """Return True if a node runs channels' ops in its bodies."""
     return any(n.op.name in CHANNEL_OPS for body in bodies(node) for n in body.graph.walk())
@@ -57,7 +73,8 @@ def channel_messages(parties: Sequence[Body]) -> list[Messages]:
     found: dict[int, Messages] = {}
     for body in parties:
         for node, sizes, times, in_loop in _sends(body, 1, False):
-            size = nbytes(node.inputs[1].spec.bind(sizes))
+            sent = node.inputs[1]
+            size = expected_bytes(sent, nbytes(sent.spec.bind(sizes)), sizes)
             channels = channels_of(node)
             is_masked = len(node.inputs) > 2
             for channel in channels:

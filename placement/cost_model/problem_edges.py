@@ -9,7 +9,7 @@ from graphflow.ir.graph import bodies
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import evaluate
 from graphflow.ops.communication.collectives import groups_of, received_bytes
-from graphflow.ops.communication.send_recv import expected_rows
+from graphflow.placement.cost_model.channel_bytes import expected_bytes
 from graphflow.placement.cost_model.node_times import UNPLACED, NodeTimes
 from graphflow.placement.cost_model.party_nodes import PartyNode, makers_of, operands_of, party_ends
 
@@ -95,13 +95,7 @@ class ProblemEdges:
         return operands_of(node, [i for i in range(len(bodies(node))) if i not in away])
 
     def _moved_bytes(self, tensor: Tensor) -> int:
-        """Return the bytes of a tensor that travel: of rows in use, as many as are expected."""
-        size, node = self._times.nbytes(tensor), tensor.node
-        if node.op.name != "used_rows" or not size:
-            return size
-        lookups = evaluate(node.attrs["lookups"], self._times.bindings)
-        rows = expected_rows(lookups, node.attrs["rows"], node.attrs["piece"])
-        return round(size * min(1.0, rows / evaluate(tensor.shape[0], self._times.bindings)))
+        return expected_bytes(tensor, self._times.nbytes(tensor), self._times.bindings)
 
     def _shares_of(self, node: Node) -> Iterator[tuple[Tensor, int]]:
         """Return what a collective's node receives from each rank, and its bytes."""
