@@ -9,7 +9,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.op import Node
 from graphflow.ir.spec import product
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
-from graphflow.parallel.servers.routes import PushRoute
+from graphflow.parallel.servers.loops.routes import PushRoute
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 
 NUMBER_BYTES = 4

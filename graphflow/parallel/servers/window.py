@@ -18,15 +18,13 @@ from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
 from graphflow.parallel.served_tables.party_tables import ServerTables
 from graphflow.parallel.served_tables.window_tables import WindowTables
-from graphflow.parallel.servers.backup_loop import BackupServerLoop
-from graphflow.parallel.servers.bundles import Bundle, make_bundles
-from graphflow.parallel.servers.compensated_update import CompensatedUpdate
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.dealing import Dealt
 from graphflow.parallel.servers.filters.route_filters import RouteFilters
-from graphflow.parallel.servers.micro_batches import MicroBatches, row_of, whole_feed
-from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import (
+from graphflow.parallel.servers.loops.backup_loop import BackupServerLoop
+from graphflow.parallel.servers.loops.bundles import Bundle, make_bundles
+from graphflow.parallel.servers.loops.compensated_update import CompensatedUpdate
+from graphflow.parallel.servers.loops.routes import (
     PullRoute,
     PushRoute,
     Route,
@@ -35,15 +33,17 @@ from graphflow.parallel.servers.routes import (
     may_share_pull,
     may_share_push,
 )
-from graphflow.parallel.servers.server_loop import (
+from graphflow.parallel.servers.loops.server_loop import (
     ServedResults,
     ServerLoop,
     ServerPorts,
     make_tickets,
 )
-from graphflow.parallel.servers.server_update import ServerUpdate
+from graphflow.parallel.servers.loops.server_update import ServerUpdate
+from graphflow.parallel.servers.loops.worker_loop import WorkerLoop, draw_key
+from graphflow.parallel.servers.micro_batches import MicroBatches, row_of, whole_feed
+from graphflow.parallel.servers.party_copy import PartyCopy
 from graphflow.parallel.servers.step_cut import PushedTensor, StepCut
-from graphflow.parallel.servers.worker_loop import WorkerLoop, draw_key
 from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
 
 PARTY = "party"

@@ -30,7 +30,7 @@ from graphflow.parallel.compression.filters.key_cache import (
     restore_keys,
 )
 from graphflow.parallel.compression.traffic import MessagePart, message_parts
-from graphflow.parallel.servers.routes import PullRoute, PushRoute, State
+from graphflow.parallel.servers.loops.routes import PullRoute, PushRoute, State
 from graphflow.parallel.sharding.sharded_graph import ShardedVariable
 
 

@@ -16,7 +16,6 @@ from graphflow.parallel.compression.filters.chain import Chain
 from graphflow.parallel.compression.traffic import first_state, message_parts
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import whole
-from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.filters.filtered_routes import (
     Answered,
@@ -25,7 +24,8 @@ from graphflow.parallel.servers.filters.filtered_routes import (
     FilteredTensor,
     count_estimates,
 )
-from graphflow.parallel.servers.server_loop import ServerPorts
+from graphflow.parallel.servers.loops.bundles import Bundle
+from graphflow.parallel.servers.loops.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor
 from graphflow.parallel.sharding.sharded_graph import ShardedVariable
 

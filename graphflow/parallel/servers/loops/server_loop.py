@@ -18,10 +18,10 @@ from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyCha
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.parallel.served_tables.party_tables import ServerTables, States
 from graphflow.parallel.served_tables.table_route import WorkingSet
-from graphflow.parallel.servers.bundles import Bundle
 from graphflow.parallel.servers.consistency import Rules, one_hot
-from graphflow.parallel.servers.routes import PullRoute, PushRoute, Route
-from graphflow.parallel.servers.server_update import ServerUpdate
+from graphflow.parallel.servers.loops.bundles import Bundle
+from graphflow.parallel.servers.loops.routes import PullRoute, PushRoute, Route
+from graphflow.parallel.servers.loops.server_update import ServerUpdate
 from graphflow.parallel.servers.step_cut import PushedTensor
 
 

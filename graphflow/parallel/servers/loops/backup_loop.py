@@ -16,7 +16,7 @@ import numpy as np
 from graphflow.frontend.concurrent_loops import Party
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.parallel.servers.consistency import one_hot
-from graphflow.parallel.servers.server_loop import ServedResults, ServerLoop
+from graphflow.parallel.servers.loops.server_loop import ServedResults, ServerLoop
 
 
 class BackupServerLoop(ServerLoop):

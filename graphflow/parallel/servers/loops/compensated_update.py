@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from graphflow.ir.op import FUNCTIONS, Node, Tensor
 from graphflow.optim.update_targets import in_dtype_of
-from graphflow.parallel.servers.server_update import ServerUpdate, State, Values
+from graphflow.parallel.servers.loops.server_update import ServerUpdate, State, Values
 from graphflow.parallel.servers.step_cut import PushedTensor
 
 

@@ -15,9 +15,9 @@ from graphflow.ops.control_flow.control import fold_in
 from graphflow.parallel.served_tables.party_tables import WorkerTables
 from graphflow.parallel.served_tables.table_route import TableRoute
 from graphflow.parallel.servers.consistency import Rules
+from graphflow.parallel.servers.loops.routes import PushRoute, Route, State
+from graphflow.parallel.servers.loops.server_loop import ServerPorts
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.servers.routes import PushRoute, Route, State
-from graphflow.parallel.servers.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor, stream_of
 
 _LAST_KEY = 2**46

@@ -1,0 +1,1 @@
+"""The loops of servers and workers, and what they send each other."""
