@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 from peers import RESULTS
 
 SCRIPTS = {path.stem: path for path in Path(__file__).resolve().parent.glob("*/*.py")}
-PINNED = ("mlp", "logistic", "gpt", "vision", "lstm", "sizes", "chain", "first_step", "memory",
-          "fused", "products", "conv")  # fmt: skip
+PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", "chain",
+          "first_step", "memory", "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
-          "arrays", "parallel", "local_sgd", "pipeline", "tables", "auto",
+          "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "auto",
           "checkpoints")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
