@@ -197,7 +197,8 @@ PARALLEL: dict[str, Any] = {
     "staleness": {"schedule": SCHEDULE, "stage": 0},
     "what_if": {"model": GPT, "devices": 2, "batch": 4},
     **_same({"replicas": 2}, "LocalSGD", "Gossip"), "AsyncModel": {"axis": "a", "refresh": 2},
-    "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1}, "PowerSGD": {"rank": 2},
+    "BlockProximal": {"blocks": 4}, "BlockScheduled": {"parallel": 2}, "Jitter": {"share": 0.1},
+    "ParameterServer": {"servers": 2}, "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1}, "PowerSGD": {"rank": 2},
     "Chain": {"filters": [gf.parallel.TopK(0.1)]}, "Kkt": {"penalty": 0.1}, "KeyCache": {},
     "RandomSkip": {"keep": 0.5}, "Significant": {"delta": 0.1},
     "check_filter": {"rule": gf.parallel.FixedPoint(8), "shape": (8, 4), "rounds": 4},
@@ -235,7 +236,7 @@ ROOMS: dict[str, dict[str, Any]] = {
 NOT_CALLED = {
     "Cost", "Node", "Op", "Plan", "Tensor", "TensorSpec", "Session", "Optimizer", "Target",
     "Report", "Search", "Schedule", "Task", "Initializer", "Layer", "Comparison", "Difference",
-    "PipePlan", "Placer", "Filter", "FilterCheck",
+    "PipePlan", "Placer", "Filter", "FilterCheck", "BlockProgress",
     "Product", "Split", "Sweep", "Timeline", "Wire", "check_op",
     "register_op", "register_placer", "placer_names", "from_scipy", "training", "auto",
 }  # fmt: skip
@@ -272,7 +273,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session": (opened, dict.fromkeys(signature_of(gf.Session).parameters) | {
             "strict": True,
             "cluster": HERE, "placer": "heft", "deadline": 9.0, "ops": (), "trial": False,
-            "check_finite": False,
+            "check_finite": False, "replicas": 1,
         }),
         "Session, checkpoint": (kept, {"every": 2, "keep": 2, "rejoin": 1.0}),
         "Session.run": (session.run, {"fetches": loss, "feeds": feeds}),
@@ -286,6 +287,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session.warmup": (session.warmup, {"fetches": rows * 3.0, **shaped}),
         "Session.plan": (session.plan, {"fetches": loss}),
         "Session.memory": (session.memory, {"fetches": loss}),
+        "Session.history": (session.history, {"fetches": loss}),
         "Session.get": (session.get, {"variable": v}),
         "Session.set": (session.set, {"variable": v, "value": np.ones((3, 4), "float32")}),
         "Session.save": (session.save, {"folder": "kept"}),
@@ -309,7 +311,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 OF_THE_HOUSE = {
-    "Session.replan", "Session.close", "Plan.report", "Plan.to_networkx", "Cluster.to_dict",
+    "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx", "Cluster.to_dict",
     "Graph.verify", "Graph.walk",
     "Plan.maker", "Plan.with_measured", "Cluster.link", "Cluster.pinned", "Cluster.without",
 }  # fmt: skip
