@@ -4,9 +4,11 @@ The estimators have scikit-learn's interface and need it: `pip install graphflow
 when they are first used.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphflow.ir.name_hints import HintingModule
 from graphflow.linear import losses
 from graphflow.linear.penalties import L1, L1L2, L2, Bounds, GroupL1, Penalty
 
@@ -37,6 +39,9 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(f"{__name__}.estimators.{_ESTIMATORS[name]}"), name)
     globals()[name] = found
     return found
+
+
+sys.modules[__name__].__class__ = HintingModule
 
 
 def __dir__() -> list[str]:

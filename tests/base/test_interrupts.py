@@ -67,7 +67,7 @@ def _struck(act: Callable[[], object], seconds: float, raised: list[BaseExceptio
     return False
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
     workers: int, raised: list[BaseException], tmp_path: Path
 ) -> None:
@@ -278,7 +278,9 @@ print("done", none_left())
 """
 
 
-@pytest.mark.parametrize("kind", ["TimeoutError", "SystemExit"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("TimeoutError", marks=pytest.mark.slow), "SystemExit"]
+)  # slow: local workers start twelve times
 def test_a_handler_that_raises_while_a_session_opens_or_closes_leaves_no_process(kind: str) -> None:
     assert _output(OPENING, kind, "local", "12") == "done True\n"
 

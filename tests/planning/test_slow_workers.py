@@ -110,6 +110,7 @@ def test_a_local_worker_that_is_held_back_gets_the_least_of_the_work() -> None:
         check_slow_worker_gets_least(s, hosts.pids[1])
 
 
+@pytest.mark.slow  # both workers measure themselves
 def test_a_worker_at_an_address_that_is_held_back_gets_the_least_of_the_work(
     tmp_path: Path,
 ) -> None:

@@ -28,6 +28,7 @@ def test_the_planned_order_takes_workers_in_turn() -> None:
     np.testing.assert_array_equal(result, by_hand(START, came, 3))
 
 
+@pytest.mark.slow  # of windows of parameter servers, a thousand orders run by default
 def test_a_thousand_random_orders_are_functions_of_their_order() -> None:
     turns = [2, 3, 2]
     weights, order, seen = server_and_workers(START, turns)

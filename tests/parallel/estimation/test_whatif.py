@@ -58,6 +58,7 @@ def test_published_speeds_are_met_within_a_tenth() -> None:
     assert abs(median(ratios) - 1) < 0.06, ratios
 
 
+@pytest.mark.slow  # plans for hundreds of devices
 def test_published_steps_with_full_recomputation_are_met_within_a_tenth() -> None:
     for layers, width, heads, stages, devices, batch, published, _ in RECOMPUTED:
         gpt = GPT(layers, width, heads, fused=False)

@@ -475,6 +475,7 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
     assert sorted(found) == found and set(found) == {2, 3}
 
 
+@pytest.mark.slow  # a process is forked for each call
 @pytest.mark.fault(37)
 def test_a_session_that_goes_back_survives_a_kill_at_any_call(tmp_path: Path) -> None:
     """While it loads, the line before is there or what is loaded; from then on only the latter, and

@@ -320,6 +320,7 @@ def is_opening(code: CodeType) -> bool:
     return code.co_filename in (loop.__file__, membership.__file__)
 
 
+@pytest.mark.slow  # a session opens for each line
 def test_ctrl_c_at_any_line_of_an_opening_stops_its_thread_before_the_sockets_are_closed(
     opened: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

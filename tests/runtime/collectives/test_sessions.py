@@ -154,7 +154,7 @@ def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_righ
                 s.run(alone)
 
 
-@pytest.mark.parametrize("size", [10, 1 << 20])
+@pytest.mark.parametrize("size", [10, pytest.param(1 << 20, marks=pytest.mark.slow)])
 def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: int) -> None:
     ys, x = reduced(size, guard=False)
     feeds = {x: np.ones(size, "f4")}
