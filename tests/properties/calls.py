@@ -198,7 +198,8 @@ PARALLEL: dict[str, Any] = {
     "what_if": {"model": GPT, "devices": 2, "batch": 4},
     **_same({"replicas": 2}, "LocalSGD", "Gossip"), "AsyncModel": {"axis": "a", "refresh": 2},
     "BlockProximal": {"blocks": 4}, "BlockScheduled": {"parallel": 2}, "Jitter": {"share": 0.1},
-    "ParameterServer": {"servers": 2}, "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1}, "PowerSGD": {"rank": 2},
+    "ParameterServer": {"servers": 2}, "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1},
+    "PowerSGD": {"rank": 2},
     "Chain": {"filters": [gf.parallel.TopK(0.1)]}, "Kkt": {"penalty": 0.1}, "KeyCache": {},
     "RandomSkip": {"keep": 0.5}, "Significant": {"delta": 0.1},
     "check_filter": {"rule": gf.parallel.FixedPoint(8), "shape": (8, 4), "rounds": 4},
@@ -311,8 +312,8 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 OF_THE_HOUSE = {
-    "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx", "Cluster.to_dict",
-    "Graph.verify", "Graph.walk",
+    "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx",
+    "Cluster.to_dict", "Graph.verify", "Graph.walk",
     "Plan.maker", "Plan.with_measured", "Cluster.link", "Cluster.pinned", "Cluster.without",
 }  # fmt: skip
 """Methods that take nothing, or what only other rooms give them, often."""
