@@ -13,8 +13,6 @@ from typing import Any
 
 from graphflow.linear.loops.dual_steps import soft
 
-LOOPS = ("gram_columns", "dense_columns", "sparse_columns")
-
 
 def shrink(z: float, l1: float, curvature: float, is_positive: bool) -> float:
     """Return the best coefficient of a column."""

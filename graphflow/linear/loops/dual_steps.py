@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from math import exp, log
 
-LOOPS = ("best_dual",)
-
 
 def best_dual(
     loss: int, old: float, u: float, q: float, y: float, c: float, parameter: float

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-LOOPS = ("optimize_pairs",)
 INF = float("inf")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from graphflow.linear.loops.dot_products import dense_add, dense_dot, sparse_add, sparse_dot
 from graphflow.linear.loops.dual_steps import best_dual
 
-LOOPS = ("dense_rows", "sparse_rows", "dense_svm_rows", "sparse_svm_rows")
 INF = float("inf")
 
 

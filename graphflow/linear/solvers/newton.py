@@ -13,6 +13,7 @@ Without any penalty a step is the shortest least-squares solution.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.solvers.line_search import search_line
 
 MANY = 2000
 """Columns, or rows, up to which a step factorises a matrix of their products."""
@@ -72,10 +74,21 @@ def minimize_smooth(
         monitor.passes += 1 + passes
         along = multiply(problem.x, p)
         beside = -float(h @ along) / max(float(h.sum()), 1e-300) if problem.has_intercept else 0.0
-        size = _line_search(problem, w, f, p, along + beside, float(slope @ p))
+        moves = along + beside
+        size = search_line(
+            partial(_primal_along, problem, w, f, p, moves),
+            problem.primal(w, f),
+            float(slope @ p),
+        )
         if size == 0.0:
             return
-        w, b, f = w + size * p, b + size * beside, f + size * (along + beside)
+        w, b, f = w + size * p, b + size * beside, f + size * moves
+
+
+def _primal_along(
+    problem: LinearProblem, w: Floats, f: Floats, p: Floats, along: Floats, length: float
+) -> float:
+    return problem.primal(w + length * p, f + length * along)
 
 
 def best_intercept(problem: LinearProblem, f: Floats) -> float:
@@ -211,19 +224,6 @@ _STEPS: dict[str, _Step] = {
     "cg": _cg_step,
     "lstsq": _least_squares_step,
 }
-
-
-def _line_search(
-    problem: LinearProblem, w: Floats, f: Floats, p: Floats, along: Floats, falls: float
-) -> float:
-    """Return the first of 1, 1/2, 1/4, … by which the objective falls enough; 0 if none does."""
-    before, size = problem.primal(w, f), 1.0
-    slack = 1e-15 * abs(before)  # rounding near the optimum
-    for _ in range(40):
-        if problem.primal(w + size * p, f + size * along) <= before - 1e-4 * size * falls + slack:
-            return size
-        size *= 0.5
-    return 0.0
 
 
 __all__ = ["best_intercept", "minimize_smooth"]

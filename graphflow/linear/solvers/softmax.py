@@ -12,6 +12,7 @@ where Σ_i β_i = 0 if there is an intercept.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from graphflow.base.progress import show_progress
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, Matrix, multiply
+from graphflow.linear.solvers.line_search import search_line
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,20 @@ def solve_softmax(
             step, beside, used = _newton_step(problem, p, slope, accuracy)
             passes += used + 1.0
             along = _multiply(problem.x, step) + beside
-            length = _line_search(problem, w, f, step, along, float((slope * step).sum()))
+            length = search_line(
+                partial(_primal_along, problem, w, f, step, along),
+                problem.primal(w, f),
+                float((slope * step).sum()),
+            )
             if length == 0.0:
                 return w, b
             w, b, f = w + length * step, b + length * beside, f + length * along
+
+
+def _primal_along(
+    problem: SoftmaxProblem, w: Floats, f: Floats, step: Floats, along: Floats, length: float
+) -> float:
+    return problem.primal(w + length * step, f + length * along)
 
 
 def _multiply(x: Matrix, w: Floats) -> Floats:
@@ -183,20 +195,6 @@ def _newton_step(
         rho, before = float((rest * scaled).sum() + rest_b @ scaled_b), rho
         way, way_b = scaled + (rho / before) * way, scaled_b + (rho / before) * way_b
     return step, beside, passes
-
-
-def _line_search(
-    problem: SoftmaxProblem, w: Floats, f: Floats, step: Floats, along: Floats, falls: float
-) -> float:
-    """Return the first of 1, 1/2, 1/4, … by which the objective falls enough; 0 if none does."""
-    before, length = problem.primal(w, f), 1.0
-    slack = 1e-15 * abs(before)
-    for _ in range(40):
-        new = problem.primal(w + length * step, f + length * along)
-        if new <= before - 1e-4 * length * falls + slack:
-            return length
-        length *= 0.5
-    return 0.0
 
 
 __all__ = ["SoftmaxProblem", "solve_softmax"]

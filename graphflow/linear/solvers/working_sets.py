@@ -10,6 +10,7 @@ Source: Massias et al., ICML 2018 (celer); Bertrand et al., NeurIPS 2022 (skglm)
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.solvers.line_search import search_line
 from graphflow.linear.solvers.newton import best_intercept
 from graphflow.linear.solvers.parabola import Parabola
 
@@ -75,7 +77,11 @@ def descend_columns(
         beside = -float(used.means @ change)
         length = 1.0
         if not is_squared:
-            length = _line_search(problem, w, f, chosen, change, along + beside)
+            length = search_line(
+                partial(_primal_along, problem, w, f, chosen, change, along + beside),
+                problem.primal(w, f),
+                halvings=30,
+            )
         stalled = stalled + 1 if monitor.is_stalled else 0
         if length == 0.0 or not len(moves) or stalled > _PATIENCE:
             return
@@ -102,19 +108,13 @@ def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) ->
     return np.flatnonzero(wanted)
 
 
-def _line_search(
-    problem: LinearProblem, w: Floats, f: Floats, chosen: Any, change: Floats, along: Floats
-) -> float:
-    """Return the first of 1, 1/2, 1/4, … by which the objective does not rise; 0 if none does."""
-    before, length = problem.primal(w, f), 1.0
-    slack = 1e-15 * abs(before)  # rounding near the optimum, where the dual still improves
-    for _ in range(30):
-        new = w.copy()
-        new[chosen] += length * change
-        if problem.primal(new, f + length * along) <= before + slack:
-            return length
-        length *= 0.5
-    return 0.0
+def _primal_along(
+    problem: LinearProblem, w: Floats, f: Floats, chosen: Any, change: Floats, along: Floats,
+    length: float,
+) -> float:  # fmt: skip
+    new = w.copy()
+    new[chosen] += length * change
+    return problem.primal(new, f + length * along)
 
 
 __all__ = ["descend_columns"]
