@@ -23,8 +23,8 @@ State = list[Tensor]
 """The tensors that a loop carries for one end of a route."""
 
 
-class PushRoute:
-    """Carries a tensor from each worker to a server.
+class _TensorRoute:
+    """Carries a tensor between a server and its workers.
 
     Args:
         loops: the loops of the window.
@@ -45,22 +45,43 @@ class PushRoute:
         return ()
 
     @property
-    def reads_value(self) -> bool:
-        """True if workers need the value of the variable whose gradient they push."""
-        return False
-
-    @property
     def variables(self) -> Mapping[Node, ShardedVariable]:
         """The shards of the variables of all states."""
         return {}
 
+    def begin(self, party: Party, worker: int) -> State:
+        """Begin a window in a worker, before its loop; return the first state."""
+        return [node.outputs[0] for node in self.worker_states(worker)]
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if a filter makes messages smaller. The last tensor of the sender's state is then
+        the bytes that it has sent, and those without the filter, int64 (2,)."""
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one message."""
+        return int(self.spec.nbytes)
+
+
+class PushRoute(_TensorRoute):
+    """Carries a tensor from each worker to a server.
+
+    Args:
+        loops: the loops of the window.
+        spec: the spec of the tensor.
+        workers: the number of workers.
+    """
+
+    @property
+    def reads_value(self) -> bool:
+        """True if workers need the value of the variable whose gradient they push."""
+        return False
+
     def open(self) -> State:
         """Return the first state of a server."""
         return [node.outputs[0] for node in self.server_states()]
-
-    def begin(self, party: Party, worker: int) -> State:
-        """Return the first state of a worker."""
-        return [node.outputs[0] for node in self.worker_states(worker)]
 
     def send(
         self, party: Party, worker: int, value: Tensor, state: State, at: Tensor | None = None
@@ -89,19 +110,8 @@ class PushRoute:
         """
         return party.merge(self._channels, which)[1], state
 
-    @property
-    def is_filtered(self) -> bool:
-        """True if a filter makes messages smaller. The last tensor of the sender's state is then
-        the bytes that it has sent, and those without the filter, int64 (2,)."""
-        return False
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of one push."""
-        return int(self.spec.nbytes)
-
-
-class PullRoute:
+class PullRoute(_TensorRoute):
     """Carries the value of a variable from its server to the workers.
 
     Args:
@@ -109,23 +119,6 @@ class PullRoute:
         spec: the spec of the variable.
         workers: the number of workers.
     """
-
-    def __init__(self, loops: ConcurrentLoops, spec: TensorSpec, workers: int) -> None:
-        self.spec = spec
-        self._channels = _channels(loops, spec, workers)
-
-    def worker_states(self, worker: int) -> Sequence[Node]:
-        """Return the variables whose values a worker's loop carries for this route."""
-        return ()
-
-    def server_states(self) -> Sequence[Node]:
-        """Return the variables whose values the server's loop carries for this route."""
-        return ()
-
-    @property
-    def variables(self) -> Mapping[Node, ShardedVariable]:
-        """The shards of the variables of all states."""
-        return {}
 
     def open(self, party: Party, value: Tensor) -> State:
         """Begin a window in a server, before its loop; return the first state.
@@ -135,10 +128,6 @@ class PullRoute:
             value: the value of the variable.
         """
         return [node.outputs[0] for node in self.server_states()]
-
-    def begin(self, party: Party, worker: int) -> State:
-        """Begin a window in a worker, before its loop; return the first state."""
-        return [node.outputs[0] for node in self.worker_states(worker)]
 
     def answer(self, party: Party, value: Tensor, mask: Tensor | None, state: State) -> State:
         """Send a value to some workers, in the server's loop; return the next state.
@@ -159,17 +148,6 @@ class PullRoute:
             The value, of the spec of the variable, and the next state.
         """
         return party.receive(self._channels[worker]), state
-
-    @property
-    def is_filtered(self) -> bool:
-        """True if a filter makes messages smaller. The last tensor of the sender's state is then
-        the bytes that it has sent, and those without the filter, int64 (2,)."""
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of one answer."""
-        return int(self.spec.nbytes)
 
 
 Route = PushRoute | PullRoute
