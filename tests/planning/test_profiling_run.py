@@ -3,7 +3,6 @@ touches anything outside."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
-from graphflow.placement.calibration.node_bucket import half_octaves
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.node_observations import replace_outliers
@@ -54,25 +52,24 @@ def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None
 
 
 def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's own, since other load on the machine would change the real one."""
     fetches, x = training()
-    many = dims(fetches, x, 4096)  # so that no node is as short as a look at the clock
     quiet, noisy = TraceCorrections("a"), TraceCorrections("a")
-    profile_first_steps(quiet, TWO, ClusterSurvey(), compiled(fetches), many)
-    random, taken = np.random.default_rng(0), 0
+    for learned, share in ((quiet, 0.0), (noisy, 0.05)):
+        random, now = np.random.default_rng(0), 0
 
-    def clock() -> int:
-        nonlocal taken
-        if random.random() < 0.05:
-            taken += int(random.exponential(2e7))  # a time slice or two
-        return time.thread_time_ns() + taken
+        def clock(share: float = share, random: np.random.Generator = random) -> int:
+            nonlocal now
+            now += 50_000
+            if random.random() < share:
+                now += int(random.exponential(2e7))  # a time slice or two
+            return now
 
-    monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
-    profile_first_steps(noisy, TWO, ClusterSurvey(), compiled(fetches), many)
-    # a clock of Python adds microseconds to each native call
-    long = [bucket for bucket in quiet._nodes if bucket.bytes > half_octaves(1e6)]
-    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in long]
-    assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.5)
-    assert max(ratios) < 10  # a slice is thousands of times what these nodes take
+        monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
+        profile_first_steps(learned, TWO, ClusterSurvey(), compiled(fetches), dims(fetches, x))
+    ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
+    assert len(ratios) > 5 and np.median(ratios) == pytest.approx(1.0, rel=0.1)
+    assert max(ratios) < 10  # a slice is hundreds of times what these nodes take
 
 
 def test_a_node_that_was_delayed_counts_with_the_least_of_some_steps() -> None:
