@@ -17,11 +17,12 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.planning.node_observations import replace_outliers
-from graphflow.planning.profiling_run import may_profile, profile_first_steps
+from graphflow.planning.profiling_run import ProfilingLimits, may_profile, profile_first_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import partition
 
 TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
+PATIENT = ProfilingLimits(step_seconds=60.0, seconds=60.0, characters=10_000_000)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -67,7 +68,8 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
             return now
 
         monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
-        profile_first_steps(learned, TWO, ClusterSurvey(), compiled(fetches), dims(fetches, x))
+        made, sizes = compiled(fetches), dims(fetches, x)
+        profile_first_steps(learned, TWO, ClusterSurvey(), made, sizes, limits=PATIENT)
         ends.append(now)
     assert ends[1] > 10 * ends[0]  # so the mean of all steps would be wrong
     ratios = [noisy.factor(bucket) / quiet.factor(bucket) for bucket in quiet._nodes]
