@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -106,8 +107,20 @@ def _why_no_gpu() -> str | None:
     return None if count else "CuPy finds no device"
 
 
+def _skip_most_cases(items: list[pytest.Item]) -> None:
+    """Mark all but each n-th case of a test that is marked with `every(n)` as slow."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            counts[test] += 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     without_gpu = None if config.getoption("--run-gpu") else _why_no_gpu()
+    _skip_most_cases(items)
     told: set[str] = set()
     kept, dropped = [], []
     for item in items:
