@@ -38,72 +38,60 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 @dataclass(frozen=True)
-class MetricDeclaration:
-    """The declaration of a metric. A counter only grows, a gauge is a current value."""
+class Instrument:
+    """A metric that processes report. A counter only grows, a gauge is a current value."""
 
     kind: str
     meaning: str
     labels: tuple[str, ...] = ()
 
 
-METRICS: Mapping[str, MetricDeclaration] = {
+METRICS: Mapping[str, Instrument] = {
     # Of workers and of distributed sessions
-    "graphflow_info": MetricDeclaration(
-        GAUGE, "always 1", ("role", "address", "version", "python")
-    ),
-    "graphflow_uptime_seconds": MetricDeclaration(GAUGE, "time since the process or session began"),
-    "graphflow_resident_bytes": MetricDeclaration(GAUGE, "resident memory of the process"),
-    "graphflow_resident_peak_bytes": MetricDeclaration(
-        GAUGE, "peak resident memory of the process"
-    ),
-    "graphflow_steps_total": MetricDeclaration(COUNTER, "steps by outcome", ("outcome",)),
-    "graphflow_step_seconds": MetricDeclaration(
-        HISTOGRAM, "duration of steps; on a worker, of its part"
-    ),
-    "graphflow_queued_messages": MetricDeclaration(GAUGE, "messages that wait for their socket"),
-    "graphflow_refused_messages_total": MetricDeclaration(COUNTER, "invalid messages"),
-    "graphflow_resent_messages_total": MetricDeclaration(
-        COUNTER, "retransmitted messages", ("peer",)
-    ),
+    "graphflow_info": Instrument(GAUGE, "always 1", ("role", "address", "version", "python")),
+    "graphflow_uptime_seconds": Instrument(GAUGE, "time since the process or session began"),
+    "graphflow_resident_bytes": Instrument(GAUGE, "resident memory of the process"),
+    "graphflow_resident_peak_bytes": Instrument(GAUGE, "peak resident memory of the process"),
+    "graphflow_steps_total": Instrument(COUNTER, "steps by outcome", ("outcome",)),
+    "graphflow_step_seconds": Instrument(HISTOGRAM, "duration of steps; on a worker, of its part"),
+    "graphflow_queued_messages": Instrument(GAUGE, "messages that wait for their socket"),
+    "graphflow_refused_messages_total": Instrument(COUNTER, "invalid messages"),
+    "graphflow_resent_messages_total": Instrument(COUNTER, "retransmitted messages", ("peer",)),
     # Of a worker
-    "graphflow_sessions": MetricDeclaration(GAUGE, "open sessions"),
-    "graphflow_queued_jobs": MetricDeclaration(GAUGE, "jobs that wait for earlier jobs"),
-    "graphflow_arena_bytes": MetricDeclaration(
-        GAUGE, "memory for the buffers of programs", ("device",)
-    ),
-    "graphflow_forbidden_messages_total": MetricDeclaration(
+    "graphflow_sessions": Instrument(GAUGE, "open sessions"),
+    "graphflow_queued_jobs": Instrument(GAUGE, "jobs that wait for earlier jobs"),
+    "graphflow_arena_bytes": Instrument(GAUGE, "memory for the buffers of programs", ("device",)),
+    "graphflow_forbidden_messages_total": Instrument(
         COUNTER, "messages that the sender's key does not allow"
     ),
-    "graphflow_variable_bytes": MetricDeclaration(GAUGE, "memory for variables", ("device",)),
-    "graphflow_connections": MetricDeclaration(GAUGE, "connections to the worker's address"),
-    "graphflow_sent_bytes_total": MetricDeclaration(
+    "graphflow_variable_bytes": Instrument(GAUGE, "memory for variables", ("device",)),
+    "graphflow_connections": Instrument(GAUGE, "connections to the worker's address"),
+    "graphflow_sent_bytes_total": Instrument(
         COUNTER, "bytes of tensors sent to other workers", ("peer", "edge")
     ),
-    "graphflow_sent_tensors_total": MetricDeclaration(
+    "graphflow_sent_tensors_total": Instrument(
         COUNTER, "tensors sent to other workers", ("peer", "edge")
     ),
-    "graphflow_received_bytes_total": MetricDeclaration(
+    "graphflow_received_bytes_total": Instrument(
         COUNTER, "bytes of tensors received from other workers", ("peer", "edge")
     ),
-    "graphflow_received_tensors_total": MetricDeclaration(
+    "graphflow_received_tensors_total": Instrument(
         COUNTER, "tensors received from other workers", ("peer", "edge")
     ),
     # Of a session
-    "graphflow_workers": MetricDeclaration(GAUGE, "workers by state", ("state",)),
-    "graphflow_workers_lost_total": MetricDeclaration(COUNTER, "workers that were lost"),
-    "graphflow_recoveries_total": MetricDeclaration(COUNTER, "recoveries of the session"),
-    "graphflow_feed_bytes_total": MetricDeclaration(COUNTER, "bytes fed to steps"),
-    "graphflow_fetch_bytes_total": MetricDeclaration(COUNTER, "bytes fetched from steps"),
-    "graphflow_round_trip_seconds": MetricDeclaration(
+    "graphflow_workers": Instrument(GAUGE, "workers by state", ("state",)),
+    "graphflow_workers_lost_total": Instrument(COUNTER, "workers that were lost"),
+    "graphflow_recoveries_total": Instrument(COUNTER, "recoveries of the session"),
+    "graphflow_feed_bytes_total": Instrument(COUNTER, "bytes fed to steps"),
+    "graphflow_fetch_bytes_total": Instrument(COUNTER, "bytes fetched from steps"),
+    "graphflow_round_trip_seconds": Instrument(
         GAUGE, "shortest round trip of the last pings", ("worker",)
     ),
-    "graphflow_clock_error_seconds": MetricDeclaration(
+    "graphflow_clock_error_seconds": Instrument(
         GAUGE, "bound of the error of a worker's times in traces", ("worker",)
     ),
-    "graphflow_checkpoints_total": MetricDeclaration(
-        COUNTER, "checkpoints by outcome", ("outcome",)
-    ),
-    "graphflow_checkpoint_age_seconds": MetricDeclaration(
+    "graphflow_checkpoints_total": Instrument(COUNTER, "checkpoints by outcome", ("outcome",)),
+    "graphflow_checkpoint_age_seconds": Instrument(
         GAUGE, "time since the last complete checkpoint"
     ),
 }
@@ -125,7 +113,7 @@ class MetricSample:
     """The values of one metric at a moment, by labels."""
 
     name: str
-    metric: MetricDeclaration
+    metric: Instrument
     values: Mapping[tuple[str, ...], float | Histogram]
 
 
