@@ -152,8 +152,10 @@ class Rounds:
         for part, has in zip(self.parts, self.vectors, strict=True):
             with device(part.device):
                 products.append(part_product(has["own"], *part.matrix, width=self._width, **attrs))
-        more: dict[str, Any] = {"loss": problem.loss.code, "parameter": problem.loss.parameter, "l1": problem.l1,
-                "is_positive": problem.is_positive}  # fmt: skip
+        more: dict[str, Any] = {
+            "loss": problem.loss.code, "parameter": problem.loss.parameter, "l1": problem.l1,
+            "is_positive": problem.is_positive,
+        }  # fmt: skip
         sums, owns, updates = [], [], []
         for part, has, found in zip(self.parts, self.vectors, self._sum(products), strict=True):
             with device(part.device):
