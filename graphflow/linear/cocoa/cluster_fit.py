@@ -116,7 +116,7 @@ class _RoundLoop:
         """Run rounds, and certify models now and then."""
         monitor, choice = self._monitor, self._choice
         self._warm_up(choice.first)
-        if self._certify():
+        if self._accept_model():
             return
         wanted = _FIRST_PASSES
         while True:
@@ -125,7 +125,7 @@ class _RoundLoop:
                 since += self._run_round()
             seconds = time.perf_counter() - start
             monitor.passes += since
-            if self._certify() or monitor.is_exhausted:
+            if self._accept_model() or monitor.is_exhausted:
                 return
             choice.note_gap(before, monitor.history.gaps[-1], seconds)
             wanted = monitor.passes_left(_MOST_PASSES)
@@ -149,7 +149,7 @@ class _RoundLoop:
         self._bytes += self._bytes_of(self._rounds.round)
         return steps * len(self._rounds.parts) / self._rounds.coordinates
 
-    def _certify(self) -> bool:
+    def _accept_model(self) -> bool:
         """Certify the model; return True if it is good enough."""
         rounds, monitor = self._rounds, self._monitor
         found, w, b = rounds.read(self._session.run(rounds.certificate))

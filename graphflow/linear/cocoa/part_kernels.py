@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.errors import ArgumentError
 from graphflow.linear import losses
 from graphflow.linear.loops import column_passes, coordinate_orders, row_passes
 from graphflow.linear.losses import Floats, Loss
@@ -35,9 +36,9 @@ def order_coordinates(position: Any, steps: Any, count: int, seed: int) -> tuple
     """Compute `coordinate_order`."""
     order = np.zeros(steps.shape[0], np.int64)
     if count < 1 and len(order):
-        raise ValueError("there are no coordinates to visit")
+        raise ArgumentError("there are no coordinates to visit")
     if int(position) < 0:
-        raise ValueError(f"the position is a number of steps, not {int(position)}")
+        raise ArgumentError(f"the position is a number of steps, not {int(position)}")
     native(coordinate_orders, "write_order")(order, int(position), max(count, 1), seed)
     return order, np.asarray(position + len(order))
 
