@@ -162,6 +162,9 @@ if TYPE_CHECKING:
     from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
 
+for _family in ("coordinate_ops", "sum_ops"):  # workers find ops of linear models, too
+    import_module(f"graphflow.linear.cocoa.{_family}")
+
 _CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
