@@ -15,6 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
@@ -39,6 +40,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     max_iter: int
     tol: float
     solver: str
+    threads: int | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -60,6 +62,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             raise LinearModelError(
                 f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
             )
+        count_threads(self.threads)
 
     def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
         """Return a checked table, targets and weights; rows of weight 0 are left out."""
@@ -86,7 +89,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         try:
             found = solve(
                 problem, self.solver, self.tol, self.max_iter, history,
-                seed=seed, w=w, b=b,
+                seed=seed, w=w, b=b, threads=count_threads(self.threads),
             )  # fmt: skip
         except KeyboardInterrupt:
             if history.best is not None:
