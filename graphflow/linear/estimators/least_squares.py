@@ -36,12 +36,12 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         self.max_iter = max_iter
         self.solver = solver
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) or (rows, targets).
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) or (rows, targets); None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._forget()
@@ -93,12 +93,12 @@ class ElasticNet(LinearRegressor):
         self.warm_start = warm_start
         self.solver = solver
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) numbers.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) numbers; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(alpha=(self.alpha, 0.0), l1_ratio=(self.l1_ratio, 0.0))
