@@ -38,6 +38,10 @@ os.environ.setdefault(
     "GRAPHFLOW_CACHE", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "graphflow")
 )
 
+# A plain session takes a GPU where there is one and where that is faster. Tests compare bits, so
+# they run on the CPU unless they name a device.
+os.environ.setdefault("GRAPHFLOW_DEVICES", "cpu:0")
+
 # A background job of a shell ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -86,7 +86,7 @@ def dense_svm_rows(
 ) -> int:  # fmt: skip
     """Visit the first `active` rows of `order` for a (squared) hinge loss.
 
-    RowArrays at a bound that nothing moves go behind the active ones.
+    Rows at a bound that nothing moves go behind the active ones.
 
     Args:
         bounds: (4,) the least and greatest projected slope that keep a row active; and those of

@@ -26,9 +26,9 @@ from graphflow.linear.problem import Certificate
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 _BLOCK = 512
-"""RowArrays that are solved at once."""
+"""Rows that are solved at once."""
 _TINY = 100
-"""RowArrays that are solved as far as rounding errors allow: it costs next to nothing, and rows with
+"""Rows that are solved as far as rounding errors allow: it costs next to nothing, and rows with
 weights then give the same model as repeated rows."""
 
 KernelRows = Callable[[Any], Floats]
@@ -53,7 +53,7 @@ class KernelModel:
 
 
 class _RowCache:
-    """RowArrays of K, of which those that were used last are kept.
+    """Rows of K, of which those that were used last are kept.
 
     Args:
         compute: computes rows.

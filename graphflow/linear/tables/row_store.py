@@ -1,4 +1,4 @@
-"""RowArrays of a sparse table on disk, as binary arrays of which any range of rows can be read."""
+"""Rows of a sparse table on disk, as binary arrays of which any range of rows can be read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RowArrays(Protocol):
 
 
 class RowsInMemory:
-    """RowArrays in memory."""
+    """Rows in memory."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[Any]] = {name: [] for name in _ARRAYS}
@@ -59,7 +59,7 @@ class RowsInMemory:
 
 
 class RowStore:
-    """RowArrays in files without names: they vanish with the store, or with the process.
+    """Rows in files without names: they vanish with the store, or with the process.
 
     Args:
         limit: bytes that the files may take; None: a share of what is free on their disk.

@@ -1,4 +1,4 @@
-"""RowArrays of svmlight files, block by block: text in, pieces of a CSR matrix out."""
+"""Rows of svmlight files, block by block: text in, pieces of a CSR matrix out."""
 
 from __future__ import annotations
 
