@@ -57,7 +57,8 @@ def use_threads(x: Any, solver: str, threads: int) -> Iterator[None]:
             yield
         return
     with one_blas_thread():
-        if threads == 1 or pass_ns(x) < 2 * SHARE_NS:
+        is_in_memory = isinstance(x, np.ndarray) or hasattr(x, "indptr")
+        if threads == 1 or not is_in_memory or pass_ns(x) < 2 * SHARE_NS:
             with use_pool(None):
                 yield
             return

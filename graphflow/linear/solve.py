@@ -15,8 +15,10 @@ from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
 from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
+from graphflow.linear.solvers.streamed import solve_stream
 from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
 from graphflow.linear.solvers.working_sets import descend_columns
+from graphflow.linear.tables.table_stream import TableStream
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
@@ -70,11 +72,15 @@ def solve(
         history: where certificates are noted.
         seed: of the order of rows.
         w, b: the model to begin with, for solvers that do not work on the dual.
-        threads: that the fit may use.
+        threads: that the fit may use; a stream from disk uses one.
 
     Raises:
         LinearModelError: the solver does not fit the problem; names one that does.
     """
+    if isinstance(problem.x, TableStream):
+        return solve_stream(
+            problem, solver, FitMonitor(problem, tol, max_passes, history), seed, w, b
+        )
     chosen = choose_solver(problem) if solver == "auto" else solver
     _check_solver(problem, chosen)
     history.solver = chosen

@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from graphflow.base.formatting import show_count
@@ -49,6 +50,8 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
 
 _log = Log("graphflow.session")
+GROWTH = 2
+"""Ratio of the elements of feeds from which fetches are planned again, on automatic GPUs."""
 MAX_LOST = 16
 """Placements that lost which are remembered."""
 _WARN_AT = 100
@@ -68,7 +71,8 @@ class Deployment:
         compiled: sets of fetches, by `key_of`.
         check: the comparison of placements that is going on, if any.
         lost: placements that lost such a comparison, the latest.
-        has_new_devices: GPUs have joined since variables were placed, and nothing has moved yet.
+        should_replan: all fetches are to be planned again after the step, because GPUs joined or
+            feeds outgrew those that were planned for.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Deployment:
     ) -> None:
         self.checks = checks
         self.gpus = gpus  # None once they are open
-        self.has_new_devices = False
+        self.should_replan = False
         self.mirrors = mirrors
         self.cluster = cluster
         self.hosts = hosts
@@ -161,9 +165,7 @@ class Deployment:
             return
         cluster = self.gpus.open(self.planner)
         self.gpus = None
-        self.has_new_devices = len(cluster.devices) > len(self.cluster.devices) and bool(
-            self.state.homes
-        )
+        self.should_replan = len(cluster.devices) > 1 and bool(self.compiled)
         self.cluster = self._whole = cluster
 
     @property
@@ -205,11 +207,27 @@ class Deployment:
 
         Args:
             arrays: the feeds of the next step, by which a trial is more like it.
+
+        Raises:
+            MemoryLimitError: they do not fit as they are placed; see `migration.place_anew`.
         """
-        if compiled.program:
-            compiled.check_memory(self.cluster, bindings)
-        else:
+        if not compiled.program:
             self._place(compiled, shapes, bindings, arrays)
+        elif compiled.check_memory(self.cluster, bindings):
+            self._note_larger_feeds(compiled, shapes)
+
+    def _note_larger_feeds(self, compiled: CompiledFetches, shapes: Mapping[Node, Any]) -> None:
+        """Let fetches be planned again if their feeds outgrew those that were planned for.
+
+        A batch of one runs on the CPU, and a batch of thousands of the same model may gain by a
+        GPU. Placements on devices that the user named stay.
+        """
+        if self.gpus is not None:
+            self._open_gpus_for(compiled.source, shapes)
+            if self.gpus is None:
+                compiled.sizes = shapes
+        elif self.cluster.is_automatic and _elements(shapes) >= GROWTH * _elements(compiled.sizes):
+            compiled.sizes, self.should_replan = shapes, True
 
     # Before the first step --------------------------------------------------------------------
 
@@ -442,6 +460,11 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
         if node not in shapes and node.specs[0].is_concrete:
             shapes[node] = tuple(int(s) for s in node.specs[0].shape)
     return shapes
+
+
+def _elements(shapes: Mapping[Node, Any]) -> int:
+    """Return the number of elements of all feeds."""
+    return sum(prod(shape) for shape in shapes.values())
 
 
 def _check_pins(source: Graph, cluster: Cluster) -> None:

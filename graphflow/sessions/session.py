@@ -459,8 +459,8 @@ class Session:
     def _improve_placement(self) -> None:
         """After a step: advance the comparison of placements. At the end of a traced window: learn,
         and plan again if it drifted from the prediction."""
-        if self._deployment.has_new_devices:
-            self._deployment.has_new_devices = False
+        if self._deployment.should_replan:
+            self._deployment.should_replan = False
             check = self._deployment.check
             replanned = migrate(self._deployment, 0.0)
             if replanned.after == replanned.before:

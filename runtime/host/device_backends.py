@@ -41,9 +41,7 @@ class DeviceBackends:
             DeviceError: the device is a GPU, and CuPy or the GPU is missing or fails.
         """
         if device not in self._opened:
-            from graphflow.runtime.gpu.gpu_backend import GpuBackend
-
-            opened = GpuBackend(DeviceName.parse(device).index or 0)
+            opened = backend_for(DeviceName.parse(device), threads=1)
             opened.export_result = self._export
             self._opened[device] = opened
         return self._opened[device]
@@ -83,3 +81,20 @@ class DeviceBackends:
         """Close the backends that were opened."""
         for backend in self._opened.values():
             backend.close()
+
+
+def backend_for(device: DeviceName, threads: int) -> DeviceBackend:
+    """Make the backend of a device.
+
+    Args:
+        device: full name of the device.
+        threads: threads that share a kernel's work on a CPU.
+
+    Raises:
+        DeviceError: the device is a GPU, and CuPy or the GPU is missing.
+    """
+    if device.kind == "gpu":
+        from graphflow.runtime.gpu.gpu_backend import GpuBackend
+
+        return GpuBackend(device.index or 0)
+    return CpuBackend(threads)

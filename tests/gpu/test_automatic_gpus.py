@@ -293,3 +293,68 @@ def test_strategies_take_several_gpus_by_themselves_or_the_cpu(
         train = gf.optim.SGD(0.1).minimize(loss, strategy=gf.parallel.Data(2))
         placement = gf.plan([loss, train], shapes={x: (4, 3)}).placement
         assert set(placement.values()) - {"/client"} == places
+
+
+# Memory ---------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_graph_of_more_memory_than_a_gpu_has_free_is_divided(
+    trains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = install(monkeypatch, memory=32 << 20)
+    x = gf.placeholder("float32", (64, 256), name="x")
+    weights = [gf.variable(np.eye(256, dtype="float32"), name=f"w{i}") for i in range(12)]
+    h = x
+    for w in weights:
+        h = gf.tanh(h @ w)
+    loss = gf.mean(h)
+    fetches = [loss, gf.optim.SGD(0.1).minimize(loss)] if trains else [loss]
+    needed = gf.plan(fetches, gf.Cluster.here(devices=["gpu:0"])).peak_memory[GPU]
+    world.taken = world.memory - int(needed / 1.2 / 0.8)  # another process has the rest
+    with gf.Session() as session:
+        values = [float(session.run(fetches, {x: X})[0]) for _ in range(2)]
+        plan = session.plan()
+        room = session.cluster.device(GPU).memory
+    assert needed == pytest.approx(1.2 * room, rel=0.01)
+    assert 0 < plan.peak_memory[GPU] <= room
+    assert f"chosen: {CPU} and {GPU}, " in str(plan)
+    assert f"{GPU} does not fit in memory)" in str(plan)
+    with gf.Session(devices=["cpu:0"]) as session:
+        wanted = [float(session.run(fetches, {x: X})[0]) for _ in range(2)]
+    np.testing.assert_allclose(values, wanted, rtol=1e-4)
+
+
+@needs_compiler
+def test_a_batch_that_outgrows_the_gpu_is_placed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, memory=6 << 20)
+    x = gf.placeholder("float32", (None, 256), name="x")
+    weights = [gf.variable(np.eye(256, dtype="float32"), name=f"w{i}") for i in range(8)]
+    hidden = [x]
+    for w in weights:
+        hidden.append(gf.tanh(hidden[-1] @ w))
+    loss = gf.mean(gf.concat(hidden))
+    large_batch = np.tile(X, (12, 1))
+    with gf.Session() as session:
+        small = session.run(loss, {x: X})
+        assert set(session.plan().placement.values()) == {GPU, "/client"}
+        value = session.run(loss, {x: large_batch})
+        assert CPU in session.plan().placement.values()
+        assert session.run(loss, {x: X}) == pytest.approx(small, rel=1e-5)
+    with gf.Session(devices=["cpu:0"]) as session:
+        assert session.run(loss, {x: large_batch}) == pytest.approx(value, rel=1e-5)
+
+
+@needs_compiler
+def test_a_larger_batch_of_a_small_graph_moves_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    calibrate.profile(["cpu"])
+    x = gf.placeholder("float32", (None, 64), name="x")
+    w = gf.variable(np.eye(64, dtype="float32"), name="w")
+    y = gf.tanh(gf.tanh(x @ w) @ w)
+    with gf.Session() as session:
+        for rows, device in ((1, CPU), (4096, GPU)):
+            for _ in range(2):
+                session.run(y, {x: np.ones((rows, 64), "float32")})
+            assert session.plan().placement["w"] == device

@@ -25,11 +25,13 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         max_iter: passes over the data, at most.
         solver: "auto", "cholesky", "cg", or "sdca" without an intercept.
         threads: that the fit may use; None: as many as this process has cores.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: Any = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8,
         max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
@@ -37,13 +39,15 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         self.max_iter = max_iter
         self.solver = solver
         self.threads = threads
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) or (rows, targets).
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) or (rows, targets); None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._forget()
@@ -52,12 +56,12 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         alphas = np.broadcast_to(np.asarray(self.alpha, np.float64), (targets.shape[1],))
         for alpha in alphas:
             self._check_parameters(alpha=(float(alpha), 0.0))
-        models = [
-            self._solve(LinearProblem(
+        models = self._solve_all([
+            LinearProblem(
                 x, column, weights, losses.squared, 0.0, float(alpha), bool(self.fit_intercept)
-            ))
+            )
             for column, alpha in zip(targets.T, alphas, strict=True)
-        ]  # fmt: skip
+        ])  # fmt: skip
         coef = np.stack([model.w for model in models])
         intercept = np.array([model.b for model in models])
         self.coef_ = coef if np.ndim(y) > 1 else coef[0]
@@ -80,12 +84,14 @@ class ElasticNet(LinearRegressor):
         warm_start: True to begin with the coefficients of the last fit.
         solver: "auto" or "cd".
         threads: that the fit may use; None: as many as this process has cores.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: float = 1.0, *, l1_ratio: float = 0.5, fit_intercept: bool = True,
         tol: float = 1e-6, max_iter: int = 10_000, positive: bool = False,
         warm_start: bool = False, solver: str = "auto", threads: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.l1_ratio = l1_ratio
@@ -96,13 +102,15 @@ class ElasticNet(LinearRegressor):
         self.warm_start = warm_start
         self.solver = solver
         self.threads = threads
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) numbers.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) numbers; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(alpha=(self.alpha, 0.0), l1_ratio=(self.l1_ratio, 0.0))
@@ -138,7 +146,8 @@ class Lasso(ElasticNet):
 
     Args:
         alpha: the penalty.
-        fit_intercept, tol, max_iter, positive, warm_start, solver, threads: as of `ElasticNet`.
+        fit_intercept, tol, max_iter, positive, warm_start, solver, threads, cluster, local_steps:
+            as of `ElasticNet`.
     """
 
     l1_ratio = 1.0
@@ -146,7 +155,8 @@ class Lasso(ElasticNet):
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,
         max_iter: int = 10_000, positive: bool = False, warm_start: bool = False,
-        solver: str = "auto", threads: int | None = None,
+        solver: str = "auto", threads: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
@@ -156,6 +166,8 @@ class Lasso(ElasticNet):
         self.warm_start = warm_start
         self.solver = solver
         self.threads = threads
+        self.cluster = cluster
+        self.local_steps = local_steps
 
 
 __all__ = ["ElasticNet", "Lasso", "Ridge"]

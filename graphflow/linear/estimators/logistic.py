@@ -14,6 +14,7 @@ from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.fit_threads import count_threads, use_threads
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
+from graphflow.linear.tables.table_stream import TableStream
 
 
 class LogisticRegression(LinearClassifier):
@@ -33,13 +34,14 @@ class LogisticRegression(LinearClassifier):
             intercept.
         threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, *, C: float = 1.0, l1_ratio: float = 0.0, fit_intercept: bool = True,
         class_weight: Any = None, tol: float = 1e-6, max_iter: int = 10_000,
         warm_start: bool = False, solver: str = "auto", threads: int | None = None,
-        random_state: int | None = None,
+        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.C = C
         self.l1_ratio = l1_ratio
@@ -51,13 +53,15 @@ class LogisticRegression(LinearClassifier):
         self.solver = solver
         self.threads = threads
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) labels, of two classes at least.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) labels, of two classes at least; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(C=(self.C, 1e-300), l1_ratio=(self.l1_ratio, 0.0))
@@ -101,6 +105,17 @@ class LogisticRegression(LinearClassifier):
                 f"l1_ratio={self.l1_ratio!r} with {len(self.classes_)} classes: an l1 penalty goes "
                 "with two classes; fit a model for each class against the others "
                 "(sklearn.multiclass.OneVsRestClassifier)"
+            )
+        if isinstance(x, TableStream):
+            raise LinearModelError(
+                f"{x.table.path} has {len(self.classes_)} classes and is larger than memory="
+                f"{x.table.memory:,}; raise memory=, or use LinearSVC, which fits each class "
+                "against the others"
+            )
+        if self.cluster is not None:
+            raise LinearModelError(
+                f"cluster= with {len(self.classes_)} classes: workers fit two classes; fit a "
+                "model for each class against the others (sklearn.multiclass.OneVsRestClassifier)"
             )
         problem = SoftmaxProblem(
             x if isinstance(x, np.ndarray) else x.tocsr(), labels, len(self.classes_), c, l2,
