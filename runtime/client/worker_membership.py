@@ -29,7 +29,7 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import LEASE, Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
-from graphflow.runtime.host.host_interface import ASKED_TO_END
+from graphflow.runtime.host.host_interface import ASKED_TO_END, LEFT
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
@@ -41,6 +41,7 @@ from graphflow.runtime.protocol.coordinator_events import (
     WorkerGone,
 )
 from graphflow.runtime.protocol.worker import MAX_LEASE
+from graphflow.runtime.security.keys import WORKER, Keyring
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.wire.messages import Close
 
@@ -201,11 +202,46 @@ class WorkerMembership:
         Raises:
             GraphflowError: no process started or answered, or it cannot take part.
         """
-        until, key, address = time.monotonic() + _REOPEN_SECONDS, "", ""
         if self._local is not None:
-            address = self._local.replace(lost, until)
-        else:
-            address, key = self._addresses[lost], self._keys[lost]
+            address = self._local.replace(lost, time.monotonic() + _REOPEN_SECONDS)
+            return self._admit(address, "", (), gives_up)
+        return self._admit(self._addresses[lost], self._keys[lost], (), gives_up)
+
+    def join(self, address: str | None, key: str | None, devices: Sequence[str]) -> int:
+        """Let one more process join the session, and return its number.
+
+        Args:
+            address: where it listens; None to start it on this machine.
+            key: its public key, or the key's name.
+            devices: the devices that it must have, such as "cpu:0".
+
+        Raises:
+            GraphflowError: no process started or answered, or it cannot take part.
+        """
+        until = time.monotonic() + _REOPEN_SECONDS
+        if address is None and self._local is not None:
+            address = self._local.start(until)
+        public = Keyring().key_of(key, WORKER) if key is not None else ""
+        number = self._admit(address or "", public, devices, lambda: time.monotonic() > until)
+        self._cluster_size = number + 1
+        return number
+
+    def dismiss(self, worker: int) -> None:
+        """Leave a worker for good, and end its process if the session has started it."""
+        self.leave([worker], LEFT)
+        if self._local is not None:
+            self._local.end(worker)
+
+    def _admit(
+        self, address: str, key: str, devices: Sequence[str], gives_up: Callable[[], bool]
+    ) -> int:
+        """Let a process take part in the session, and return its number.
+
+        Args:
+            devices: the devices that it must have.
+            gives_up: is asked after each second without an answer whether to wait no longer.
+        """
+        until = time.monotonic() + _REOPEN_SECONDS
         loop, number = self._require_loop(), len(self._addresses)
         loop.post(AddWorker(address, key))
         while len(self._addresses) == number:
@@ -217,9 +253,15 @@ class WorkerMembership:
             self.session, self._addresses, self._keys, loop, self._requests, self._ask
         )
         try:
-            while not rendezvous.wait_answer(number, _GREET_SECONDS):
+            while (welcome := rendezvous.wait_answer(number, _GREET_SECONDS)) is None:
                 if gives_up():
                     raise SessionError(f"worker {number} at {address} did not answer")
+            if lacking := [name for name in devices if name not in welcome.devices]:
+                raise ClusterError(
+                    f"worker {number} at {address} has {', '.join(welcome.devices)}, but not "
+                    f"{', '.join(lacking)}; start it with `graphflow worker --devices "
+                    f"{','.join(devices)}`"
+                )
             lease = MAX_LEASE if self._local is not None else LEASE
             until = time.monotonic() + _REOPEN_SECONDS
             rendezvous.add(number, self.lost_workers(), until, self._ops, self._trial, lease)
