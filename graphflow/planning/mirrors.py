@@ -218,15 +218,11 @@ class Mirrors:
 
     def add_worker(self, lost: int, number: int) -> None:
         """Note that a worker has joined the session in place of a lost one, with its devices."""
-        before = self.cluster.workers[lost]
-        devices = tuple(
-            replace(device, name=device.name.replace(f"/worker:{lost}/", f"/worker:{number}/"))
-            for device in before.devices
-        )
-        workers = [*self.cluster.workers, replace(before, index=number, devices=devices)]
+        before, workers = self.cluster.workers[lost], [*self.cluster.workers]
         if before.address is not None:  # two workers of a cluster have no common address
             workers[lost] = replace(before, address=f"tcp://worker-{lost}.invalid:1")
-        self.cluster = replace(self.cluster, workers=tuple(workers))
+        cluster = replace(self.cluster, workers=tuple(workers))
+        self.cluster = cluster.join(number, before, before.address, before.key)
 
     @property
     def lacks_mirrors(self) -> bool:

@@ -108,8 +108,8 @@ class ServerCopies:
         )  # fmt: skip
         read, written = (FUNCTIONS["reshape"](FUNCTIONS["expand_dims"](at, 1) + steps, (-1,))
                          for at in (first, there))  # fmt: skip
-        devices = dict.fromkeys(_computed(read), source)
-        devices |= dict.fromkeys(_computed(written), target)
+        devices = dict.fromkeys(_nodes_behind(read), source)
+        devices |= dict.fromkeys(_nodes_behind(written), target)
         assigns = []
         for a, b in rows.pairs:
             taken = FUNCTIONS["take"](a.outputs[0], read, 0)
@@ -155,7 +155,7 @@ class ServerCopies:
         deployment.hosts.forget([compiled.program], {})
 
 
-def _computed(tensor: Tensor) -> list[Node]:
+def _nodes_behind(tensor: Tensor) -> list[Node]:
     """Return the nodes that compute a tensor from feeds."""
     return [node for node in Graph([tensor]).nodes if node.op.name != "placeholder"]
 

@@ -227,11 +227,10 @@ class Cluster:
 
     def __repr__(self) -> str:
         """Return a short text: the devices, without links; of their speeds, those of slow ones."""
-        there = [worker for worker in self.workers if worker.index not in self.left]
         told = [f"{d.name} ({note})" if (note := d.product or d.slowness) else d.name
-                for worker in there for d in worker.devices]  # fmt: skip
+                for worker in self.present_workers for d in worker.devices]  # fmt: skip
         more = f", … {len(told)} in all" if len(told) > 4 else ""
-        workers = show_count(len(there), "worker")
+        workers = show_count(len(self.present_workers), "worker")
         return f"<Cluster of {workers} ({self.kind}): {', '.join(told[:4])}{more}>"
 
     # Names ------------------------------------------------------------------------------------
@@ -239,8 +238,12 @@ class Cluster:
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Full names of all devices, worker by worker."""
-        there = [worker for worker in self.workers if worker.index not in self.left]
-        return tuple(device.name for worker in there for device in worker.devices)
+        return tuple(device.name for worker in self.present_workers for device in worker.devices)
+
+    @property
+    def present_workers(self) -> tuple[Worker, ...]:
+        """The workers that have not left."""
+        return tuple(worker for worker in self.workers if worker.index not in self.left)
 
     @checks_arguments(DeviceError)
     def device(self, name: str) -> Device:
@@ -366,17 +369,17 @@ class Cluster:
             key: Its public key, or the key's name.
         """
         workers = list(self.workers)
-        left = (*self.left, *range(len(workers), number))
-        for index in range(len(workers), number + 1):
+        left = {*self.left, *range(len(workers), number)} - {number}
+        for index in (*range(len(workers), number), number):
             devices = tuple(
                 replace(d, name=f"/worker:{index}/{d.name.rpartition('/')[2]}")
                 for d in like.devices
             )
             there = address if index == number else f"tcp://worker-{index}.invalid:1"
-            if address is None:
-                there = None
-            workers.append(replace(like, index=index, address=there, devices=devices, key=key))
-        return replace(self, workers=tuple(workers), left=left)
+            there = None if address is None else there
+            made = replace(like, index=index, address=there, devices=devices, key=key)
+            workers[index : index + 1] = [made]
+        return replace(self, workers=tuple(workers), left=tuple(sorted(left)))
 
     # Plain data -------------------------------------------------------------------------------
 

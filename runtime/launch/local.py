@@ -320,8 +320,12 @@ class LocalWorkers:
 
     def _add(self, index: int, until: float) -> str:
         worker = self._start(index, until)
+        try:
+            worker.wait_ready(until)
+        except BaseException:
+            worker.kill()
+            raise
         self._workers.append(worker)
-        worker.wait_ready(until)
         return worker.address
 
     def end(self, index: int) -> None:
