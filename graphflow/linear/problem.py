@@ -114,6 +114,7 @@ class Certificate:
         gap: what a better model could gain at most; None if the problem has no dual.
         passes: over the data, so far.
         seconds: since the start.
+        bytes: that workers have sent each other, so far.
     """
 
     primal: float
@@ -121,6 +122,7 @@ class Certificate:
     gap: float | None
     passes: float = 0.0
     seconds: float = 0.0
+    bytes: int = 0
 
     @property
     def relative_gap(self) -> float | None:

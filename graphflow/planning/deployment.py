@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from graphflow.base.formatting import show_count
@@ -29,7 +30,9 @@ from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers.construction.execution_order import order_in_turns
+from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
+from graphflow.planning.automatic_gpus import AutomaticGpus
 from graphflow.planning.mirror_devices import check_replicas
 from graphflow.planning.mirrors import Mirrors
 from graphflow.planning.placement_check import (
@@ -43,8 +46,12 @@ from graphflow.planning.planner import Planner
 from graphflow.planning.turn_counts import TurnCounts
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
+from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
 
+_log = Log("graphflow.session")
+GROWTH = 2
+"""Ratio of the elements of feeds from which fetches are planned again, on automatic GPUs."""
 MAX_LOST = 16
 """Placements that lost which are remembered."""
 _WARN_AT = 100
@@ -58,11 +65,14 @@ class Deployment:
         plan: the plan for the first fetches.
         mirrors: the mirrors of variables, if there are any.
         checks: which values partitions check for NaN and infinity (`nonfinite_check`).
+        gpus: GPUs that join the cluster when a graph may gain by them.
 
     Attributes:
         compiled: sets of fetches, by `key_of`.
         check: the comparison of placements that is going on, if any.
         lost: placements that lost such a comparison, the latest.
+        should_replan: all fetches are to be planned again after the step, because GPUs joined or
+            feeds outgrew those that were planned for.
     """
 
     def __init__(
@@ -75,8 +85,11 @@ class Deployment:
         plan: Plan | None,
         checks: str = "",
         mirrors: Mirrors | None = None,
+        gpus: AutomaticGpus | None = None,
     ) -> None:
         self.checks = checks
+        self.gpus = gpus  # None once they are open
+        self.should_replan = False
         self.mirrors = mirrors
         self.cluster = cluster
         self.hosts = hosts
@@ -139,12 +152,27 @@ class Deployment:
                     self._counts.note(counter, count[COUNTER], compiled)
                 return compiled
         source = Graph(tensors).verify()
+        self._open_gpus_for(source, shapes)
         with show_progress("optimising", len(source)):
             division = self._divide_by_strategy(source, fed_sizes(source, shapes))
             graph = source if division is None else division.graph
             return CompiledFetches(
                 tuple(tensors), source, optimize(graph), division=division, variant=variant
             )
+
+    def _open_gpus_for(self, graph: Graph, shapes: Mapping[Node, Any]) -> None:
+        """Let the GPUs of this machine join the cluster if a graph may gain by them."""
+        if self.gpus is None or not self.gpus.may_help(graph, _shapes(graph, shapes)):
+            return
+        cluster = self.gpus.open(self.planner)
+        self.gpus = None
+        self.should_replan = len(cluster.devices) > 1 and bool(self.compiled)
+        self.cluster = self._whole = cluster
+
+    @property
+    def all_devices(self) -> Cluster:
+        """The cluster, with GPUs that are not open yet."""
+        return self.cluster if self.gpus is None else self.gpus.find()
 
     def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
         """Partition a graph by its own strategy, or by the one that partitioned its variables
@@ -194,11 +222,27 @@ class Deployment:
 
         Args:
             arrays: the feeds of the next step, by which a trial is more like it.
+
+        Raises:
+            MemoryLimitError: they do not fit as they are placed; see `migration.place_anew`.
         """
-        if compiled.program:
-            compiled.check_memory(self.cluster, bindings)
-        else:
+        if not compiled.program:
             self._place(compiled, shapes, bindings, arrays)
+        elif compiled.check_memory(self.cluster, bindings):
+            self._note_larger_feeds(compiled, shapes)
+
+    def _note_larger_feeds(self, compiled: CompiledFetches, shapes: Mapping[Node, Any]) -> None:
+        """Let fetches be planned again if their feeds outgrew those that were planned for.
+
+        A batch of one runs on the CPU, and a batch of thousands of the same model may gain by a
+        GPU. Placements on devices that the user named stay.
+        """
+        if self.gpus is not None:
+            self._open_gpus_for(compiled.source, shapes)
+            if self.gpus is None:
+                compiled.sizes = shapes
+        elif self.cluster.is_automatic and _elements(shapes) >= GROWTH * _elements(compiled.sizes):
+            compiled.sizes, self.should_replan = shapes, True
 
     # Before the first step --------------------------------------------------------------------
 
@@ -244,9 +288,10 @@ class Deployment:
 
         Several sets may assign one variable, so this joint graph cannot run and is not verified.
         """
+        graph = Graph(tensors)
+        self._open_gpus_for(graph, sizes)
         if len(self.cluster.devices) == 1 or not tensors or self._plan is not None:
             return
-        graph = Graph(tensors)
         joint = CompiledFetches(tuple(tensors), graph, graph)
         joint.sizes = _shapes(graph, sizes)
         for node, device in devices_of(self.planner.plan(joint), graph).items():
@@ -296,8 +341,18 @@ class Deployment:
             self.place_and_partition(compiled, bindings, arrays)
             show_stage("sending programs")
             self.send_programs(compiled)
+        self._tell_choice(compiled)
         if is_new and self._checks_first_plans:
             self._check_first_plan(compiled)
+
+    def _tell_choice(self, compiled: CompiledFetches) -> None:
+        """Log which devices compute the fetches, if there were a CPU and GPUs to choose from."""
+        if compiled.plan is None:
+            note, numbers = "" if self.gpus is None else self.gpus.note, ""
+        else:
+            note, numbers = describe_choice(compiled.plan), BITS
+        if note:
+            _log.tell("devices.chosen", devices=note, numbers=numbers)
 
     def place_and_partition(
         self,
@@ -439,6 +494,11 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
         if node not in shapes and node.specs[0].is_concrete:
             shapes[node] = tuple(int(s) for s in node.specs[0].shape)
     return shapes
+
+
+def _elements(shapes: Mapping[Node, Any]) -> int:
+    """Return the number of elements of all feeds."""
+    return sum(prod(shape) for shape in shapes.values())
 
 
 def _check_pins(source: Graph, cluster: Cluster) -> None:

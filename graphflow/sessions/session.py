@@ -77,6 +77,9 @@ class Session:
 
     Args:
         cluster: None for this process; a `Cluster`; or the path of a cluster file.
+        devices: devices of this process instead of a cluster, ["cpu:0"] or ["cpu:0", "gpu:1"]. By
+            default they are those of `$GRAPHFLOW_DEVICES`, else the CPU and each GPU that CuPy can
+            use. A graph goes to a GPU where that is predicted to be faster. See docs/gpu.md.
         plan: a plan for the first fetches; later fetches are planned around it.
         placer: name of the placement algorithm.
         deadline: seconds that a step may take. In this process, loops and waits between devices
@@ -126,6 +129,7 @@ class Session:
         self,
         cluster: Cluster | str | os.PathLike[str] | None = None,
         *,
+        devices: tuple[str, ...] | list[str] | None = None,
         plan: Plan | None = None,
         placer: str = "greedy",
         deadline: float = DEADLINE,
@@ -160,11 +164,19 @@ class Session:
         check_environment()
         configure_by_environment()
         import_allowed(names)
-        used = cluster_of(cluster, plan)
+        if devices is not None:
+            if cluster is not None:
+                raise SessionError(
+                    f"Session at {user_location()}: give a cluster or devices, not both; "
+                    "gf.Cluster.here(devices=…) is a cluster of this process"
+                )
+            cluster = Cluster.here(devices)
+        used, find_gpus = cluster_of(cluster, plan)
         with error_location("Session"):
             copies = check_replicas(replicas, used)
         parts = open_session(
             used,
+            find_gpus=find_gpus,
             plan=plan,
             placer=placer,
             deadline=allowed,
@@ -360,7 +372,9 @@ class Session:
 
     def _plan_compiled(self, compiled: CompiledFetches) -> Plan:
         self._planner.profile_first_steps(compiled, compiled.bindings(compiled.sizes))
-        return self._planner.plan(compiled)
+        made = self._planner.plan_as_placed(compiled)
+        gpus = self._deployment.gpus
+        return made if gpus is None else replace(made, notes=(*made.notes, gpus.note))
 
     @passes_interrupts
     def memory(self, fetches: Any = None) -> MemoryReport:
@@ -377,7 +391,7 @@ class Session:
             compiled = self._find_compiled(fetches)
             if compiled is None:
                 raise SessionError("these fetches have not run yet; run them first")
-            return memory_report(compiled, self.cluster)
+            return memory_report(compiled, self._deployment.cluster)
 
     @passes_interrupts
     def history(self, fetches: Any = None) -> tuple[Any, ...]:
@@ -493,7 +507,13 @@ class Session:
     def _improve_placement(self) -> None:
         """After a step: advance the comparison of placements. At the end of a traced window: learn,
         and plan again if it drifted from the prediction."""
-        if self._deployment.check is not None:
+        if self._deployment.should_replan:
+            self._deployment.should_replan = False
+            check = self._deployment.check
+            replanned = migrate(self._deployment, 0.0)
+            if replanned.after == replanned.before:
+                self._deployment.begin_check(check)
+        elif self._deployment.check is not None:
             advance_check(self._deployment)
         improves = self._automatic and not self._deployment.has_losses
         compiled = self._steps.last if improves else None
@@ -652,8 +672,11 @@ class Session:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster on which the session runs, without workers that were lost for good."""
-        return self._deployment.cluster
+        """The cluster on which the session runs, without workers that were lost for good.
+
+        GPUs that it takes by itself belong to it, also if no graph has gained by one yet.
+        """
+        return self._deployment.all_devices
 
     # Tracing, closing -------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from graphflow.placement.clusters.devices import (
     check_count,
     check_device_count,
 )
+from graphflow.placement.clusters.machine_devices import CPU, default_devices
 from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
 from graphflow.placement.clusters.worker_devices import (
@@ -63,6 +64,8 @@ class Cluster:
             has its place now; see `without`.
         left: Workers that have left a session, or never joined it. They keep their numbers, and
             their devices are none of the cluster's.
+        is_automatic: The GPUs were found, not named. A session opens them when a graph may gain by
+            them, and goes on without those that fail.
 
     Raises:
         ClusterError: No workers, a duplicate address or device, a number that is NaN, infinite,
@@ -81,6 +84,7 @@ class Cluster:
     stand_ins: tuple[int, ...] = ()
     dead_after: float = 4.5
     left: tuple[int, ...] = ()
+    is_automatic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -95,17 +99,23 @@ class Cluster:
     @classmethod
     @checks_argument_names(ClusterError)
     def here(
-        cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
+        cls, devices: tuple[str, ...] | list[str] | None = None, threads: int | None = None
     ) -> Self:
         """Return a cluster of devices of this process.
 
         Args:
+            devices: Names, ["cpu:0", "gpu:1"]. Default: those of `$GRAPHFLOW_DEVICES`, else the CPU
+                and each GPU that CuPy can use.
             threads: Of each CPU device. Default: the cores, shared among them.
 
         Raises:
             DeviceError: A name is malformed, or a GPU cannot be used by this process.
+            ArgumentError: `GRAPHFLOW_DEVICES` names a device that is not here.
         """
-        return cls((worker_on_this_host(0, devices, threads, processes=1),), kind="here")
+        names = default_devices() if devices is None else devices
+        optional = devices is None and CPU in names and len(names) > 1
+        worker = worker_on_this_host(0, names, threads, processes=1)
+        return cls((worker,), kind="here", is_automatic=optional)
 
     @classmethod
     @checks_argument_names(ClusterError)
@@ -392,6 +402,7 @@ class Cluster:
             "dead_after": self.dead_after,
             "source": self.source,
             "key": self.key,
+            "is_automatic": self.is_automatic,
             "workers": [asdict(worker) for worker in self.workers],
             "links": [asdict(link) for link in self.links],
             "ports": [asdict(port) for port in self.ports],

@@ -239,6 +239,14 @@ class LocalHosts:
         self.computing_threads = self._host.computing_threads("")
         self._committed = -1
 
+    def open_gpu(self, device: str) -> int:
+        """Open a GPU of this process for the session, and return how many of its bytes are free.
+
+        Raises:
+            DeviceError: it cannot be opened, or does not compute; the session is as before.
+        """
+        return self._host.open_gpu("", device)
+
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         for each in partitions.values():
             self._host.add("", program, each)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from graphflow.errors import LinearModelError
+from graphflow.linear.cocoa.local_steps import check_local_steps
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
@@ -39,6 +42,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     max_iter: int
     tol: float
     solver: str
+    cluster: Any = None
+    local_steps: int | str = "auto"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -60,6 +65,11 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             raise LinearModelError(
                 f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
             )
+        if self.cluster is not None and self.solver not in ("auto", "sdca", "cd"):
+            raise LinearModelError(
+                f"solver={self.solver!r} runs on one machine; with cluster=, use solver='auto'"
+            )
+        check_local_steps(self.local_steps)
 
     def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
         """Return a checked table, targets and weights; rows of weight 0 are left out."""
@@ -82,12 +92,43 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
     ) -> CertifiedModel:
         """Solve a problem, and note its certificate if it is the worst so far."""
+        return self._solve_all([problem], seed=seed, w=w, b=b)[0]
+
+    def _solve_all(
+        self, problems: Sequence[LinearProblem], *, seed: int = 0, w: Floats | None = None,
+        b: float = 0.0,
+    ) -> list[CertifiedModel]:  # fmt: skip
+        """Solve problems that share a table, and note the worst certificate.
+
+        Args:
+            problems: the problems.
+            seed: of the order of coordinates.
+            w, b: the model to begin with, for solvers that do not work on the dual.
+        """
+        most = self.max_iter
+        if self.cluster is None:
+            return [
+                self._run_solver(partial(
+                    solve, problem, self.solver, self.tol, most, seed=seed, w=w, b=b
+                ))
+                for problem in problems
+            ]  # fmt: skip
+        from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
+
+        with ClusterFit(self.cluster) as fit:
+            return [
+                self._run_solver(partial(
+                    fit.solve, problem, self.tol, most, local_steps=self.local_steps, seed=seed,
+                    w=w,
+                ))
+                for problem in problems
+            ]  # fmt: skip
+
+    def _run_solver(self, run: Callable[..., CertifiedModel]) -> CertifiedModel:
+        """Run a solver, which takes `history=`, and note its certificate if it is the worst."""
         history = FitHistory()
         try:
-            found = solve(
-                problem, self.solver, self.tol, self.max_iter, history,
-                seed=seed, w=w, b=b,
-            )  # fmt: skip
+            found = run(history=history)
         except KeyboardInterrupt:
             if history.best is not None:
                 self._note(history, history.best.certificate)
@@ -120,7 +161,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"the data, and tol={self.tol:g} was wanted; raise max_iter={self.max_iter}, scale "
                 "the columns to similar sizes, or accept a larger tol",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _decision(self, x: Any) -> Any:

@@ -38,12 +38,13 @@ class Glm(LinearRegressor):
         max_iter: passes over the data, at most.
         solver: one of `graphflow.linear.solve.SOLVERS`.
         random_state: seed of the order of rows for "sdca"; None is 0.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, loss: str | Loss = "squared", penalty: Any = None, *, fit_intercept: bool = False,
         tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
-        random_state: int | None = None,
+        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.loss = loss
         self.penalty = penalty
@@ -52,6 +53,8 @@ class Glm(LinearRegressor):
         self.max_iter = max_iter
         self.solver = solver
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.

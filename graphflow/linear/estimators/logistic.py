@@ -31,12 +31,14 @@ class LogisticRegression(LinearClassifier):
         solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty, or "sdca" without an
             intercept.
         random_state: seed of the order of rows for "sdca"; None is 0.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, *, C: float = 1.0, l1_ratio: float = 0.0, fit_intercept: bool = True,
         class_weight: Any = None, tol: float = 1e-6, max_iter: int = 10_000,
         warm_start: bool = False, solver: str = "auto", random_state: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.C = C
         self.l1_ratio = l1_ratio
@@ -47,6 +49,8 @@ class LogisticRegression(LinearClassifier):
         self.warm_start = warm_start
         self.solver = solver
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.
@@ -97,6 +101,11 @@ class LogisticRegression(LinearClassifier):
                 f"l1_ratio={self.l1_ratio!r} with {len(self.classes_)} classes: an l1 penalty goes "
                 "with two classes; fit a model for each class against the others "
                 "(sklearn.multiclass.OneVsRestClassifier)"
+            )
+        if self.cluster is not None:
+            raise LinearModelError(
+                f"cluster= with {len(self.classes_)} classes: workers fit two classes; fit a "
+                "model for each class against the others (sklearn.multiclass.OneVsRestClassifier)"
             )
         problem = SoftmaxProblem(
             x if isinstance(x, np.ndarray) else x.tocsr(), labels, len(self.classes_), c, l2,
