@@ -105,6 +105,7 @@ class Deployment:
         self._whole = cluster  # strategies partition for it even after workers were lost
         self._counts = TurnCounts(state, steps)
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
+        self._changed: list[tuple[Strategy, Strategy]] = []  # those that others have replaced
 
     @property
     def has_losses(self) -> bool:
@@ -183,11 +184,25 @@ class Deployment:
             strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
         if strategy is None:
             return None
+        strategy = next((now for was, now in self._changed if was is strategy), strategy)
         find = getattr(strategy, "counter_of", None)
         counter = self._read_counter(None if find is None else find(source))
         division = divide_with(strategy, source, self._whole, pieces, {**fed, **counter})
         self._strategies |= dict.fromkeys(division.variables, strategy)
         return division
+
+    def change_strategy(self, before: Strategy, after: Strategy) -> None:
+        """Let another strategy partition the graphs of one from now on."""
+        changed = [(was, after if now is before else now) for was, now in self._changed]
+        self._changed = [*changed, (before, after)]
+        for variable, strategy in self._strategies.items():
+            if strategy is before:
+                self._strategies[variable] = after
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """The strategies that partition graphs of the session."""
+        return list({id(each): each for each in self._strategies.values()}.values())
 
     def strategy_for(self, variable: Node) -> Strategy | None:
         """Return the strategy that partitioned a variable, if one did."""
@@ -301,6 +316,14 @@ class Deployment:
             self.cluster, self._plan = cluster, None
             self.planner.move(cluster)
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Take in workers that have joined, and leave out those that have left. Programs and
+        variables stay where they are."""
+        self.cluster = self._whole = cluster
+        self.planner.move(cluster)
+        if self.mirrors is not None:
+            self.mirrors.change_cluster(cluster)
+
     # Placing ----------------------------------------------------------------------------------
 
     @without_collection
@@ -354,11 +377,22 @@ class Deployment:
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
+        show_stage("partitioning")
+        self.partition_placed(compiled, order, bindings)
+
+    def partition_placed(
+        self, compiled: CompiledFetches, order: Sequence[Node] | None, bindings: dict[str, int]
+    ) -> None:
+        """Partition fetches whose nodes have devices; the session does not change.
+
+        Args:
+            order: the order of the nodes; default: that of the graph.
+        """
+        graph = compiled.graph
         names = self.state.new_names(graph.variables)
         self.state.check_loaded_checkpoint(
             names, compiled.division.variables if compiled.division else {}
         )
-        show_stage("partitioning")
         known = {**self.state.names, **names}
         self._check_copies(compiled)
         if self.mirrors is None or not self.mirrors.is_active:

@@ -389,10 +389,10 @@ def _fit_in_memory(
     if shared is alone or not is_free:
         return placed
 
-    def lacking(made: GraphProblem, assignment: Assignment) -> dict[int, float]:
+    def measure_excess(made: GraphProblem, assignment: Assignment) -> dict[int, float]:
         return excess(made, in_turns(assignment, made.problem, made.nodes), taken)
 
-    lacks = lacking(placed.problem, placed.assignment)
+    lacks = measure_excess(placed.problem, placed.assignment)
     if not lacks:
         return placed
     groups, room = heavy_groups(alone.problem, lacks), alone.problem.capacity
@@ -403,7 +403,7 @@ def _fit_in_memory(
         except MemoryLimitError:
             break
         made = alone if _count_busy_devices(found, alone) <= 1 else shared
-        lacks = lacking(made, found)
+        lacks = measure_excess(made, found)
         if not lacks:
             return _Placed(made, found, is_tight=True)
         room = shrink(room, lacks)
