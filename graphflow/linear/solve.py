@@ -146,9 +146,7 @@ def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()
-    if solver == "sdca":
-        return np.ascontiguousarray(x)
-    return np.asfortranarray(x) if solver == "cd" else x
+    return np.ascontiguousarray(x) if solver == "sdca" else x
 
 
 __all__ = ["SOLVERS", "choose_solver", "solve"]
