@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ class ClusterFit:
         where = f"{problem.rows:,} x {problem.columns:,} by {len(rounds.parts)} workers"
         with show_progress("fitting", where=where):
             try:
-                _RoundLoop(self.session, rounds, choice, monitor).run()
+                RoundLoop(self.session, rounds, choice, monitor).run()
             finally:
                 history.local_steps = choice.steps
         history.plan = plan(rounds.round, self.session.cluster, {rounds.steps: (choice.steps, 0)})
@@ -101,8 +102,18 @@ class ClusterFit:
         return known[1]
 
 
-class _RoundLoop:
-    """Runs rounds until the monitor has what it wants."""
+class RoundLoop:
+    """Runs rounds until the monitor has what it wants.
+
+    Args:
+        session: the session that has the parts.
+        rounds: the graphs.
+        choice: gives each round its number of steps.
+        monitor: is given certified models.
+
+    Attributes:
+        limit: seconds after which it ends in any case.
+    """
 
     def __init__(
         self, session: Session, rounds: Rounds, choice: LocalSteps, monitor: FitMonitor
@@ -111,6 +122,7 @@ class _RoundLoop:
         self._feeds: dict[int, dict[Any, Any]] = {}
         self._known_bytes: dict[int, int] = {}
         self._bytes = 0
+        self.limit = math.inf
 
     def run(self) -> None:
         """Run rounds, and certify models now and then."""
@@ -125,9 +137,10 @@ class _RoundLoop:
                 since += self._run_round()
             seconds = time.perf_counter() - start
             monitor.passes += since
-            if self._accept_model() or monitor.is_exhausted:
+            is_late = monitor.seconds > self.limit
+            if self._accept_model() or monitor.is_exhausted or is_late:
                 return
-            choice.note_gap(before, monitor.history.gaps[-1], seconds)
+            choice.note_gap(before, monitor.history.gaps[-1], monitor.tol, seconds)
             wanted = monitor.passes_left(_MOST_PASSES)
 
     def _warm_up(self, sizes: Sequence[int]) -> None:
@@ -168,4 +181,4 @@ class _RoundLoop:
         return self._known_bytes[key]
 
 
-__all__ = ["ClusterFit"]
+__all__ = ["ClusterFit", "RoundLoop"]
