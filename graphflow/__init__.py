@@ -152,6 +152,7 @@ from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow import linear as linear
+    from graphflow import metrics as metrics
     from graphflow import onnx as onnx
     from graphflow import parallel as parallel
     from graphflow import placement as placement
@@ -171,9 +172,11 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
+    "metrics": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
-_ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel")
+_ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel",
+          "metrics")  # fmt: skip
 """Modules of public names: who asks here for one of theirs is text where it is."""
 
 
@@ -334,6 +337,7 @@ __all__ = [
     "mean",
     "median",
     "meshgrid",
+    "metrics",
     "min",
     "minimum",
     "moveaxis",

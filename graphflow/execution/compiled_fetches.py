@@ -224,19 +224,23 @@ class CompiledFetches:
             self._bindings[key] = sizes
         return self._bindings[key]
 
-    def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+    def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> bool:
         """Check that every device has enough memory, once for each combination of sizes.
+
+        Return True if these sizes are new.
 
         Raises:
             MemoryLimitError: a device has not; names the largest tensors.
         """
         key = tuple(sorted(bindings.items()))
-        if key not in self._fitting:
+        is_new = key not in self._fitting
+        if is_new:
             for name, part in self.partitions.items():
                 _check_fit(part, bindings, cluster.device(name).memory)
             if len(self._fitting) >= MAX_CHECKED_SIZES:
                 self._fitting.clear()
             self._fitting.add(key)
+        return is_new
 
     def worker_feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
         """Return each worker's feeds by name."""

@@ -23,7 +23,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.linear.losses import Floats, Loss
 
 Matrix = Any
-"""A dense array, or a scipy CSR or CSC matrix, of float32 or float64."""
+"""A dense array, a scipy CSR or CSC matrix, of float32 or float64, or a `TableStream`."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,15 @@ def multiply(x: Matrix, w: Floats) -> Floats:
     return np.asarray(x @ w, np.float64)
 
 
+def sum_squares(x: Matrix, h: Floats) -> Floats:
+    """Return Σ_i h_i x_ij² of each column j."""
+    if isinstance(x, np.ndarray):
+        return np.asarray(np.einsum("ij,ij,i->j", x, x, h, optimize=True))
+    if hasattr(x, "sum_squares"):
+        return np.asarray(x.sum_squares(h))
+    return np.asarray(x.multiply(x).T @ h).ravel()
+
+
 def _multiply_blocks(x: Any, w: Floats) -> Floats:
     """Return X @ w, with a block of X at a time in float64: float32 would lose half the digits."""
     if x.flags.c_contiguous:
@@ -214,4 +223,4 @@ def _best_dual(problem: LinearProblem, beta: Floats, v: Floats) -> float:
     return problem.dual(within * beta, within * v)
 
 
-__all__ = ["Certificate", "LinearProblem", "Matrix", "certify", "multiply"]
+__all__ = ["Certificate", "LinearProblem", "Matrix", "certify", "multiply", "sum_squares"]

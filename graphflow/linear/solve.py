@@ -14,7 +14,9 @@ from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
 from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
+from graphflow.linear.solvers.streamed import solve_stream
 from graphflow.linear.solvers.working_sets import descend_columns
+from graphflow.linear.tables.table_stream import TableStream
 
 SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
 
@@ -71,6 +73,10 @@ def solve(
     Raises:
         LinearModelError: the solver does not fit the problem; names one that does.
     """
+    if isinstance(problem.x, TableStream):
+        return solve_stream(
+            problem, solver, FitMonitor(problem, tol, max_passes, history), seed, w, b
+        )
     chosen = choose_solver(problem) if solver == "auto" else solver
     _check_solver(problem, chosen)
     history.solver = chosen

@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from graphflow.base.formatting import show_count
@@ -49,6 +50,8 @@ from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
 
 _log = Log("graphflow.session")
+GROWTH = 2
+"""Ratio of the elements of feeds from which fetches are planned again, on automatic GPUs."""
 MAX_LOST = 16
 """Placements that lost which are remembered."""
 _WARN_AT = 100
@@ -68,7 +71,8 @@ class Deployment:
         compiled: sets of fetches, by `key_of`.
         check: the comparison of placements that is going on, if any.
         lost: placements that lost such a comparison, the latest.
-        has_new_devices: GPUs have joined since variables were placed, and nothing has moved yet.
+        should_replan: all fetches are to be planned again after the step, because GPUs joined or
+            feeds outgrew those that were planned for.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Deployment:
     ) -> None:
         self.checks = checks
         self.gpus = gpus  # None once they are open
-        self.has_new_devices = False
+        self.should_replan = False
         self.mirrors = mirrors
         self.cluster = cluster
         self.hosts = hosts
@@ -100,6 +104,7 @@ class Deployment:
         self._whole = cluster  # strategies partition for it even after workers were lost
         self._counts = TurnCounts(state, steps)
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
+        self._changed: list[tuple[Strategy, Strategy]] = []  # those that others have replaced
 
     @property
     def has_losses(self) -> bool:
@@ -161,9 +166,7 @@ class Deployment:
             return
         cluster = self.gpus.open(self.planner)
         self.gpus = None
-        self.has_new_devices = len(cluster.devices) > len(self.cluster.devices) and bool(
-            self.state.homes
-        )
+        self.should_replan = len(cluster.devices) > 1 and bool(self.compiled)
         self.cluster = self._whole = cluster
 
     @property
@@ -180,11 +183,25 @@ class Deployment:
             strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
         if strategy is None:
             return None
+        strategy = next((now for was, now in self._changed if was is strategy), strategy)
         find = getattr(strategy, "counter_of", None)
         counter = self._read_counter(None if find is None else find(source))
         division = divide_with(strategy, source, self._whole, pieces, {**fed, **counter})
         self._strategies |= dict.fromkeys(division.variables, strategy)
         return division
+
+    def change_strategy(self, before: Strategy, after: Strategy) -> None:
+        """Let another strategy partition the graphs of one from now on."""
+        changed = [(was, after if now is before else now) for was, now in self._changed]
+        self._changed = [*changed, (before, after)]
+        for variable, strategy in self._strategies.items():
+            if strategy is before:
+                self._strategies[variable] = after
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """The strategies that partition graphs of the session."""
+        return list({id(each): each for each in self._strategies.values()}.values())
 
     def strategy_for(self, variable: Node) -> Strategy | None:
         """Return the strategy that partitioned a variable, if one did."""
@@ -205,11 +222,27 @@ class Deployment:
 
         Args:
             arrays: the feeds of the next step, by which a trial is more like it.
+
+        Raises:
+            MemoryLimitError: they do not fit as they are placed; see `migration.place_anew`.
         """
-        if compiled.program:
-            compiled.check_memory(self.cluster, bindings)
-        else:
+        if not compiled.program:
             self._place(compiled, shapes, bindings, arrays)
+        elif compiled.check_memory(self.cluster, bindings):
+            self._note_larger_feeds(compiled, shapes)
+
+    def _note_larger_feeds(self, compiled: CompiledFetches, shapes: Mapping[Node, Any]) -> None:
+        """Let fetches be planned again if their feeds outgrew those that were planned for.
+
+        A batch of one runs on the CPU, and a batch of thousands of the same model may gain by a
+        GPU. Placements on devices that the user named stay.
+        """
+        if self.gpus is not None:
+            self._open_gpus_for(compiled.source, shapes)
+            if self.gpus is None:
+                compiled.sizes = shapes
+        elif self.cluster.is_automatic and _elements(shapes) >= GROWTH * _elements(compiled.sizes):
+            compiled.sizes, self.should_replan = shapes, True
 
     # Before the first step --------------------------------------------------------------------
 
@@ -282,6 +315,14 @@ class Deployment:
             self.cluster, self._plan = cluster, None
             self.planner.move(cluster)
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Take in workers that have joined, and leave out those that have left. Programs and
+        variables stay where they are."""
+        self.cluster = self._whole = cluster
+        self.planner.move(cluster)
+        if self.mirrors is not None:
+            self.mirrors.change_cluster(cluster)
+
     # Placing ----------------------------------------------------------------------------------
 
     @without_collection
@@ -335,11 +376,22 @@ class Deployment:
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
+        show_stage("partitioning")
+        self.partition_placed(compiled, order, bindings)
+
+    def partition_placed(
+        self, compiled: CompiledFetches, order: Sequence[Node] | None, bindings: dict[str, int]
+    ) -> None:
+        """Partition fetches whose nodes have devices; the session does not change.
+
+        Args:
+            order: the order of the nodes; default: that of the graph.
+        """
+        graph = compiled.graph
         names = self.state.new_names(graph.variables)
         self.state.check_loaded_checkpoint(
             names, compiled.division.variables if compiled.division else {}
         )
-        show_stage("partitioning")
         known = {**self.state.names, **names}
         self._check_copies(compiled)
         if self.mirrors is None or not self.mirrors.is_active:
@@ -442,6 +494,11 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
         if node not in shapes and node.specs[0].is_concrete:
             shapes[node] = tuple(int(s) for s in node.specs[0].shape)
     return shapes
+
+
+def _elements(shapes: Mapping[Node, Any]) -> int:
+    """Return the number of elements of all feeds."""
+    return sum(prod(shape) for shape in shapes.values())
 
 
 def _check_pins(source: Graph, cluster: Cluster) -> None:

@@ -25,6 +25,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.calibration.worker_speeds import is_alike, with_speeds
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.placers import Placer
 from graphflow.placement.placers.single import OneDevice
 from graphflow.placement.plans.plan import Plan
@@ -123,9 +124,10 @@ class Planner:
             return replace(self.plan(compiled, {}, placer), placer=self._placer)
         if plan.model is None:
             return plan
-        return replace(
-            self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
-        )
+        names = (*self._cluster.devices, CLIENT)  # devices may have joined since
+        at = np.array([names.index(name) for name in plan.model.devices])
+        assignment = replace(plan.model.assignment, device=at[plan.model.assignment.device])
+        return replace(self.plan(compiled, {}, FixedAssignment(assignment)), placer=plan.placer)
 
     @property
     def checks_first_plans(self) -> bool:

@@ -62,6 +62,8 @@ class Cluster:
         key: The name of the key that a session shows the workers. Default: the only one.
         stand_ins: After workers were lost: for each worker by its number in pins, the worker that
             has its place now; see `without`.
+        left: Workers that have left a session, or never joined it. They keep their numbers, and
+            their devices are none of the cluster's.
         is_automatic: The GPUs were found, not named. A session opens them when a graph may gain by
             them, and goes on without those that fail.
 
@@ -81,6 +83,7 @@ class Cluster:
     key: str | None = None
     stand_ins: tuple[int, ...] = ()
     dead_after: float = 4.5
+    left: tuple[int, ...] = ()
     is_automatic: bool = False
 
     def __post_init__(self) -> None:
@@ -235,9 +238,9 @@ class Cluster:
     def __repr__(self) -> str:
         """Return a short text: the devices, without links; of their speeds, those of slow ones."""
         told = [f"{d.name} ({note})" if (note := d.product or d.slowness) else d.name
-                for worker in self.workers for d in worker.devices]  # fmt: skip
+                for worker in self.present_workers for d in worker.devices]  # fmt: skip
         more = f", … {len(told)} in all" if len(told) > 4 else ""
-        workers = show_count(len(self.workers), "worker")
+        workers = show_count(len(self.present_workers), "worker")
         return f"<Cluster of {workers} ({self.kind}): {', '.join(told[:4])}{more}>"
 
     # Names ------------------------------------------------------------------------------------
@@ -245,7 +248,12 @@ class Cluster:
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Full names of all devices, worker by worker."""
-        return tuple(device.name for worker in self.workers for device in worker.devices)
+        return tuple(device.name for worker in self.present_workers for device in worker.devices)
+
+    @property
+    def present_workers(self) -> tuple[Worker, ...]:
+        """The workers that have not left."""
+        return tuple(worker for worker in self.workers if worker.index not in self.left)
 
     @checks_arguments(DeviceError)
     def device(self, name: str) -> Device:
@@ -349,7 +357,9 @@ class Cluster:
         stand_ins = tuple(
             numbered.get(now, pin % max(1, len(stay))) for pin, now in enumerate(before)
         )
-        return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
+        return replace(
+            self, workers=workers, links=links, ports=ports, stand_ins=stand_ins, left=()
+        )
 
     def pinned(self, pin: DeviceName) -> DeviceName:
         """Return a pin with the present number of its worker, or that of the lost worker's
@@ -358,6 +368,28 @@ class Cluster:
         if pin.worker is None or pin.worker >= len(self.stand_ins):
             return pin
         return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)
+
+    def join(self, number: int, like: Worker, address: str | None, key: str | None) -> Self:
+        """Return the cluster with one more worker.
+
+        Args:
+            number: Its number; lower ones that are missing have left.
+            like: A worker with the same devices.
+            address: Where it listens; None for one that a session has started.
+            key: Its public key, or the key's name.
+        """
+        workers = list(self.workers)
+        left = {*self.left, *range(len(workers), number)} - {number}
+        for index in (*range(len(workers), number), number):
+            devices = tuple(
+                replace(d, name=f"/worker:{index}/{d.name.rpartition('/')[2]}")
+                for d in like.devices
+            )
+            there = address if index == number else f"tcp://worker-{index}.invalid:1"
+            there = None if address is None else there
+            made = replace(like, index=index, address=there, devices=devices, key=key)
+            workers[index : index + 1] = [made]
+        return replace(self, workers=tuple(workers), left=tuple(sorted(left)))
 
     # Plain data -------------------------------------------------------------------------------
 

@@ -32,6 +32,27 @@ def host_memory() -> int:
     return min(total, limit)
 
 
+def free_memory() -> int:
+    """Return the bytes of memory that are free on this host, or in the container around this
+    process."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (found,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        free = int(found) << 10
+    except (OSError, ValueError):
+        free = host_memory() // 2
+    try:
+        folder = Path("/sys/fs/cgroup")
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        # Files that the kernel keeps in memory count as used, and are dropped when memory is short.
+        stat = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cached = sum(int(each[1]) for each in stat if each[0] in ("active_file", "inactive_file"))
+    except (OSError, ValueError, IndexError):
+        return free
+    return max(0, min(free, limit - used + cached))
+
+
 def cache_bytes(level: int) -> int | None:
     """Return the bytes of a core's cache of a level from 2, which other cores may share.
 

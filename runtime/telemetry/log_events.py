@@ -84,6 +84,7 @@ EVENTS: Mapping[str, LogEvent] = {
     "placement.reverted": _event(
         _I, "a new placement was slower: the session went back", "promised measured before text"
     ),
+    "servers.changed": _event(_I, "a server joined or left, and what moved", "text"),
     "tables.balanced": _event(_I, "ranges of tables' rows moved to other owners", "text"),
     "trial.ended": _event(_D, "a trial before a first plan ended early", "reason"),
     # Checkpoints and recovery

@@ -324,3 +324,37 @@ def test_a_graph_of_more_memory_than_a_gpu_has_free_is_divided(
     with gf.Session(devices=["cpu:0"]) as session:
         wanted = [float(session.run(fetches, {x: X})[0]) for _ in range(2)]
     np.testing.assert_allclose(values, wanted, rtol=1e-4)
+
+
+@needs_compiler
+def test_a_batch_that_outgrows_the_gpu_is_placed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, memory=6 << 20)
+    x = gf.placeholder("float32", (None, 256), name="x")
+    weights = [gf.variable(np.eye(256, dtype="float32"), name=f"w{i}") for i in range(8)]
+    hidden = [x]
+    for w in weights:
+        hidden.append(gf.tanh(hidden[-1] @ w))
+    loss = gf.mean(gf.concat(hidden))
+    large_batch = np.tile(X, (12, 1))
+    with gf.Session() as session:
+        small = session.run(loss, {x: X})
+        assert set(session.plan().placement.values()) == {GPU, "/client"}
+        value = session.run(loss, {x: large_batch})
+        assert CPU in session.plan().placement.values()
+        assert session.run(loss, {x: X}) == pytest.approx(small, rel=1e-5)
+    with gf.Session(devices=["cpu:0"]) as session:
+        assert session.run(loss, {x: large_batch}) == pytest.approx(value, rel=1e-5)
+
+
+@needs_compiler
+def test_a_larger_batch_of_a_small_graph_moves_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    calibrate.profile(["cpu"])
+    x = gf.placeholder("float32", (None, 64), name="x")
+    w = gf.variable(np.eye(64, dtype="float32"), name="w")
+    y = gf.tanh(gf.tanh(x @ w) @ w)
+    with gf.Session() as session:
+        for rows, device in ((1, CPU), (4096, GPU)):
+            for _ in range(2):
+                session.run(y, {x: np.ones((rows, 64), "float32")})
+            assert session.plan().placement["w"] == device

@@ -194,6 +194,17 @@ INITIAL: dict[str, Any] = {
     "clip_by_value": {"grads": [F, M], "limit": 1.0},
 }  # fmt: skip
 
+LABELS = _i(3)
+METRICS: dict[str, Any] = {
+    "accuracy": {"outputs": F, "labels": LABELS},
+    "auc": {"scores": LABELS, "labels": LABELS}, "top_k": {"outputs": F, "labels": LABELS, "k": 2},
+    **_same({"outputs": LABELS, "labels": LABELS, "classes": 2}, "confusion_matrix", "f1",
+            "precision", "recall"),
+    "mean": {"values": F}, "perplexity": {"losses": F},
+    **_same({"outputs": F, "targets": F}, "mae", "mse", "r2"),
+    "Metric": {"parts": [F], "finish": lambda totals: totals[0]},
+}  # fmt: skip
+
 PARALLEL: dict[str, Any] = {
     "GPT": {"layers": 2, "width": 64, "heads": 4}, "Data": {"replicas": 2},
     "Pipeline": {"stages": 2}, "Shard": {"mesh": {"a": 2}, "rules": {"v": ("a",)}},
@@ -238,6 +249,7 @@ ROOMS: dict[str, dict[str, Any]] = {
     "nn": NETWORKS,
     **dict.fromkeys(("random", "linalg", "fft", "sparse", "signal", "debug"), MATHEMATICS),
     **dict.fromkeys(("init", "optim"), INITIAL),
+    "metrics": METRICS,
     "parallel": PARALLEL,
     "placement": PLACEMENT,
 }
@@ -248,6 +260,7 @@ NOT_CALLED = {
     "PipePlan", "Placer", "Filter", "FilterCheck", "BlockProgress",
     "Product", "Split", "Sweep", "Timeline", "Wire", "check_op",
     "register_op", "register_placer", "placer_names", "from_scipy", "training", "auto",
+    "evaluate",
 }  # fmt: skip
 """Results, bases, what changes a registry, and what takes long or takes nothing."""
 

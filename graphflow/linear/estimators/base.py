@@ -13,7 +13,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _check_y,
+    check_is_fitted,
+    validate_data,
+)
 
 from graphflow.errors import LinearModelError
 from graphflow.linear.cocoa.local_steps import check_local_steps
@@ -21,6 +26,14 @@ from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
+from graphflow.linear.tables.disk_table import DiskTable
+from graphflow.linear.tables.table_input import (
+    as_disk_table,
+    fits_memory,
+    multiply_table,
+    table_targets,
+)
+from graphflow.linear.tables.table_stream import TableStream
 
 _FORMATS = ("csr", "csc")
 
@@ -72,7 +85,16 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         check_local_steps(self.local_steps)
 
     def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
-        """Return a checked table, targets and weights; rows of weight 0 are left out."""
+        """Return a checked table, targets and weights; rows of weight 0 are left out.
+
+        A table on disk that does not fit into memory becomes a `TableStream`.
+        """
+        table = as_disk_table(x)
+        if table is not None:
+            y = table_targets(table, y)
+            if not fits_memory(table):
+                return self._check_stream(table, y, sample_weight, **more)
+            x = table.load()
         x, y = validate_data(
             self, x, y, accept_sparse=_FORMATS, dtype=[np.float64, np.float32], **more
         )
@@ -87,6 +109,23 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             x = (x if isinstance(x, np.ndarray) else x.tocsr())[used]
             y, weights = y[used], weights[used]
         return x, y, weights
+
+    def _check_stream(self, table: DiskTable, y: Any, sample_weight: Any, **more: Any) -> Any:
+        """Return a stream of a table's rows, targets and weights; rows of weight 0 are left out."""
+        y = _check_y(y, estimator=self, **more)
+        if len(y) != table.rows:
+            raise LinearModelError(f"{table.path} has {table.rows:,} rows, and y has {len(y):,}")
+        weights = _check_sample_weight(
+            sample_weight, y.reshape(len(y), -1), dtype=np.float64, ensure_non_negative=True
+        )
+        used = weights > 0
+        self.n_features_in_ = table.columns
+        self.__dict__.pop("feature_names_in_", None)
+        return (
+            TableStream(table, table.memory, None if used.all() else used),
+            y[used],
+            weights[used],
+        )
 
     def _solve(
         self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
@@ -167,6 +206,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _decision(self, x: Any) -> Any:
         """Return X @ coefᵀ + intercept of a table that is checked here."""
         check_is_fitted(self, "coef_")
+        table = as_disk_table(x)
+        if table is not None:
+            return multiply_table(table, self.coef_.T) + self.intercept_
         x = validate_data(self, x, accept_sparse=_FORMATS, reset=False)
         return safe_sparse_dot(x, self.coef_.T, dense_output=True) + self.intercept_
 

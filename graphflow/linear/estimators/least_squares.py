@@ -40,12 +40,12 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         self.cluster = cluster
         self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) or (rows, targets).
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) or (rows, targets); None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._forget()
@@ -101,12 +101,12 @@ class ElasticNet(LinearRegressor):
         self.cluster = cluster
         self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) numbers.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) numbers; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(alpha=(self.alpha, 0.0), l1_ratio=(self.l1_ratio, 0.0))

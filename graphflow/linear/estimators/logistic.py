@@ -13,6 +13,7 @@ from graphflow.linear.estimators.base import LinearClassifier
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
+from graphflow.linear.tables.table_stream import TableStream
 
 
 class LogisticRegression(LinearClassifier):
@@ -52,12 +53,12 @@ class LogisticRegression(LinearClassifier):
         self.cluster = cluster
         self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) labels, of two classes at least.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) labels, of two classes at least; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(C=(self.C, 1e-300), l1_ratio=(self.l1_ratio, 0.0))
@@ -101,6 +102,12 @@ class LogisticRegression(LinearClassifier):
                 f"l1_ratio={self.l1_ratio!r} with {len(self.classes_)} classes: an l1 penalty goes "
                 "with two classes; fit a model for each class against the others "
                 "(sklearn.multiclass.OneVsRestClassifier)"
+            )
+        if isinstance(x, TableStream):
+            raise LinearModelError(
+                f"{x.table.path} has {len(self.classes_)} classes and is larger than memory="
+                f"{x.table.memory:,}; raise memory=, or use LinearSVC, which fits each class "
+                "against the others"
             )
         if self.cluster is not None:
             raise LinearModelError(

@@ -14,15 +14,23 @@ from graphflow.errors import CompileError
 
 LLVM = {
     "i": "i64", "f": "double", "b": "i1", "v": "void",
-    "I": "ptr", "F": "ptr", "J": "ptr", "G": "ptr",
+    "I": "ptr", "F": "ptr", "J": "ptr", "G": "ptr", "U": "ptr",
 }  # fmt: skip
-"""Types by letter: int, float, bool, nothing; arrays of int64, float64, int32 and float32."""
-ITEM = {"I": "i", "F": "f", "J": "i", "G": "f"}
+"""Types by letter: int, float, bool, nothing; arrays of int64, float64, int32, float32, uint8."""
+ITEM = {"I": "i", "F": "f", "J": "i", "G": "f", "U": "i"}
 """What an item of an array is once it is loaded."""
-STORED = {"I": "i64", "F": "double", "J": "i32", "G": "float"}
+STORED = {"I": "i64", "F": "double", "J": "i32", "G": "float", "U": "i8"}
 """What an item of an array is in memory."""
-_WIDEN = {"J": "sext i32 {} to i64", "G": "fpext float {} to double"}
-_NARROW = {"J": "trunc i64 {} to i32", "G": "fptrunc double {} to float"}
+_WIDEN = {
+    "J": "sext i32 {} to i64",
+    "G": "fpext float {} to double",
+    "U": "zext i8 {} to i64",
+}
+_NARROW = {
+    "J": "trunc i64 {} to i32",
+    "G": "fptrunc double {} to float",
+    "U": "trunc i64 {} to i8",
+}
 
 
 @dataclass(frozen=True)
@@ -94,13 +102,13 @@ class Lines:
         return LlvmValue(kind, f"%t{self._count}")
 
     def load(self, place: LlvmValue) -> LlvmValue:
-        """The item of an array that lies at a place; items of 32 bits become wider."""
+        """The item of an array that lies at a place; shorter items become wider."""
         kind = place.kind
         item = self.emit(f"load {STORED[kind]}, ptr {place.text}", ITEM[kind])
         return self.emit(_WIDEN[kind].format(item.text), ITEM[kind]) if kind in _WIDEN else item
 
     def store(self, value: LlvmValue, place: LlvmValue) -> None:
-        """Write an item of an array; items of 32 bits are rounded, or cut."""
+        """Write an item of an array; shorter items are rounded, or cut."""
         item = self.convert(value, ITEM[place.kind])
         if place.kind in _NARROW:
             item = self.emit(_NARROW[place.kind].format(item.text), item.kind)

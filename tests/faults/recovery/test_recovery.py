@@ -266,7 +266,7 @@ def test_a_worker_that_freezes_while_another_is_replaced_is_replaced_too(
     curves: Mapping[int, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes connections, as its system does, and never answers; nobody has missed it yet."""
-    monkeypatch.setattr("graphflow.runtime.client.worker_membership._REOPEN_SECONDS", 5.0)
+    monkeypatch.setattr("graphflow.runtime.client.worker_membership.REOPEN_SECONDS", 5.0)
     frozen = []
 
     def strike(number: int) -> None:
