@@ -162,7 +162,7 @@ if TYPE_CHECKING:
     from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
 
-for _family in ("coordinate_ops", "sum_ops"):  # workers find ops of linear models, too
+for _family in ("coordinate_ops", "file_ops", "sum_ops"):  # workers find ops of linear models, too
     import_module(f"graphflow.linear.cocoa.{_family}")
 
 _CLUSTERS = "graphflow.placement.clusters.cluster"

@@ -13,12 +13,14 @@ from typing import Any, Self
 import numpy as np
 
 from graphflow.base.progress import show_progress
+from graphflow.errors import LinearModelError
 from graphflow.linear.cocoa.local_steps import LocalSteps
 from graphflow.linear.cocoa.rounds import Rounds, choose_axis
-from graphflow.linear.cocoa.table_parts import TablePart, cut_table
+from graphflow.linear.cocoa.table_parts import FileTable, TablePart, cut_table, read_parts
 from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_fetches import plan
 from graphflow.sessions.session import Session
@@ -52,6 +54,10 @@ class ClusterFit:
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, unless the session is the user's."""
         if self._is_own:
             self.session.close()
 
@@ -94,8 +100,19 @@ class ClusterFit:
         assert monitor.best is not None
         return monitor.best
 
-    def _cut(self, x: Any, axis: str) -> list[TablePart]:
+    def read(self, table: SvmlightTable) -> FileTable:
+        """Let each worker read its part of a file."""
+        return read_parts(self.session, table, self.devices)
+
+    def _cut(self, x: Any, axis: str) -> Sequence[TablePart]:
         """Return the parts of a table, which are made once."""
+        if isinstance(x, FileTable):
+            if axis != "rows":
+                raise LinearModelError(
+                    "workers read rows of a file, and this problem is solved by columns; use "
+                    "fit_intercept=False and an l2 penalty, or give the table itself for X"
+                )
+            return x.parts
         known = self._parts.get(axis)
         if known is None or known[0] is not x:
             known = self._parts[axis] = x, cut_table(x, axis, self.devices)
@@ -127,6 +144,7 @@ class RoundLoop:
     def run(self) -> None:
         """Run rounds, and certify models now and then."""
         monitor, choice = self._monitor, self._choice
+        self._session.run(self._rounds.start)
         self._warm_up(choice.first)
         if self._accept_model():
             return

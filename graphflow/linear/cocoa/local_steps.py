@@ -16,8 +16,8 @@ from graphflow.errors import LinearModelError
 
 HALF = 0.25
 """The share of a part at which a round gains half of what it can gain at most."""
-_SHARES = (0.25, 0.5)
-"""Shares of a part that the two rounds visit which are measured first."""
+_SHARES = (0.25, 0.125, 0.5)
+"""Shares of a part that the first rounds visit; the first round, with all cold, is not measured."""
 _BETTER = 1.2
 """A number of steps has to shrink the gap by so much more in a second to be preferred."""
 _FAR = 8.0
@@ -41,7 +41,7 @@ def best_share(exchange: float, whole: float) -> float:
 class LocalSteps:
     """Chooses H, the steps of a round.
 
-    "auto" measures a round that visits a quarter of the smallest part, and one that visits half.
+    "auto" measures a round that visits an eighth of the smallest part, and one that visits half.
     From these it takes the best H, and learns from the rounds with it until H stays. Then it tries
     twice and half as many, and keeps those that shrink the gap most in a second. All H are the part
     divided by a power of two, because a new H has to be compiled.
@@ -76,6 +76,9 @@ class LocalSteps:
 
     def note_round(self, steps: int, seconds: float) -> None:
         """Learn from the seconds of a round; this may change `steps`."""
+        if self._is_free and len(self._probes) == len(_SHARES) - 1:
+            self.steps = self._probes.pop(0)
+            return
         is_new = steps not in self._seconds
         self._seconds[steps] = min(seconds, self._seconds.get(steps, math.inf))
         if not self._is_free or not is_new or self._changes >= _CHANGES:
