@@ -63,6 +63,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.non_deterministic = getattr(self, "solver", "") in ("wild", "tpa")
         return tags
 
     def _check_parameters(self, **least: tuple[Any, float]) -> None:
