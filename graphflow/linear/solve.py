@@ -153,9 +153,7 @@ def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()
-    if solver in BY_ROWS:
-        return np.ascontiguousarray(x)
-    return np.asfortranarray(x) if solver == "cd" else x
+    return np.ascontiguousarray(x) if solver in BY_ROWS else x
 
 
 __all__ = ["BY_ROWS", "SOLVERS", "choose_solver", "solve"]
