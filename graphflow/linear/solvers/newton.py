@@ -20,7 +20,7 @@ import numpy as np
 
 from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.losses import Floats
-from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.problem import LinearProblem, multiply, sum_squares
 from graphflow.linear.solvers.line_search import search_line
 
 MANY = 2000
@@ -191,12 +191,7 @@ def _cg_step(
         along = h * (multiply(problem.x, p) - float(means @ p))
         return multiply(problem.x.T, along) - means * float(along.sum()) + problem.l2 * p
 
-    x = problem.x
-    squares = (
-        x.multiply(x).T @ h
-        if problem.is_sparse
-        else np.einsum("ij,ij,i->j", x, x, h, optimize=True)
-    )
+    squares = sum_squares(problem.x, h)
     diagonal = np.maximum(squares - float(h.sum()) * means**2, 0.0) + problem.l2
     p, rest = np.zeros_like(slope), slope.copy()
     preconditioned = rest / diagonal
