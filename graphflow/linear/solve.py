@@ -10,15 +10,22 @@ import numpy as np
 from graphflow.base.progress import show_progress
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
+from graphflow.linear.fit_threads import use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
+from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
 from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
 from graphflow.linear.solvers.streamed import solve_stream
+from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
+from graphflow.linear.solvers.wild_ascent import ascend_wildly
 from graphflow.linear.solvers.working_sets import descend_columns
 from graphflow.linear.tables.table_stream import TableStream
+from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
+SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa")
+BY_ROWS = ("sdca", "wild", "tpa")
+"""Solvers that visit rows, one dual variable at a time."""
 
 _ROW_NS, _ENTRY_NS, _PASSES = 60.0, 1.2, 25.0
 """What a row and an entry of dual ascent cost, and the passes that it takes; in nanoseconds."""
@@ -58,7 +65,7 @@ def choose_solver(problem: LinearProblem) -> str:
 
 def solve(
     problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
-    seed: int = 0, w: Floats | None = None, b: float = 0.0,
+    seed: int = 0, w: Floats | None = None, b: float = 0.0, threads: int = 1,
 ) -> CertifiedModel:  # fmt: skip
     """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
 
@@ -69,6 +76,7 @@ def solve(
         history: where certificates are noted.
         seed: of the order of rows.
         w, b: the model to begin with, for solvers that do not work on the dual.
+        threads: that the fit may use; a stream from disk uses one.
 
     Raises:
         LinearModelError: the solver does not fit the problem; names one that does.
@@ -81,13 +89,20 @@ def solve(
     _check_solver(problem, chosen)
     history.solver = chosen
     given = problem
-    if chosen != "sdca" and problem.bias:
+    if chosen not in BY_ROWS and problem.bias:
         given = _with_bias_column(problem)
     given = replace(given, x=_order_entries(given.x, chosen))
     monitor = FitMonitor(given, tol, max_passes, history)
-    with show_progress("fitting", where=f"{given.rows:,} x {given.columns:,} by {chosen}"):
-        if chosen == "sdca":
+    where = f"{given.rows:,} x {given.columns:,} by {chosen}"
+    with use_threads(given.x, chosen, threads), show_progress("fitting", where=where):
+        pool = current_pool()
+        if chosen == "tpa":
+            ascend_on_gpu(given, monitor, seed=seed)
+        elif chosen in BY_ROWS and pool is None:
             ascend_dual(given, monitor, seed=seed)
+        elif pool is not None and chosen in BY_ROWS:
+            ascend = ascend_on_threads if chosen == "sdca" else ascend_wildly
+            ascend(given, monitor, pool, seed=seed)
         elif chosen == "cd":
             descend_columns(given, monitor, w=w, b=b)
         else:
@@ -105,7 +120,7 @@ def _check_solver(problem: LinearProblem, solver: str) -> None:
         reason = "its slope has jumps" if problem.loss.slope is None else ""
     elif problem.l1 or problem.is_positive:
         reason = "of an l1 penalty or of coefficients that may not be negative"
-    elif solver == "sdca":
+    elif solver in BY_ROWS:
         if problem.has_intercept:
             reason = "of an intercept without penalty"
         elif not problem.l2:
@@ -138,9 +153,7 @@ def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()
-    if solver == "sdca":
-        return np.ascontiguousarray(x)
-    return np.asfortranarray(x) if solver == "cd" else x
+    return np.ascontiguousarray(x) if solver in BY_ROWS else x
 
 
-__all__ = ["SOLVERS", "choose_solver", "solve"]
+__all__ = ["BY_ROWS", "SOLVERS", "choose_solver", "solve"]
