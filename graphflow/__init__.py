@@ -166,7 +166,7 @@ if TYPE_CHECKING:
     from graphflow.training.fit import fit
     from graphflow.training.one_batch import check_training
 
-for _family in ("coordinate_ops", "sum_ops"):  # workers find ops of linear models, too
+for _family in ("coordinate_ops", "file_ops", "sum_ops"):  # workers find ops of linear models, too
     import_module(f"graphflow.linear.cocoa.{_family}")
 
 _CLUSTERS = "graphflow.placement.clusters.cluster"
