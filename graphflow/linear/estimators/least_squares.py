@@ -12,6 +12,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 
 
 class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
@@ -29,7 +30,7 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
 
     def __init__(
         self, alpha: Any = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8,
-        max_iter: int = 10_000, solver: str = "auto", cluster: Any = None,
+        max_iter: int = 10_000, solver: str | Duhl = "auto", cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
@@ -87,7 +88,7 @@ class ElasticNet(LinearRegressor):
     def __init__(
         self, alpha: float = 1.0, *, l1_ratio: float = 0.5, fit_intercept: bool = True,
         tol: float = 1e-6, max_iter: int = 10_000, positive: bool = False,
-        warm_start: bool = False, solver: str = "auto", cluster: Any = None,
+        warm_start: bool = False, solver: str | Duhl = "auto", cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
@@ -151,7 +152,7 @@ class Lasso(ElasticNet):
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,
         max_iter: int = 10_000, positive: bool = False, warm_start: bool = False,
-        solver: str = "auto", cluster: Any = None, local_steps: int | str = "auto",
+        solver: str | Duhl = "auto", cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
