@@ -151,6 +151,7 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import data as data
     from graphflow import linear as linear
     from graphflow import metrics as metrics
     from graphflow import onnx as onnx
@@ -172,7 +173,7 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
-    "metrics": "",
+    "metrics": "", "data": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
 _ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel",
@@ -277,6 +278,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "custom_vjp",
+    "data",
     "debug",
     "device",
     "diagonal",

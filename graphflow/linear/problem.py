@@ -21,6 +21,8 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.linear.losses import Floats, Loss
+from graphflow.linear.threaded_products import multiply_on_threads
+from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 Matrix = Any
 """A dense array, a scipy CSR or CSC matrix, of float32 or float64, or a `TableStream`."""
@@ -134,6 +136,11 @@ class Certificate:
 
 def multiply(x: Matrix, w: Floats) -> Floats:
     """Return X @ w in float64, of a matrix of any precision."""
+    pool = current_pool()
+    return _multiply(x, w) if pool is None else multiply_on_threads(x, w, pool, _multiply)
+
+
+def _multiply(x: Matrix, w: Floats) -> Floats:
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         return _multiply_blocks(x, w)
     return np.asarray(x @ w, np.float64)

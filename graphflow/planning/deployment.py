@@ -29,6 +29,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.machine_devices import find_gpus
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
@@ -514,7 +515,8 @@ def _check_pins(source: Graph, cluster: Cluster) -> None:
         try:
             cluster.match(str(device))
         except DeviceError as error:
+            lacks = find_gpus().reason if device.kind == "gpu" and cluster.kind == "here" else ""
             raise DeviceError(
                 f"{source.names.get(node, node.name)!r} (made at {node.location}) is pinned: "
-                f"{error}"
+                f"{error}{f'; {lacks}' if lacks else ''}"
             ) from None

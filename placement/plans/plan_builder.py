@@ -388,7 +388,11 @@ def _fit_in_memory(
     is_free = isinstance(get_placer(placer), Greedy | Auto) and not _is_pinned(alone.problem)
     if shared is alone or not is_free:
         return placed
-    lacks = excess(placed.problem, placed.assignment, taken)
+
+    def measure_excess(made: GraphProblem, assignment: Assignment) -> dict[int, float]:
+        return excess(made, in_turns(assignment, made.problem, made.nodes), taken)
+
+    lacks = measure_excess(placed.problem, placed.assignment)
     if not lacks:
         return placed
     groups, room = heavy_groups(alone.problem, lacks), alone.problem.capacity
@@ -399,7 +403,7 @@ def _fit_in_memory(
         except MemoryLimitError:
             break
         made = alone if _count_busy_devices(found, alone) <= 1 else shared
-        lacks = excess(made, found, taken)
+        lacks = measure_excess(made, found)
         if not lacks:
             return _Placed(made, found, is_tight=True)
         room = shrink(room, lacks)
@@ -463,7 +467,10 @@ def _units(working: Iterable[str], cluster: Cluster) -> int:
 
 def session_kind(cluster: Cluster) -> str:
     """Return the kind of sessions whose steps have about the same overhead."""
-    return "here" if cluster.kind == "here" else "process"
+    if cluster.kind != "here":
+        return "process"
+    has_gpu = any(device.kind == "gpu" for w in cluster.workers for device in w.devices)
+    return "gpu" if has_gpu else "here"
 
 
 def units(plan: Plan) -> int:

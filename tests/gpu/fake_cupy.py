@@ -493,6 +493,10 @@ class Runtime:
         return _world.devices
 
     @staticmethod
+    def deviceGetPCIBusId(index: int) -> str:
+        return f"FFFF:FF:{index:02X}.0"
+
+    @staticmethod
     def memGetInfo() -> tuple[int, int]:
         return _world.memory - _world.taken, _world.memory
 

@@ -6,17 +6,25 @@ import logging
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import graphflow as gf
-from graphflow.errors import ArgumentError, SessionError
+from graphflow.cli.main import app
+from graphflow.errors import ArgumentError, DeviceError, SessionError
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.clusters import machine_devices
+from graphflow.placement.clusters import host_facts, machine_devices
+from graphflow.runtime.diagnostics import crash_recorder
+from graphflow.runtime.gpu.gpu_backend import GpuBackend
+from graphflow.runtime.host.host import DeviceHost
+from graphflow.runtime.partitioning.partition import partition
+from graphflow.runtime.worker import serving
 from tests.gpu import cuda_on_cpu, fake_cupy
 from tests.placement.speeds import profile, speeds
 
@@ -63,8 +71,22 @@ def measured(kinds: Sequence[str]) -> dict[str, Any]:
         **profile(links),
         "key": calibrate.machine_key(),
         "devices": {kind: made[kind] for kind in kinds},
-        "steps": {"here": [1e-5, 3e-5]},
+        "steps": {"here": [1e-5, 3e-5], "gpu": [1e-5, 3e-5]},
     }
+
+
+def note_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine with a GPU, and the numbers of the GPUs that are opened from now on."""
+    install(monkeypatch)
+    opened: list[int] = []
+    begin = GpuBackend.__init__
+
+    def note(self: GpuBackend, index: int) -> None:
+        opened.append(index)
+        begin(self, index)
+
+    monkeypatch.setattr(GpuBackend, "__init__", note)
+    return opened
 
 
 def large(width: int = 256, layers: int = 6) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
@@ -101,13 +123,13 @@ def test_a_graph_goes_to_the_gpu_where_that_is_faster_and_says_why(
 def test_a_small_graph_stays_on_the_cpu_and_takes_nothing_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = install(monkeypatch)
+    opened = note_opened(monkeypatch)
     calibrate.profile(["cpu"])
     x = gf.placeholder("float32", (4,), name="x")
     with caplog.at_level(logging.INFO, "graphflow.session"), gf.Session() as session:
         assert session.run(gf.sum(x * 2.0), {x: np.ones(4, "float32")}) == 8.0
         assert "no GPU is asked for: predicted" in str(session.plan())
-    assert world.crossings == [] and world.taken == 0
+    assert opened == []
     assert "no GPU is asked for" in caplog.text
 
 
@@ -271,6 +293,14 @@ def test_gpus_in_the_environment_of_a_machine_without_say_why(
         gf.Session()
 
 
+def test_a_pin_to_a_gpu_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with gf.device("gpu"):
+        y = gf.placeholder("float32", (3,), name="y") * 3.0
+    with gf.Session() as session, pytest.raises(DeviceError, match="CuPy is not installed"):
+        session.run(y, {"y": np.ones(3, "float32")})
+
+
 def test_hidden_gpus_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -326,6 +356,24 @@ def test_a_graph_of_more_memory_than_a_gpu_has_free_is_divided(
     np.testing.assert_allclose(values, wanted, rtol=1e-4)
 
 
+def test_memory_that_other_processes_have_taken_is_not_planned_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nvml:
+        def nvmlDeviceGetHandleByPciBusId_v2(self, address: Any, handle: Any) -> int:
+            return 0 if address.value == b"FFFF:FF:01.0" else 6
+
+        def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+            memory._obj.free = 100 << 20
+            return 0
+
+    install(monkeypatch, devices=2)
+    monkeypatch.setattr(host_facts, "_load_nvml", Nvml)
+    gpus = gf.Cluster.here().workers[0].devices[1:]
+    shares = [gpu.memory / host_facts.MEMORY_SHARE for gpu in gpus]
+    assert shares == pytest.approx([1 << 30, 100 << 20])
+
+
 @needs_compiler
 def test_a_batch_that_outgrows_the_gpu_is_placed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, memory=6 << 20)
@@ -358,3 +406,31 @@ def test_a_larger_batch_of_a_small_graph_moves_to_the_gpu(monkeypatch: pytest.Mo
             for _ in range(2):
                 session.run(y, {x: np.ones((rows, 64), "float32")})
             assert session.plan().placement["w"] == device
+
+
+# Workers --------------------------------------------------------------------------------------
+
+
+def test_a_worker_offers_what_its_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    offered: list[Any] = []
+    monkeypatch.setattr(serving, "serve", lambda *a, devices, **rest: offered.append(devices))
+    monkeypatch.setattr(crash_recorder, "supervise", lambda announce: nullcontext())
+    for given in ([], ["--devices", "gpu:0"]):
+        done = CliRunner().invoke(app, ["worker", "--listen", "tcp://127.0.0.1:*", *given])
+        assert done.exit_code == 0, done.output
+    assert offered == [["cpu:0", "gpu:0"], ["gpu:0"]]
+
+
+def test_a_worker_opens_a_gpu_when_a_program_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = note_opened(monkeypatch)
+    host = DeviceHost(0, [CPU, GPU], 1, lambda parcel: None)
+    host.open("s")
+    y = gf.constant(np.ones(3, "float32")) * 2.0
+    graph = gf.Graph([y])
+    host.add("s", "p", [*partition(graph, dict.fromkeys(graph.nodes, CPU)).values()])
+    assert opened == [] and host.usage("s").arenas == {CPU: 0, GPU: 0}
+    host.add("s", "q", [*partition(graph, dict.fromkeys(graph.nodes, GPU)).values()])
+    host.prepare("s", "q", {})
+    assert opened == [0]
+    host.close("s")

@@ -36,6 +36,7 @@ IMAGE = {1: LINE, 2: IMG, 3: VOLUME}
 v = gf.variable(np.ones((3, 4), "float32"), name="v")
 loss = gf.mean(gf.square(F * v))
 AVERAGING = gf.optim.MovingAverage(gf.optim.SGD(0.1)).minimize(loss)
+DATA = gf.data.arrays(x=np.arange(10)).batch(4)
 SPARSE = gf.sparse.from_dense(np.eye(4, dtype="float32"))
 HERE = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
 SCHEDULE = gf.parallel.one_f_one_b(2, 4)
@@ -299,6 +300,20 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         }),
         "Session, checkpoint": (kept, {"every": 2, "keep": 2, "rejoin": 1.0}),
         "Session.run": (session.run, {"fetches": loss, "feeds": feeds}),
+        "Dataset.shuffle": (DATA.shuffle, {"seed": 1, "blocks": 2}),
+        "Dataset.batch": (DATA.batch, {"size": 3, "drop_last": True}),
+        "Dataset.map": (DATA.map, {"function": lambda batch: batch, "seed": 1}),
+        "Dataset.epochs": (DATA.epochs, {"count": 2}),
+        "Dataset.prefetch": (DATA.prefetch, {"batches": 2}),
+        "Dataset.split": (DATA.split, {"share": 0.5, "seed": 1}),
+        "Dataset.position": (DATA.position, {"step": 3}),
+        "Dataset.read": (DATA.read, {"position": (0, 1)}),
+        "Dataset.row_numbers": (DATA.row_numbers, {"position": (0, 1)}),
+        "Dataset.columns": (DATA.columns, {}),
+        "Dataset.start": (DATA.start, {"step": 3}),
+        "Dataset, arrays": (gf.data.arrays, {"columns": {"x": np.ones(3)}}),
+        "Dataset, rows": (lambda rows, names: gf.data.wrap(rows, names).batch(2).read((0, 0)),
+                      {"rows": [1.0, 2.0, 3.0], "names": ["x"]}),
         "Session.run, steps": (streamed, {"fetches": loss, "feeds": [feeds], "steps": 1}),
         "Session.run, a feed": (lambda feed: session.run(gf.exp(rows), {rows: feed}),
                                 {"feed": np.ones((3, 4), "float32")}),

@@ -23,6 +23,7 @@ from sklearn.utils.validation import (
 from graphflow.errors import LinearModelError
 from graphflow.linear.cocoa.local_steps import check_local_steps
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
@@ -56,6 +57,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     max_iter: int
     tol: float
     solver: str | Duhl
+    threads: int | None = None
     cluster: Any = None
     local_steps: int | str = "auto"
 
@@ -77,7 +79,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 raise LinearModelError(f"{name} must be a number of at least {low}, not {value!r}")
         if not isinstance(self.solver, Duhl) and self.solver not in SOLVERS:
             raise LinearModelError(
-                f"solver must be a gf.linear.Duhl or one of {', '.join(SOLVERS)}, not "
+                f"solver must be one of {', '.join(SOLVERS)}, or a gf.linear.Duhl, not "
                 f"{self.solver!r}"
             )
         if self.cluster is not None and self.solver not in ("auto", "sdca", "cd"):
@@ -85,6 +87,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"solver={self.solver!r} runs on one machine; with cluster=, use solver='auto'"
             )
         check_local_steps(self.local_steps)
+        count_threads(self.threads)
 
     def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
         """Return a checked table, targets and weights; rows of weight 0 are left out.
@@ -156,7 +159,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         if self.cluster is None:
             return [
                 self._run_solver(partial(
-                    solve, problem, self.solver, self.tol, most, seed=seed, w=w, b=b
+                    solve, problem, self.solver, self.tol, most, seed=seed, w=w, b=b,
+                    threads=count_threads(self.threads),
                 ))
                 for problem in problems
             ]  # fmt: skip

@@ -38,6 +38,7 @@ class Glm(LinearRegressor):
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         solver: one of `graphflow.linear.solve.SOLVERS`.
+        threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
         cluster, local_steps: as of `LinearSVC`.
     """
@@ -45,7 +46,8 @@ class Glm(LinearRegressor):
     def __init__(
         self, loss: str | Loss = "squared", penalty: Any = None, *, fit_intercept: bool = False,
         tol: float = 1e-6, max_iter: int = 10_000, solver: str | Duhl = "auto",
-        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
+        threads: int | None = None, random_state: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.loss = loss
         self.penalty = penalty
@@ -53,6 +55,7 @@ class Glm(LinearRegressor):
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
         self.cluster = cluster
         self.local_steps = local_steps

@@ -25,19 +25,21 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         solver: "auto", "cholesky", "cg", or "sdca" without an intercept.
+        threads: that the fit may use; None: as many as this process has cores.
         cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: Any = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8,
-        max_iter: int = 10_000, solver: str | Duhl = "auto", cluster: Any = None,
-        local_steps: int | str = "auto",
+        max_iter: int = 10_000, solver: str | Duhl = "auto", threads: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.cluster = cluster
         self.local_steps = local_steps
 
@@ -82,14 +84,15 @@ class ElasticNet(LinearRegressor):
         positive: True if no coefficient may be negative.
         warm_start: True to begin with the coefficients of the last fit.
         solver: "auto" or "cd".
+        threads: that the fit may use; None: as many as this process has cores.
         cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: float = 1.0, *, l1_ratio: float = 0.5, fit_intercept: bool = True,
         tol: float = 1e-6, max_iter: int = 10_000, positive: bool = False,
-        warm_start: bool = False, solver: str | Duhl = "auto", cluster: Any = None,
-        local_steps: int | str = "auto",
+        warm_start: bool = False, solver: str | Duhl = "auto", threads: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.l1_ratio = l1_ratio
@@ -99,6 +102,7 @@ class ElasticNet(LinearRegressor):
         self.positive = positive
         self.warm_start = warm_start
         self.solver = solver
+        self.threads = threads
         self.cluster = cluster
         self.local_steps = local_steps
 
@@ -143,8 +147,8 @@ class Lasso(ElasticNet):
 
     Args:
         alpha: the penalty.
-        fit_intercept, tol, max_iter, positive, warm_start, solver, cluster, local_steps: as of
-            `ElasticNet`.
+        fit_intercept, tol, max_iter, positive, warm_start, solver, threads, cluster, local_steps:
+            as of `ElasticNet`.
     """
 
     l1_ratio = 1.0
@@ -152,7 +156,8 @@ class Lasso(ElasticNet):
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,
         max_iter: int = 10_000, positive: bool = False, warm_start: bool = False,
-        solver: str | Duhl = "auto", cluster: Any = None, local_steps: int | str = "auto",
+        solver: str | Duhl = "auto", threads: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
@@ -161,6 +166,7 @@ class Lasso(ElasticNet):
         self.positive = positive
         self.warm_start = warm_start
         self.solver = solver
+        self.threads = threads
         self.cluster = cluster
         self.local_steps = local_steps
 

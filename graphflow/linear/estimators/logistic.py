@@ -11,6 +11,7 @@ from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.fit_threads import count_threads, use_threads
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.duhl import Duhl
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
@@ -32,6 +33,7 @@ class LogisticRegression(LinearClassifier):
         warm_start: True to begin with the coefficients of the last fit.
         solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty, or "sdca" without an
             intercept.
+        threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
         cluster, local_steps: as of `LinearSVC`.
     """
@@ -39,8 +41,8 @@ class LogisticRegression(LinearClassifier):
     def __init__(
         self, *, C: float = 1.0, l1_ratio: float = 0.0, fit_intercept: bool = True,
         class_weight: Any = None, tol: float = 1e-6, max_iter: int = 10_000,
-        warm_start: bool = False, solver: str | Duhl = "auto", random_state: int | None = None,
-        cluster: Any = None, local_steps: int | str = "auto",
+        warm_start: bool = False, solver: str | Duhl = "auto", threads: int | None = None,
+        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.C = C
         self.l1_ratio = l1_ratio
@@ -50,6 +52,7 @@ class LogisticRegression(LinearClassifier):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
         self.cluster = cluster
         self.local_steps = local_steps
@@ -120,10 +123,11 @@ class LogisticRegression(LinearClassifier):
             bool(self.fit_intercept),
         )  # fmt: skip
         history = FitHistory()
-        w, b = solve_softmax(
-            problem, self.tol, self.max_iter, history,
-            w=None if before is None else before.T, b=intercepts,
-        )  # fmt: skip
+        with use_threads(problem.x, "newton", count_threads(self.threads)):
+            w, b = solve_softmax(
+                problem, self.tol, self.max_iter, history,
+                w=None if before is None else before.T, b=intercepts,
+            )  # fmt: skip
         self._note(history, history.certificates[-1])
         self._warn(history.certificates[-1])
         self.coef_ = np.ascontiguousarray(w.T)

@@ -46,6 +46,8 @@ class LinearSVC(LinearClassifier):
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty.
+        threads: that the fit may use; None: as many as this process has cores. The same bits come
+            of the same number of threads.
         random_state: seed of the order of rows; None is 0.
         cluster: a `gf.Cluster` (or the path of its file) whose workers fit the model together, each
             with a part of the table; or a `gf.Session` on one, which stays open. None: this
@@ -57,7 +59,8 @@ class LinearSVC(LinearClassifier):
         self, penalty: str = "l2", loss: str = "squared_hinge", *, C: float = 1.0,
         fit_intercept: bool = True, intercept_scaling: float = 1.0, class_weight: Any = None,
         tol: float = 1e-6, max_iter: int = 10_000, solver: str | Duhl = "auto",
-        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
+        threads: int | None = None, random_state: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.penalty = penalty
         self.loss = loss
@@ -68,6 +71,7 @@ class LinearSVC(LinearClassifier):
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
         self.cluster = cluster
         self.local_steps = local_steps
@@ -116,16 +120,16 @@ class LinearSVR(LinearRegressor):
         epsilon: errors up to this cost nothing.
         C: the factor of the losses.
         loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
-        fit_intercept, intercept_scaling, tol, max_iter, random_state, cluster, local_steps: as
-            of `LinearSVC`.
+        fit_intercept, intercept_scaling, tol, max_iter, threads, random_state, cluster,
+            local_steps: as of `LinearSVC`.
         solver: "auto" or "sdca"; with the squared loss, "newton", "cholesky" or "cg", too.
     """
 
     def __init__(
         self, *, epsilon: float = 0.0, C: float = 1.0, loss: str = "epsilon_insensitive",
         fit_intercept: bool = True, intercept_scaling: float = 1.0, tol: float = 1e-6,
-        max_iter: int = 10_000, solver: str | Duhl = "auto", random_state: int | None = None,
-        cluster: Any = None, local_steps: int | str = "auto",
+        max_iter: int = 10_000, solver: str | Duhl = "auto", threads: int | None = None,
+        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.epsilon = epsilon
         self.C = C
@@ -135,6 +139,7 @@ class LinearSVR(LinearRegressor):
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
         self.cluster = cluster
         self.local_steps = local_steps

@@ -122,6 +122,24 @@ class Lines:
             return self.emit(f"fcmp une double {value.text}, 0.0", "b").text
         return self.emit(f"icmp ne i64 {value.text}, 0", "b").text
 
+    def atomic(self, name: str, values: list[LlvmValue]) -> LlvmValue | None:
+        """A step of `atomics` on an item of an array of 64 bits; None for other arguments."""
+        if name == "yield_thread" and not values:
+            self.emit("call i32 @sched_yield()", "i")
+            return LlvmValue("v", "")
+        if len(values) < 2 or values[0].kind not in ("I", "F") or values[1].kind != "i":
+            return None
+        kind = ITEM[values[0].kind]
+        item = LLVM[kind]
+        place = self.emit(
+            f"getelementptr {item}, ptr {values[0].text}, i64 {values[1].text}", values[0].kind
+        ).text
+        if name == "atomic_load":
+            return self.emit(f"load atomic {item}, ptr {place} seq_cst, align 8", kind)
+        amount = self.convert(values[2], kind).text
+        add = "fadd" if kind == "f" else "add"
+        return self.emit(f"atomicrmw {add} ptr {place}, {item} {amount} seq_cst", kind)
+
     def whole(self, rest: bool, left: str, right: str) -> LlvmValue:
         """Division that rounds down, as Python's does."""
         remainder = self.emit(f"srem i64 {left}, {right}", "i").text
