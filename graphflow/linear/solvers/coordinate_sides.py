@@ -101,7 +101,7 @@ class RowSide(CoordinateSide):
         return _row_gaps(problem, own, f, slice(None)), is_enough
 
     def _weights(self) -> Floats:
-        w: Floats = self.problem.correlate(self.own) / self.problem.l2
+        w: Floats = np.asarray(self.problem.correlate(self.own) / self.problem.l2)
         return w if self.problem.bias else np.append(w, 0.0)
 
 
@@ -134,7 +134,8 @@ class _SomeRows(CoordinatePart):
 def _row_gaps(problem: LinearProblem, beta: Floats, f: Floats, rows: Any) -> Floats:
     """Return c ℓ(y, f) + c ℓ*(y, -β/c) + β f of some rows, which is never negative."""
     y, c, loss = problem.y[rows], problem.c[rows], problem.loss
-    return np.maximum(c * loss.values(f, y) + loss.conjugates(beta, y, c) + beta * f, 0.0)
+    found: Floats = c * loss.values(f, y) + loss.conjugates(beta, y, c) + beta * f
+    return np.maximum(found, 0.0)
 
 
 class ColumnSide(CoordinateSide):
