@@ -119,11 +119,13 @@ def test_a_slow_worker_takes_fewer_turns_from_a_pool(tmp_path: Path) -> None:
     assert (tmp_path / "servers/plan.html").stat().st_size > 100_000
 
 
-def test_a_file_larger_than_its_memory_is_fitted_with_proof(tmp_path: Path) -> None:
-    done = ran("webspam.py", "--rows", "6000", "--memory", "8", cwd=tmp_path)
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_file_larger_than_its_memory_is_fitted_with_proof(workers: str, tmp_path: Path) -> None:
+    more = ["--workers", workers]
+    done = ran("webspam.py", "--rows", "6000", "--memory", "8", *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     gaps = [float(gap) for gap in re.findall(r"relative gap ([\d.e+-]+)", done.stdout)]
-    assert len(gaps) == 3 and max(gaps) <= 1e-4
+    assert len(gaps) == 2 + int(workers) and max(gaps) <= (1e-4 if workers == "1" else 1e-3)
     assert "support vector machine: sdca" in done.stdout
     halves = re.findall(r"have ([\d,]+) and ([\d,]+) rows", done.stdout)[0]
     assert sum(int(each.replace(",", "")) for each in halves) == 6000
