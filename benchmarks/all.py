@@ -21,7 +21,7 @@ from peers import RESULTS
 
 SCRIPTS = {path.stem: path for path in Path(__file__).resolve().parent.glob("*/*.py")}
 PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", "chain",
-          "first_step", "memory", "fused", "products", "conv")  # fmt: skip
+          "first_step", "memory", "data", "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "auto",
           "checkpoints")  # fmt: skip

@@ -159,7 +159,7 @@ def main() -> None:
     picture = draw_landscape(options.height, options.width)
     cluster = gf.Cluster.local(options.workers, threads=1)
     one = Network(options.height, options.width)
-    whole, wanted, alone = one.run(gf.Cluster.here(threads=1), picture)
+    whole, wanted, alone = one.run(gf.Cluster.here(devices=["cpu:0"], threads=1), picture)
 
     strategy = gf.parallel.Shard({"rows": options.workers}, {"picture": (None, None, "rows")})
     network = Network(options.height, options.width, strategy)

@@ -127,7 +127,7 @@ def train(name: str, cluster: gf.Cluster, steps: int, out: Path) -> Result:
     losses, seconds = [], []
     feeds = trainer.feeds(steps)
     plain = max(1, steps - TRACED_STEPS)
-    with gf.Session(gf.Cluster.here() if strategy is None else cluster) as session:
+    with gf.Session(gf.Cluster.here(devices=["cpu:0"]) if strategy is None else cluster) as session:
         for feed in feeds[:plain]:
             start = time.perf_counter()
             losses.append(float(session.run(trainer.step, feed)[0]))
@@ -204,7 +204,7 @@ def curve_points(losses: Sequence[float], low: float, top: float) -> str:
 def main() -> None:
     options = parse_arguments()
     names = dict.fromkeys([ONE, *(options.only or STRATEGIES)])
-    here = gf.Cluster.here()
+    here = gf.Cluster.here(devices=["cpu:0"])
     two, four = (here, here) if options.here else (gf.Cluster.local(2), gf.Cluster.local(4))
     with tempfile.TemporaryDirectory() as scratch:  # an interrupted run leaves no files
         results = {

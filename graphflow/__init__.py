@@ -151,7 +151,9 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import data as data
     from graphflow import linear as linear
+    from graphflow import metrics as metrics
     from graphflow import onnx as onnx
     from graphflow import parallel as parallel
     from graphflow import placement as placement
@@ -161,6 +163,9 @@ if TYPE_CHECKING:
     from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
 
+for _family in ("coordinate_ops", "sum_ops"):  # workers find ops of linear models, too
+    import_module(f"graphflow.linear.cocoa.{_family}")
+
 _CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
@@ -168,9 +173,11 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
+    "metrics": "", "data": "",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
-_ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel")
+_ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel",
+          "metrics")  # fmt: skip
 """Modules of public names: who asks here for one of theirs is text where it is."""
 
 
@@ -271,6 +278,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "custom_vjp",
+    "data",
     "debug",
     "device",
     "diagonal",
@@ -331,6 +339,7 @@ __all__ = [
     "mean",
     "median",
     "meshgrid",
+    "metrics",
     "min",
     "minimum",
     "moveaxis",

@@ -9,6 +9,7 @@ A new strategy is a class in one file. Each user of strategies asks for this muc
     minimize                     `filter_gradients`, if it changes the exchange of gradients, and
                                  `leaves_rows(variable)`, if it exchanges some tables whole
     s.replan()                   `move_rows`, if it deals rows of tables in ranges
+    s.add_server()               `change_servers`, if it has servers that may join and leave
     Session                      `state_copies`, 2 if variables are to have mirrors
     search, reports              `divide` returns a `sharded_graph.ShardedGraph`
     Pipeline * strategy          `partitioner.MeshStrategy`: mesh, layouts, replication, …
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +79,60 @@ class RowMoves:
     nbytes: int
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class ServerChange:
+    """A server that joins or leaves.
+
+    Attributes:
+        joining: the device of a new server; None if none joins.
+        leaving: the number of a server that leaves; None if none does.
+    """
+
+    joining: str | None = None
+    leaving: int | None = None
+
+
+@dataclass(frozen=True)
+class RowCopies:
+    """Ranges of rows that new variables get of those before.
+
+    Attributes:
+        pairs: the variables that have the rows, each with the one that gets them.
+        sources, targets: the first row of each range, in the one and in the other, int64 (n,).
+        width: the rows of a range.
+    """
+
+    pairs: tuple[tuple[Node, Node], ...]
+    sources: Array
+    targets: Array
+    width: int
+
+
+@dataclass(frozen=True)
+class ServerMoves:
+    """The moves that let a server join or leave.
+
+    Attributes:
+        strategy: the strategy from then on.
+        shards: the shards of the user's variables, once rows and variables are copied.
+        whole: variables that are copied whole, each with the one that gets its value.
+        rows: the ranges of rows that are copied.
+        servers: the number of servers from then on.
+        devices: those of servers and workers from then on.
+        left: the device of the server that leaves, if one does.
+        ranges: the number of ranges that move to other servers.
+    """
+
+    strategy: Strategy
+    shards: Mapping[Node, Any]
+    whole: tuple[tuple[Node, Node], ...]
+    rows: tuple[RowCopies, ...]
+    servers: int
+    devices: tuple[str, ...]
+    left: str | None
+    ranges: int
 
 
 class StepFacts(Protocol):
@@ -174,6 +229,27 @@ class Strategy(Protocol):
             known: the shards of variables that exist already.
             fed: the sizes of symbols, if a step is about to be fed; and the counter's value, if the
                 strategy has a method `counter_of(graph)` that returns a variable.
+        """
+
+
+@runtime_checkable
+class ServedStrategy(Strategy, Protocol):
+    """Partitions graphs for servers and workers, whose number may change in a session."""
+
+    def change_servers(
+        self,
+        change: ServerChange,
+        cluster: Any,
+        graphs: Sequence[Graph],
+        shards: Mapping[Node, Any],
+    ) -> ServerMoves:
+        """Return the moves that let a server join or leave.
+
+        Args:
+            change: the server.
+            cluster: the cluster.
+            graphs: the graphs that the session runs.
+            shards: the shards of their variables.
         """
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,10 @@ sys.dont_write_bytecode = False
 os.environ.setdefault(
     "GRAPHFLOW_CACHE", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "graphflow")
 )
+
+# A plain session takes a GPU where there is one and where that is faster. Tests compare bits, so
+# they run on the CPU unless they name a device.
+os.environ.setdefault("GRAPHFLOW_DEVICES", "cpu:0")
 
 # A background job of a shell ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -102,8 +107,20 @@ def _why_no_gpu() -> str | None:
     return None if count else "CuPy finds no device"
 
 
+def _skip_most_cases(items: list[pytest.Item]) -> None:
+    """Mark all but each n-th case of a test that is marked with `every(n)` as slow."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            counts[test] += 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     without_gpu = None if config.getoption("--run-gpu") else _why_no_gpu()
+    _skip_most_cases(items)
     told: set[str] = set()
     kept, dropped = [], []
     for item in items:

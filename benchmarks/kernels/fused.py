@@ -43,7 +43,7 @@ def graphflow_activation(threads: int) -> Callable[[], object]:
     x, bias = (gf.variable(a) for a in activation_inputs())
     result = gf.variable(np.zeros((ROWS, COLUMNS), "float32"))
     done = REGISTRY["group"](gf.assign(result, gf.nn.gelu(x + bias)))  # hands nothing back
-    session = gf.Session(gf.Cluster.here(threads=threads))
+    session = gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=threads))
     return lambda: session.run(done)
 
 
@@ -70,7 +70,7 @@ def graphflow_update(adam: bool, threads: int) -> Callable[[], object]:
     grads = [gf.variable(a, trainable=False) for a in arrays(1)]
     optimizer = gf.optim.Adam(RATE, BETA1, BETA2) if adam else gf.optim.SGD(RATE, MOMENTUM)
     update = optimizer.apply(grads, [gf.variable(a) for a in arrays(0)])
-    session = gf.Session(gf.Cluster.here(threads=threads))
+    session = gf.Session(gf.Cluster.here(devices=["cpu:0"], threads=threads))
     return lambda: session.run(update)
 
 

@@ -67,7 +67,7 @@ class Ours:
         ]
         loss = model.ours(variables, *inputs)
         update = gf.optim.SGD(model.rate, momentum=model.momentum).minimize(loss)
-        self._session = gf.Session(cluster)
+        self._session = gf.Session(cluster or gf.Cluster.here(devices=["cpu:0"]))
         self._fetches = [loss, update]
         self._inputs = inputs
         self._feeds = model.feeds

@@ -85,7 +85,7 @@ def graphflow_sparse(matrix: Any, y: np.ndarray) -> Callable[[], float]:
     logits = gf.sparse.spmv(x, w) + b
     loss = gf.mean(gf.nn.binary_cross_entropy_with_logits(logits, labels))
     update = gf.optim.SGD(RATE).minimize(loss)
-    session = gf.Session()
+    session = gf.Session(devices=["cpu:0"])
     return lambda: float(session.run([loss, update], {labels: y})[0])
 
 

@@ -39,7 +39,7 @@ def graphflow_chain() -> Callable[[], np.ndarray]:
     x, w = arrays()
     fed = gf.placeholder("float32", x.shape)
     y = chained(fed, gf.variable(w), gf.tanh)
-    session = gf.Session()
+    session = gf.Session(devices=["cpu:0"])
     return lambda: session.run(y, {fed: x})
 
 

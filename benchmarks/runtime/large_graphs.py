@@ -91,7 +91,7 @@ def measure(kind: str, nodes: int) -> dict[str, float]:
     start = time.process_time()
     fetches, feeds = KINDS[kind](nodes)
     built = time.process_time()
-    with gf.Session() as session:
+    with gf.Session(devices=["cpu:0"]) as session:
         session.run(fetches, feeds)
         first = time.process_time()
         session.run(fetches, feeds)

@@ -183,7 +183,7 @@ def contest(
     with ExitStack() as stack:
         for side in ("with", "without"):
             fetches, feeds = build()
-            cluster = gf.Cluster.here(threads=threads)
+            cluster = gf.Cluster.here(devices=["cpu:0"], threads=threads)
             session = stack.enter_context(gf.Session(cluster, trial=False))
 
             def step(session: Any = session, fetches: Any = fetches, feeds: Any = feeds) -> Any:

@@ -21,12 +21,19 @@ SWITCHES = (
 """Features that are on unless the variable is `off`."""
 NCCL = "GRAPHFLOW_NCCL", ("off", "host", "on")
 """The GPUs among which NCCL may run collectives: none, those of one host (default), or any."""
+DEVICES = "GRAPHFLOW_DEVICES"
+"""The devices that sessions of a process take unless they are given some: "cpu", "cpu:0,gpu:1"."""
 _CACHE_FOLDERS = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # for kernels and measurements
 
 
 def setting(name: str) -> str | None:
     """Return the value of a variable; None if it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def hides_gpus() -> bool:
+    """Return True if the user hides all GPUs of this machine from CUDA."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 
 def set_default(name: str, default: Callable[[], str]) -> None:

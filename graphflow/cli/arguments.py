@@ -14,13 +14,12 @@ from typing import Any
 import typer
 
 from graphflow.base.argument_checks import signature_of
-from graphflow.errors import ArgumentError, DeviceError, FetchError, GraphflowError, PlanError
+from graphflow.errors import ArgumentError, FetchError, GraphflowError, PlanError
 from graphflow.frontend.pytree import bind, flatten
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import show_shape
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.host_facts import gpu_memory
 from graphflow.placement.placers import Placer, get_placer
 from graphflow.placement.placers.auto import Auto
 
@@ -44,33 +43,25 @@ def names_of(devices: str) -> list[str]:
     return names
 
 
-def gpu_names() -> list[str]:
-    """Return the names of this machine's GPUs."""
-    found: list[str] = []
-    while True:
-        try:
-            gpu_memory(f"gpu:{len(found)}")
-        except DeviceError:
-            return found
-        found.append(f"gpu:{len(found)}")
-
-
 def cluster_of(
-    workers: int | None, path: Path | None, devices: str, threads: int | None
+    workers: int | None, path: Path | None, devices: str | None, threads: int | None
 ) -> Cluster:
-    """Return the cluster that --workers, --cluster, --devices and --threads mean."""
+    """Return the cluster that --workers, --cluster, --devices and --threads mean.
+
+    Without --devices, this process takes what `gf.Cluster.here()` takes, and workers `cpu:0`.
+    """
     if workers is not None and path is not None:
         raise ArgumentError("give --workers or --cluster, not both")
     if path is not None:
-        if threads is not None or devices != "cpu:0":
+        if threads is not None or devices is not None:
             raise ArgumentError(f"give devices and threads in {path}, not as options beside it")
         return load_cluster(path)
-    names = names_of(devices)
+    names = None if devices is None else names_of(devices)
     if workers is None:
         with option_errors("--devices"):
             return Cluster.here(devices=names, threads=threads)
     with option_errors("--workers, --devices"):
-        return Cluster.local(workers=workers, devices=names, threads=threads)
+        return Cluster.local(workers=workers, devices=names or ["cpu:0"], threads=threads)
 
 
 def load_cluster(path: Path) -> Cluster:

@@ -7,13 +7,11 @@ from typing import Annotated
 import typer
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
-from graphflow.cli.arguments import (
-    gpu_names,
-    load_cluster,
-)
+from graphflow.cli.arguments import load_cluster
 from graphflow.cli.options import ClusterFile
 from graphflow.errors import ArgumentError
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.machine_devices import find_gpus
 from graphflow.placement.plans.reports.tables import TextTable
 
 
@@ -22,7 +20,7 @@ def devices_command(cluster: ClusterFile = None) -> None:
     from graphflow.runtime.program.vendor_libraries import describe_gpus
 
     if cluster is None:
-        shown = Cluster.here(devices=["cpu:0", *gpu_names()])
+        shown = Cluster.here(devices=["cpu:0", *find_gpus().names])
     else:
         shown = load_cluster(cluster)
     rows = tuple(
@@ -45,8 +43,8 @@ def devices_command(cluster: ClusterFile = None) -> None:
             typer.echo(line)
         if found:
             typer.echo(
-                "sessions use cpu:0 by default; to use a GPU: "
-                "gf.Session(gf.Cluster.here(devices=['cpu:0', 'gpu:0']))"
+                "sessions take the CPU and each GPU, and place a graph where it is predicted to be "
+                "fastest; to choose: gf.Session(gf.Cluster.here(devices=['cpu:0', 'gpu:0']))"
             )
         typer.echo("speeds are measured by: graphflow calibrate")
 
@@ -62,7 +60,7 @@ def calibrate() -> None:
 
     console = Console()
     with console.status("measuring this machine…"):
-        measured = profile(["cpu", *(["gpu"] if gpu_names() else [])], refresh=True)
+        measured = profile(["cpu", *(["gpu"] if find_gpus().names else [])], refresh=True)
     with console.status("measuring the link between two processes…"):
         cluster = Cluster.local(workers=2)
         hosts = RemoteHosts(cluster, deadline=cluster.deadline)

@@ -102,7 +102,7 @@ INTERRUPTED = 130
 @app.command()
 def worker(
     listen: Listen,
-    devices: Devices = "cpu:0",
+    devices: Devices = None,
     threads: Threads = None,
     insecure: ListenInsecurely = False,
     allow_ops: AllowedOps = None,
@@ -140,8 +140,9 @@ def worker(
     with option_errors("--listen"):
         transport_of(listen).check_address(listen, insecure=True, listening=True)
     with option_errors("--devices"):
-        names = names_of(devices)
-        Cluster.here(devices=names)  # raises for devices that this machine lacks
+        given = None if devices is None else names_of(devices)
+        here = Cluster.here(devices=given)  # raises for devices that this machine lacks
+        names = [name.removeprefix("/worker:0/") for name in here.devices]
     if key is not None:
         with option_errors("--key"):
             Keyring().own_pair(key, WORKER)
@@ -163,14 +164,15 @@ def run(
     script: Annotated[Path, typer.Argument(help="A Python script that opens gf.Session().")],
     workers: Workers = None,
     cluster: ClusterFile = None,
-    devices: Devices = "cpu:0",
+    devices: Devices = None,
     threads: Threads = None,
 ) -> None:
     """Run a script whose plain gf.Session() uses these workers; other arguments go to the script.
 
     Example: graphflow run train.py --workers 2
     """
-    chosen = cluster_of(workers, cluster, devices, threads)
+    is_plain = all(option is None for option in (workers, cluster, devices, threads))
+    chosen = None if is_plain else cluster_of(workers, cluster, devices, threads)
     existing_file(script)
     sys.argv = [str(script), *context.args]
     token = default_cluster.set(chosen)
@@ -186,7 +188,7 @@ def plan_command(
     target: Target = None,
     cluster: ClusterFile = None,
     workers: Workers = None,
-    devices: Devices = "cpu:0",
+    devices: Devices = None,
     threads: Threads = None,
     shape: Shapes = None,
     output: PlanFile = None,

@@ -10,8 +10,12 @@ import typer
 # Of several commands ----------------------------------------------------------------------------
 
 Devices = Annotated[
-    str,
-    typer.Option(metavar="NAMES", help="Devices of each worker, e.g. 'cpu:0,cpu:1' or 'gpu:0'."),
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Devices of each worker, e.g. 'cpu:0,cpu:1' or 'gpu:0'; default: cpu:0 with "
+        "--workers, else the CPU and each usable GPU, or $GRAPHFLOW_DEVICES.",
+    ),
 ]
 Threads = Annotated[
     int | None,

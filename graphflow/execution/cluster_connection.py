@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 
+from graphflow.base.environment import DEVICES, setting
 from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.clusters.machine_devices import CPU, has_cupy
 from graphflow.placement.plans.plan import Plan
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.cluster_survey import (
@@ -32,12 +35,18 @@ is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)
 """True while sessions only measure strategies; workers leave those out of their metrics."""
 
 
-def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None) -> Cluster:
-    """Return the cluster that a session's arguments mean.
+def cluster_of(
+    cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | None
+) -> tuple[Cluster, Callable[[], Cluster] | None]:
+    """Return the cluster with which a session begins, and a function that finds its GPUs.
+
+    The function returns the cluster with the GPUs that may join it. It is None if none may. GPUs
+    that were named, or that the plan uses, are in the first cluster.
 
     Raises:
         ClusterError, SessionError: neither a cluster nor the path of a cluster file.
         PlanError: the plan uses devices that the cluster does not have.
+        ArgumentError: `GRAPHFLOW_DEVICES` names a device that is not here.
     """
     if plan is not None and not isinstance(plan, Plan):
         raise SessionError(
@@ -46,21 +55,31 @@ def cluster_of(cluster: Cluster | str | os.PathLike[str] | None, plan: Plan | No
     if cluster is None:
         cluster = plan.cluster if plan is not None else default_cluster.get()
     if cluster is None:
-        return Cluster.here()
+        if setting(DEVICES) is None:
+            return Cluster.here([CPU]), Cluster.here if has_cupy() else None
+        cluster = Cluster.here()
     if isinstance(cluster, str | os.PathLike):
         cluster = Cluster.load(cluster)
     if not isinstance(cluster, Cluster):
         raise SessionError(
             f"cluster must be a gf.Cluster or the path of a cluster file, not {cluster!r}"
         )
-    if plan is not None:
-        foreign = set(plan.placement.values()) - {*cluster.devices, CLIENT}
-        if foreign:
-            raise PlanError(
-                f"the plan places nodes on {', '.join(sorted(foreign))}, the cluster has "
-                f"{', '.join(cluster.devices)}; plan for this cluster"
-            )
-    return cluster
+    used = set() if plan is None else set(plan.placement.values()) - {CLIENT}
+    if not used <= {*cluster.devices}:
+        raise PlanError(
+            f"the plan places nodes on {', '.join(sorted(used - {*cluster.devices}))}, the cluster "
+            f"has {', '.join(cluster.devices)}; plan for this cluster"
+        )
+    if cluster.is_automatic and used <= {*(begun := without_gpus(cluster)).devices}:
+        return begun, lambda: cluster
+    return cluster, None
+
+
+def without_gpus(cluster: Cluster) -> Cluster:
+    """Return an automatic cluster with the CPUs of this process alone."""
+    (worker,) = cluster.workers
+    cpus = tuple(device for device in worker.devices if device.kind == "cpu")
+    return replace(cluster, workers=(replace(worker, devices=cpus),), is_automatic=False)
 
 
 def hosts_of(

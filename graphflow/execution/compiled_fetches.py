@@ -27,6 +27,7 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import MeasuredSteps, PlacementVerdict
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.memory.memory_layout import plan_layout
+from graphflow.runtime.memory.memory_use import memory_use
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.tracing.events import Exchange
 from graphflow.runtime.tracing.trace import Trace
@@ -223,19 +224,23 @@ class CompiledFetches:
             self._bindings[key] = sizes
         return self._bindings[key]
 
-    def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> None:
+    def check_memory(self, cluster: Cluster, bindings: Mapping[str, int]) -> bool:
         """Check that every device has enough memory, once for each combination of sizes.
+
+        Return True if these sizes are new.
 
         Raises:
             MemoryLimitError: a device has not; names the largest tensors.
         """
         key = tuple(sorted(bindings.items()))
-        if key not in self._fitting:
+        is_new = key not in self._fitting
+        if is_new:
             for name, part in self.partitions.items():
                 _check_fit(part, bindings, cluster.device(name).memory)
             if len(self._fitting) >= MAX_CHECKED_SIZES:
                 self._fitting.clear()
             self._fitting.add(key)
+        return is_new
 
     def worker_feeds(self, arrays: Mapping[Node, Array]) -> dict[int, dict[str, Array]]:
         """Return each worker's feeds by name."""
@@ -405,17 +410,10 @@ def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None
     every = sum([evaluate(known[i].nbytes, bindings) * n for i, n in counts.items()])
     if every <= limit:  # fits even without reuse of buffers: skip the exact layout
         return
-    tensors = [t for node in part.graph.nodes for t in node.outputs]
-    sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
-    layout = plan_layout(part, bindings)
-    in_place = {node for node in part.graph.nodes if node.op.name == "assign"} | {*layout.deferred}
-    outside = [
-        t
-        for t in tensors
-        if t not in layout.blocks and layout.roots[t] is t and t.node not in in_place
-    ]
-    need = layout.arena.nbytes + sum(sizes[t] for t in outside)
+    need = memory_use(part, plan_layout(part, bindings)).peak
     if need > limit:
+        tensors = [t for node in part.graph.nodes for t in node.outputs]
+        sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}
         largest = sorted(sizes, key=lambda t: -sizes[t])[:3]
         names = ", ".join(
             f"{part.graph.names[t.node]!r} of {t.spec.bind(bindings)} (made at {t.node.location})"

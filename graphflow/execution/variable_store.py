@@ -219,6 +219,32 @@ class VariableStore:
             self._at_home.discard(node)
         return leaving
 
+    def drop(self, nodes: Collection[Node]) -> dict[int, list[str]]:
+        """Forget variables that others have replaced, with their values.
+
+        Return the names that each worker may forget.
+        """
+        leaving: dict[int, list[str]] = {}
+        gone = {*nodes}
+        for node, others in self.mirror_reads.items():
+            if not gone.isdisjoint(others):  # its mirror has what it read of them
+                self.mirror_reads[node] = others - gone
+        for node in nodes:
+            name = self.names.pop(node, None)
+            if name is None:
+                continue
+            if node in self._at_home:
+                leaving.setdefault(self._worker_of(node), []).append(name)
+            if (mirror := self.mirror_homes.pop(node, None)) is not None:
+                leaving.setdefault(worker_of(mirror), []).append(MIRROR + name)
+            self.mirrored.discard(node)
+            self.mirror_reads.pop(node, None)
+            self._at_home.discard(node)
+            self._pending.pop(name, None)
+            self.homes.pop(node, None)
+            del self.variables[name]
+        return leaving
+
     # Mirrors ----------------------------------------------------------------------------------
 
     def is_placed(self, node: Node) -> bool:

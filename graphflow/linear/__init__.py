@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphflow.linear.estimators.logistic import LogisticRegression
     from graphflow.linear.estimators.pca import PCA
     from graphflow.linear.estimators.support_vectors import LinearSVC, LinearSVR
+    from graphflow.linear.tables.open_table import open_table as open
 
 _ESTIMATORS = {
     "ElasticNet": "least_squares", "Glm": "glm", "Lasso": "least_squares", "LinearSVC":
@@ -28,6 +29,8 @@ _ESTIMATORS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "open":
+        return import_module(f"{__name__}.tables.open_table").open_table
     if name not in _ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -45,10 +48,10 @@ sys.modules[__name__].__class__ = HintingModule
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ESTIMATORS})
+    return sorted({*globals(), *_ESTIMATORS, "open"})
 
 
 __all__ = [
     "L1", "L1L2", "L2", "PCA", "SVC", "Bounds", "ElasticNet", "Glm", "GroupL1", "Lasso",
-    "LinearSVC", "LinearSVR", "LogisticRegression", "Penalty", "Ridge", "losses",
+    "LinearSVC", "LinearSVR", "LogisticRegression", "Penalty", "Ridge", "losses", "open",
 ]  # fmt: skip

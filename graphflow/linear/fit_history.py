@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -31,11 +31,15 @@ class FitHistory:
         solver: the name of the solver.
         certificates: one for each time that a certificate was computed.
         best: the certified model with the least objective; None before the first one.
+        local_steps: the steps of a round, of a fit on several workers; None of others.
+        plan: the `gf.Plan` of such a round.
     """
 
     solver: str = ""
     certificates: list[Certificate] = field(default_factory=list)
     best: CertifiedModel | None = None
+    local_steps: int | None = None
+    plan: Any = None
 
     @property
     def seconds(self) -> list[float]:
@@ -74,6 +78,7 @@ class FitMonitor:
 
     Attributes:
         passes: passes over the data so far, which solvers count.
+        most_passes: passes after which the solver stops in any case.
     """
 
     def __init__(
@@ -83,7 +88,7 @@ class FitMonitor:
         self.tol = tol
         self.history = history
         self.passes = 0.0
-        self._most = max_passes
+        self.most_passes = max_passes
         self._start = time.perf_counter()
         self._highest_dual: float | None = None
 
@@ -93,9 +98,14 @@ class FitMonitor:
         return self.history.best
 
     @property
+    def seconds(self) -> float:
+        """The seconds since the start."""
+        return time.perf_counter() - self._start
+
+    @property
     def is_exhausted(self) -> bool:
         """True if the passes are used up."""
-        return self.passes >= self._most
+        return self.passes >= self.most_passes
 
     @property
     def is_stalled(self) -> bool:
@@ -126,13 +136,22 @@ class FitMonitor:
             beta: dual variables; None: those of the loss's slopes.
             known: further arguments of `certify`.
         """
-        seconds = time.perf_counter() - self._start
+        seconds = self.seconds
         found = certify(self.problem, w, b, beta, passes=self.passes, seconds=seconds, **known)
+        return self.take(found, w, b)
+
+    def take(self, found: Certificate, w: Floats, b: float) -> bool:
+        """Note a model whose certificate is known; return True if it is good enough.
+
+        Args:
+            found: the certificate.
+            w, b: the model; copied.
+        """
         if found.dual is not None:
             highest = found.dual if self._highest_dual is None else self._highest_dual
             self._highest_dual = highest = max(highest, found.dual)
             gap = max(found.primal - highest, 0.0)
-            found = Certificate(found.primal, highest, gap, found.passes, found.seconds)
+            found = replace(found, dual=highest, gap=gap)
         self.history.certificates.append(found)
         best = self.history.best
         if best is None or found.primal <= best.certificate.primal:
@@ -140,8 +159,7 @@ class FitMonitor:
         elif found.dual is not None:
             primal = best.certificate.primal
             gap = max(primal - found.dual, 0.0)
-            proof = Certificate(primal, found.dual, gap, found.passes, found.seconds)
-            best = CertifiedModel(best.w, best.b, proof)
+            best = CertifiedModel(best.w, best.b, replace(found, primal=primal, gap=gap))
         self.history.best = best
         gap_now = best.certificate.relative_gap
         show_stage(f"gap {gap_now:.1e}, passes" if gap_now else "passes", round(self.passes))

@@ -21,9 +21,11 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.linear.losses import Floats, Loss
+from graphflow.linear.threaded_products import multiply_on_threads
+from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 Matrix = Any
-"""A dense array, or a scipy CSR or CSC matrix, of float32 or float64."""
+"""A dense array, a scipy CSR or CSC matrix, of float32 or float64, or a `TableStream`."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Certificate:
         gap: what a better model could gain at most; None if the problem has no dual.
         passes: over the data, so far.
         seconds: since the start.
+        bytes: that workers have sent each other, so far.
     """
 
     primal: float
@@ -121,6 +124,7 @@ class Certificate:
     gap: float | None
     passes: float = 0.0
     seconds: float = 0.0
+    bytes: int = 0
 
     @property
     def relative_gap(self) -> float | None:
@@ -132,9 +136,23 @@ class Certificate:
 
 def multiply(x: Matrix, w: Floats) -> Floats:
     """Return X @ w in float64, of a matrix of any precision."""
+    pool = current_pool()
+    return _multiply(x, w) if pool is None else multiply_on_threads(x, w, pool, _multiply)
+
+
+def _multiply(x: Matrix, w: Floats) -> Floats:
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         return _multiply_blocks(x, w)
     return np.asarray(x @ w, np.float64)
+
+
+def sum_squares(x: Matrix, h: Floats) -> Floats:
+    """Return Σ_i h_i x_ij² of each column j."""
+    if isinstance(x, np.ndarray):
+        return np.asarray(np.einsum("ij,ij,i->j", x, x, h, optimize=True))
+    if hasattr(x, "sum_squares"):
+        return np.asarray(x.sum_squares(h))
+    return np.asarray(x.multiply(x).T @ h).ravel()
 
 
 def _multiply_blocks(x: Any, w: Floats) -> Floats:
@@ -213,4 +231,7 @@ def _best_dual(problem: LinearProblem, beta: Floats, v: Floats) -> float:
     return problem.dual(within * beta, within * v)
 
 
-__all__ = ["Certificate", "LinearProblem", "Matrix", "certify", "meet_intercept", "multiply"]
+__all__ = [
+    "Certificate", "LinearProblem", "Matrix", "certify", "meet_intercept", "multiply",
+    "sum_squares",
+]  # fmt: skip

@@ -10,12 +10,17 @@ import numpy as np
 from graphflow.base.progress import show_progress
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
+from graphflow.linear.fit_threads import use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
 from graphflow.linear.solvers.hessian import MANY
 from graphflow.linear.solvers.newton import choose_method, minimize_smooth
+from graphflow.linear.solvers.streamed import solve_stream
+from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
 from graphflow.linear.solvers.working_sets import descend_columns
+from graphflow.linear.tables.table_stream import TableStream
+from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
 
@@ -43,7 +48,7 @@ def choose_solver(problem: LinearProblem) -> str:
 
 def solve(
     problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
-    seed: int = 0, w: Floats | None = None, b: float = 0.0,
+    seed: int = 0, w: Floats | None = None, b: float = 0.0, threads: int = 1,
 ) -> CertifiedModel:  # fmt: skip
     """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
 
@@ -54,10 +59,15 @@ def solve(
         history: where certificates are noted.
         seed: of the order of rows.
         w, b: the model to begin with, for solvers that do not work on the dual.
+        threads: that the fit may use; a stream from disk uses one.
 
     Raises:
         LinearModelError: the solver does not fit the problem; names one that does.
     """
+    if isinstance(problem.x, TableStream):
+        return solve_stream(
+            problem, solver, FitMonitor(problem, tol, max_passes, history), seed, w, b
+        )
     chosen = choose_solver(problem) if solver == "auto" else solver
     _check_solver(problem, chosen)
     history.solver = chosen
@@ -66,8 +76,12 @@ def solve(
         given = _with_bias_column(problem)
     given = replace(given, x=_order_entries(given.x, chosen))
     monitor = FitMonitor(given, tol, max_passes, history)
-    with show_progress("fitting", where=f"{given.rows:,} x {given.columns:,} by {chosen}"):
-        if chosen == "sdca":
+    where = f"{given.rows:,} x {given.columns:,} by {chosen}"
+    with use_threads(given.x, chosen, threads), show_progress("fitting", where=where):
+        pool = current_pool()
+        if chosen == "sdca" and pool is not None:
+            ascend_on_threads(given, monitor, pool, seed=seed)
+        elif chosen == "sdca":
             ascend_dual(given, monitor, seed=seed)
         elif chosen == "cd":
             descend_columns(given, monitor, w=w, b=b)
@@ -119,9 +133,7 @@ def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()
-    if solver == "sdca":
-        return np.ascontiguousarray(x)
-    return np.asfortranarray(x) if solver == "cd" else x
+    return np.ascontiguousarray(x) if solver == "sdca" else x
 
 
 __all__ = ["SOLVERS", "choose_solver", "solve"]

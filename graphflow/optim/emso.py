@@ -19,7 +19,7 @@ from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope, user_location
 from graphflow.ops.tables.row_values import lookup_of
 from graphflow.optim.loss_scaling import LossScaling
 from graphflow.optim.optimizer_base import Optimizer, check_numbers
-from graphflow.optim.update_targets import ProximalTerm, Rate
+from graphflow.optim.update_targets import ProximalTerm
 from graphflow.strategy import Strategy
 
 
@@ -52,7 +52,7 @@ class Emso(Optimizer):
 
     inner: Optimizer
     inner_steps: int
-    gamma: Rate
+    gamma: float | Tensor
 
     def __post_init__(self) -> None:
         check_numbers(self, gamma=self.gamma)

@@ -1,9 +1,10 @@
-"""Clip gradients by their joint norm."""
+"""Clip gradients: by their joint norm, each by its own norm, or element by element."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +38,7 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     Raises:
         ArgumentError: no gradients, or a norm that is not a positive number.
     """
-    at = f"clip_by_global_norm at {user_location()}"
-    listed = isinstance(grads, list | tuple) and bool(grads)
-    if not listed or not all(isinstance(g, Tensor) for g in grads):
-        raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
-    if not isinstance(max_norm, Tensor) and (
-        isinstance(max_norm, bool)
-        or not (isinstance(max_norm, int | float | np.number) and max_norm > 0)
-    ):
-        raise ArgumentError(f"{at}: max_norm must be a positive number, not {max_norm!r}")
+    _check("clip_by_global_norm", grads, "max_norm", max_norm)
     widest = real_dtype(reduce(promote, (wide_dtype(g.dtype) for g in grads)))
     wide = (FUNCTIONS["astype"](_magnitude(g), widest) for g in grads)
     total, *rest = (FUNCTIONS["sum"](g * g) for g in wide)
@@ -56,3 +49,43 @@ def clip_by_global_norm(grads: Sequence[Tensor], max_norm: Rate) -> tuple[list[T
     scale = limit / FUNCTIONS["maximum"](norm, limit)
     pairs = [(g, widen(g)) for g in grads]
     return [in_dtype_of(w * in_dtype_of(scale, w), g) for g, w in pairs], norm
+
+
+@checks_argument_names(ArgumentError)
+def clip_by_norm(grads: Sequence[Tensor], max_norm: Rate) -> list[Tensor]:
+    """Scale each gradient down to a 2-norm of at most `max_norm`.
+
+    Raises:
+        ArgumentError: no gradients, or a norm that is not a positive number.
+    """
+    _check("clip_by_norm", grads, "max_norm", max_norm)
+    return [clip_by_global_norm([gradient], max_norm)[0][0] for gradient in grads]
+
+
+@checks_argument_names(ArgumentError)
+def clip_by_value(grads: Sequence[Tensor], limit: Rate) -> list[Tensor]:
+    """Cut each element of gradients to the range from −limit to limit.
+
+    Raises:
+        ArgumentError: no gradients, complex ones, or a limit that is not a positive number.
+    """
+    _check("clip_by_value", grads, "limit", limit)
+    for gradient in grads:
+        if kind(gradient.dtype) == "complex":
+            raise ArgumentError(
+                f"clip_by_value at {user_location()}: {gradient!r} is complex; use clip_by_norm"
+            )
+    bounds = [(g, rate_for(limit, g)) for g in grads]
+    return [FUNCTIONS["clip"](g, -bound, bound) for g, bound in bounds]
+
+
+def _check(what: str, grads: Any, name: str, limit: object) -> None:
+    """Check the arguments of a function that clips gradients; raises as it."""
+    at = f"{what} at {user_location()}"
+    listed = isinstance(grads, list | tuple) and bool(grads)
+    if not listed or not all(isinstance(g, Tensor) for g in grads):
+        raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
+    if not isinstance(limit, Tensor) and (
+        isinstance(limit, bool) or not (isinstance(limit, int | float | np.number) and limit > 0)
+    ):
+        raise ArgumentError(f"{at}: {name} must be a positive number, not {limit!r}")

@@ -19,6 +19,7 @@ from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, origin_scope, user_location
 from graphflow.ir.spec import is_half
+from graphflow.optim.state_variables import state_variable
 
 LEAST, MOST = 2.0**-24, 2.0**120
 
@@ -72,7 +73,7 @@ class LossScaling:
         """Return the variable that holds the scale."""
         if isinstance(self.initial, Tensor):
             return self.initial
-        return _state("loss_scale", init.full((), float(self.initial)))
+        return state_variable("loss_scale", init.full((), float(self.initial)))
 
     def unscale(self, grads: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
         """Return gradients of the loss, given those of scale·loss; 16-bit ones become float32
@@ -90,7 +91,7 @@ class LossScaling:
         """Return assignments of the scale and of the number of finite steps in a row."""
         where = FUNCTIONS["where"]
         with origin_scope(scale.node, "train/"):
-            good = _state(f"{scale.node.name}/good_steps", init.zeros((), "int64"))
+            good = state_variable(f"{scale.node.name}/good_steps", init.zeros((), "int64"))
             grows = good >= self.interval - 1
             risen = FUNCTIONS["minimum"](scale * float(self.growth), MOST)
             fallen = FUNCTIONS["maximum"](scale * float(self.backoff), LEAST)
@@ -117,14 +118,6 @@ def assign_if(finite: Tensor, update: Tensor) -> Tensor:
     variable, value = update.node.inputs
     with origin_scope(variable.node, "train/"):
         return assign(variable, FUNCTIONS["where"](finite, value, variable))
-
-
-def _state(name: str, initial: init.Initializer) -> Tensor:
-    tensor: Tensor = REGISTRY["variable"](
-        initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
-        name=name,
-    )  # fmt: skip
-    return tensor
 
 
 def _is_number(value: Any) -> bool:

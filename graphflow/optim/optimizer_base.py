@@ -11,7 +11,7 @@ only those rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +32,7 @@ from graphflow.ir.op import REGISTRY, Tensor, name_scope, origin_scope, user_loc
 from graphflow.ir.spec import Size, is_inexact, kind
 from graphflow.ops.base.composite import widen
 from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
+from graphflow.optim.schedules import RateSchedule
 from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
     ProximalTerm,
@@ -101,7 +102,7 @@ class Optimizer:
             VariableError: there is nothing to train.
         """
         _check_arguments(loss, variables, transform, strategy, scaling)
-        chosen = _trainable(loss) if variables is None else list(variables)
+        chosen = trainable_variables(loss) if variables is None else list(variables)
         if not chosen:
             raise VariableError(
                 f"minimize at {user_location()}: the loss depends on no trainable variable; make "
@@ -166,13 +167,29 @@ class Optimizer:
         Args:
             term: what is added to the gradients.
         """
-        shared, updates = self._begin(grads)
-        build = partial(self._build_update, shared, term)
+        rule, counting = self._with_rate()
+        shared, updates = rule._begin(grads)
+        build = partial(rule._build_update, shared, term)
         alike = UpdateCopies(build, "train/").update
         for gradient, variable in zip(grads, variables, strict=True):
-            plain = term is None and self._is_determined_by_specs(variable, gradient)
+            plain = term is None and rule._is_determined_by_specs(variable, gradient)
             updates += alike(variable, gradient) if plain else build(variable, gradient).updates
-        return updates
+        return [*updates, *counting]
+
+    def _with_rate(self) -> tuple[Optimizer, list[Tensor]]:
+        """Return this optimiser with the rate of the step in place of a schedule, and the updates
+        of the schedule's state."""
+        rate = vars(self).get("lr")
+        if not isinstance(rate, RateSchedule):
+            return self, []
+        now, updates = rate.begin()
+        changed: Any = replace
+        bound: Optimizer = changed(self, lr=now)
+        return bound, updates
+
+    def _rule_of(self, variable: Tensor) -> Optimizer:
+        """Return the optimiser that updates a variable."""
+        return self
 
     def _exchange(
         self,
@@ -189,14 +206,15 @@ class Optimizer:
         Raises:
             ShardingError: it does, and the update needs to know the rows.
         """
-        by_rows = self.sparse or self._rests_at_zero()
         leaves_rows = getattr(strategy, "leaves_rows", lambda variable: True)
         dense = []
         for i, (g, v) in enumerate(zip(grads, variables, strict=True)):
-            if not ((by_rows or _is_hashed(v)) and lookups_of(g, v)):
+            rule = self._rule_of(v)
+            by_rows = rule.sparse or rule._rests_at_zero() or _is_hashed(v)
+            if not (by_rows and lookups_of(g, v)):
                 dense.append(i)
             elif not leaves_rows(v):
-                if self.sparse or _is_hashed(v):
+                if rule.sparse or _is_hashed(v):
                     raise _whole_rows_error(strategy, v)
                 dense.append(i)
         found = [*grads]
@@ -224,7 +242,8 @@ class Optimizer:
         for variable in variables:
             if not isinstance(variable, Tensor) or variable.node.op is not REGISTRY["variable"]:
                 raise VariableError(f"apply at {user_location()}: {variable!r} is not a variable")
-            if kind(variable.dtype) == "complex" and not self._trains_complex():
+            rule = self._rule_of(variable)
+            if kind(variable.dtype) == "complex" and not rule._trains_complex():
                 raise VariableError(
                     f"apply at {user_location()}: {variable!r} is complex, which only SGD trains; "
                     "use two variables, its real and its imaginary part"
@@ -354,7 +373,8 @@ def _check_arguments(
         )
 
 
-def _trainable(loss: Tensor) -> list[Tensor]:
+def trainable_variables(loss: Tensor) -> list[Tensor]:
+    """Return the variables that a loss depends on and that may be trained."""
     return [
         node.outputs[0]
         for node in Graph(loss).variables
@@ -371,6 +391,8 @@ def check_numbers(optimizer: Optimizer, **values: Any) -> None:
             f"{what} at {user_location()}: sparse must be True or False, not {optimizer.sparse!r}"
         )
     for name, value in values.items():
+        if name == "lr" and isinstance(value, RateSchedule):
+            continue
         if name in ("lr", "gamma") and isinstance(value, Tensor):
             if value.ndim or kind(value.dtype) == "bool":
                 raise ArgumentError(
@@ -389,3 +411,13 @@ def check_numbers(optimizer: Optimizer, **values: Any) -> None:
                 f"{what} at {user_location()}: {name} must be a number {bound}, not {value!r}{hint}"
             )
         object.__setattr__(optimizer, name, float(value))
+
+
+def refuse_sparse(optimizer: Optimizer) -> None:
+    """Refuse `sparse=True` for a rule that needs whole gradients."""
+    if optimizer.sparse:
+        what = type(optimizer).__name__
+        raise ArgumentError(
+            f"{what} at {user_location()}: its step depends on whole gradients, so sparse must be "
+            'False; give tables to another rule: gf.optim.Groups({"table": gf.optim.Adagrad()}, …)'
+        )

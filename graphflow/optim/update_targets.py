@@ -15,8 +15,10 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor
 from graphflow.ir.spec import Size, minimum, promote
 from graphflow.ops.base.composite import widen
 from graphflow.ops.tables.row_values import lookup_of
+from graphflow.optim.schedules import RateSchedule
+from graphflow.optim.state_variables import state_variable
 
-Rate = float | Tensor
+Rate = float | Tensor | RateSchedule
 
 
 class Target:
@@ -61,13 +63,13 @@ class Target:
         part: Tensor = FUNCTIONS["where"](flags, first, chosen)
         return part
 
-    def read(self, name: str, initial: float = 0.0, axes: int | None = None) -> Tensor:
+    def read(self, name: str, initial: float = 0.0, shape: Sequence[Size] | None = None) -> Tensor:
         """Return the rows of a slot, a variable on the same device.
 
         Args:
-            axes: the slot has the shape of the variable's first `axes` axes; None: of all.
+            shape: of the slot; None: that of the variable.
         """
-        self.slots[name] = _slot(self.variable, name, initial, axes)
+        self.slots[name] = _slot(self.variable, name, initial, shape)
         return self.part(self.slots[name], initial)
 
     def write(self, name: str, value: Tensor) -> None:
@@ -198,25 +200,17 @@ def _distinct_rows(
     return target, found.inverse, ids
 
 
-def _slot(variable: Tensor, name: str, value: float, axes: int | None) -> Tensor:
-    """Return a new variable of the shape of another's first axes, on its device."""
-    shape = tuple(int(s) for s in variable.shape[:axes])
-    initial = init.full(shape, value, wide_dtype(variable.dtype))
+def _slot(variable: Tensor, name: str, value: float, shape: Sequence[Size] | None) -> Tensor:
+    """Return a new variable on the device of another, by default of its shape."""
+    sizes = tuple(int(s) for s in (variable.shape if shape is None else shape))
+    initial = init.full(sizes, value, wide_dtype(variable.dtype))
     return state_variable(f"{variable.node.name}/{name}", initial)
-
-
-def state_variable(name: str, initial: init.Initializer) -> Tensor:
-    """Return a new variable that belongs to an optimiser."""
-    tensor: Tensor = REGISTRY["variable"](
-        initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
-        name=name,
-    )  # fmt: skip
-    return tensor
 
 
 def rate_for(rate: Rate, like: Tensor) -> Any:
     """Return a rate that keeps a variable's dtype: Python numbers are weak, tensors are
     converted."""
+    assert not isinstance(rate, RateSchedule), "minimize puts the rate of the step in its place"
     return in_dtype_of(rate, like) if isinstance(rate, Tensor) else float(rate)
 
 
@@ -224,6 +218,19 @@ def descend(value: Tensor, rate: Rate, direction: Tensor) -> Tensor:
     """Return a value after a step of size `rate` against a direction."""
     end: Tensor = value - rate_for(rate, value) * direction
     return end
+
+
+def shrink(value: Tensor, rate: Rate, decay: float) -> Tensor:
+    """Return a value after decay apart from the gradient, (1 − rate·decay)·value."""
+    if not decay:
+        return value
+    decayed: Tensor = value * (1.0 - rate_for(rate, value) * decay)
+    return decayed
+
+
+def norm(x: Tensor) -> Tensor:
+    """Return the 2-norm of all elements."""
+    return sqrt(FUNCTIONS["sum"](x * x))
 
 
 def in_dtype_of(x: Tensor, like: Tensor) -> Tensor:

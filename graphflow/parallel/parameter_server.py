@@ -31,21 +31,22 @@ from graphflow.parallel.mesh.row_ranges import Int64s
 from graphflow.parallel.report import report_of
 from graphflow.parallel.served_tables.hybrid import check_hybrid, count_replicas
 from graphflow.parallel.servers.consistency import Rules
-from graphflow.parallel.servers.dealing import deal_variables
+from graphflow.parallel.servers.dealing import deal_variables, find_groups
 from graphflow.parallel.servers.filters.filter_arguments import check_filters
 from graphflow.parallel.servers.filters.route_filters import RouteFilters
 from graphflow.parallel.servers.micro_batches import MicroBatches, Turns
 from graphflow.parallel.servers.party_devices import count_workers, party_devices
 from graphflow.parallel.servers.served_evaluation import divide_evaluation
+from graphflow.parallel.servers.server_moves import Parties, plan_moves
 from graphflow.parallel.servers.server_report import ServerReport
-from graphflow.parallel.servers.step_cut import cut_step
+from graphflow.parallel.servers.step_cut import StepCut, cut_step
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
 from graphflow.parallel.sharding.batch_axis import batch_placeholders
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.tables.table_moves import move_rows
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.strategy import RowMoves, strategy_of
+from graphflow.strategy import RowMoves, ServerChange, ServerMoves, strategy_of
 
 
 @checks_arguments(ShardingError)
@@ -190,7 +191,7 @@ class ParameterServer:
         the window had, to repeat the window bit for bit; -1 stands for any worker.
         """
         with source_scope("ParameterServer", self.line):
-            return placeholder("int32", (self.servers, None), name="order")
+            return placeholder("int32", (None, None), name="order")
 
     def leaves_rows(self, variable: Tensor) -> bool:
         """Return True if `tables` names a variable, so that its looked-up rows travel by
@@ -237,9 +238,7 @@ class ParameterServer:
         if strategy_of(graph) is None:
             return divide_evaluation(graph, mesh, pieces, devices[: self.servers], self.tables)
         rules = self._rules(workers)
-        batch = batch_placeholders(graph, self.batch)
-        sizes = MicroBatches(mesh, graph, batch, rules.turns)
-        cut = cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
+        batch, sizes, cut = self._cut(graph, mesh, rules)
         check_hybrid(cut, rules, self._where)
         if cut.tables and rules.has_backups:
             raise ShardingError(
@@ -247,11 +246,10 @@ class ParameterServer:
                 f"{workers} workers) may leave out rows of tables= that others pulled; leave out "
                 "aggregate= or tables="
             )
-        homes = devices[: self.servers]
         before = {
-            node: homes.index(own.nodes[0].device)
+            node: own.server
             for node, own in pieces.items()
-            if node in cut.assigned and own.nodes[0].device in homes
+            if node in cut.assigned and own.server is not None
         }
         dealt = deal_variables(cut, self.servers, before)
         window = ServedWindow(
@@ -261,6 +259,15 @@ class ParameterServer:
         if self._filters is not None:
             notes += self._filters.describe(window.ports)
         return finish_window(window, graph, notes=tuple(notes))
+
+    def _cut(
+        self, graph: Graph, mesh: Mesh, rules: Rules
+    ) -> tuple[list[Tensor], MicroBatches, StepCut]:
+        """Return the placeholders of the batch, the sizes of micro-batches, and the step that is
+        cut into turns and updates."""
+        batch = batch_placeholders(graph, self.batch)
+        sizes = MicroBatches(mesh, graph, batch, rules.turns)
+        return batch, sizes, cut_step(graph, batch, sizes.symbols_of_batch, self.tables)
 
     def _rules(self, workers: int) -> Rules:
         """Return the rules of a window with a number of workers.
@@ -339,6 +346,40 @@ class ParameterServer:
             homes: the devices of shards.
         """
         return move_rows(counts, shards, homes)
+
+    def change_servers(
+        self,
+        change: ServerChange,
+        cluster: Cluster,
+        graphs: Sequence[Graph],
+        shards: Mapping[Node, ShardedVariable],
+    ) -> ServerMoves:
+        """Return the moves that let a server join or leave between two windows. About 1/n of the
+        variables and of each table's ranges change servers.
+
+        Args:
+            change: the server.
+            cluster: the cluster.
+            graphs: the graphs that the session runs.
+            shards: the shards of their variables.
+
+        Raises:
+            ShardingError: the last server is to leave, no such server is there, or a variable or
+                range is missing for one more.
+        """
+        workers = count_workers(cluster, self.servers, self.workers, self.devices)
+        devices = party_devices(cluster, self.servers, workers, self.devices)
+        mesh, rules = Mesh({PARTY: len(devices)}, devices), self._rules(workers)
+        trained = [graph for graph in graphs if strategy_of(graph) is not None]
+        groups = [find_groups(self._cut(graph, mesh, rules)[2]) for graph in trained]
+        parties = Parties(self.servers, devices).change(change, self._where)
+        now = replace(
+            self, servers=parties.servers, workers=workers, devices=[*map(str, parties.devices)]
+        )
+        set_frozen_fields(now, line=self.line, order=self.order, _filters=self._filters,
+                          _rows_at_once=self._rows_at_once)  # fmt: skip
+        states = None if self._filters is None else self._filters.states_of
+        return plan_moves(now, parties, [g for own in groups for g in own], graphs, shards, states)
 
     def report(self, fetches: Any, cluster: Cluster | None = None) -> ServerReport:
         """Return what the strategy makes of some fetches: the bytes of a window that servers and

@@ -19,7 +19,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Location, Node, Tensor, user_location
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.device_mesh import MICRO, PATH, Mesh
-from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
+from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices, own_devices
 from graphflow.parallel.pipelining.asynchronous_pipeline import unroll_pipeline
 from graphflow.parallel.pipelining.flushing_pipeline import (
     merge_bodies,
@@ -244,7 +244,7 @@ class Pipeline:
             each: how many devices share a stage.
         """
         name = self.schedule if isinstance(self.schedule, str) else ""
-        automatic = max(1, len(cluster.devices) // each) * STAGES_PER_DEVICE.get(name, 1)
+        automatic = max(1, len(own_devices(cluster)) // each) * STAGES_PER_DEVICE.get(name, 1)
         made = self._make_schedule(self._stage_count() or automatic)
         self._check_sizes(made)
         return made if self.recompute is None else replace(made, recompute=self.recompute)

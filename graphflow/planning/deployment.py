@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from graphflow.base.formatting import show_count
@@ -28,8 +29,11 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.machine_devices import find_gpus
 from graphflow.placement.placers.construction.execution_order import order_in_turns
+from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
+from graphflow.planning.automatic_gpus import AutomaticGpus
 from graphflow.planning.mirror_devices import check_replicas
 from graphflow.planning.mirrors import Mirrors
 from graphflow.planning.placement_check import (
@@ -43,8 +47,12 @@ from graphflow.planning.planner import Planner
 from graphflow.planning.turn_counts import TurnCounts
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
+from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
 
+_log = Log("graphflow.session")
+GROWTH = 2
+"""Ratio of the elements of feeds from which fetches are planned again, on automatic GPUs."""
 MAX_LOST = 16
 """Placements that lost which are remembered."""
 _WARN_AT = 100
@@ -58,11 +66,14 @@ class Deployment:
         plan: the plan for the first fetches.
         mirrors: the mirrors of variables, if there are any.
         checks: which values partitions check for NaN and infinity (`nonfinite_check`).
+        gpus: GPUs that join the cluster when a graph may gain by them.
 
     Attributes:
         compiled: sets of fetches, by `key_of`.
         check: the comparison of placements that is going on, if any.
         lost: placements that lost such a comparison, the latest.
+        should_replan: all fetches are to be planned again after the step, because GPUs joined or
+            feeds outgrew those that were planned for.
     """
 
     def __init__(
@@ -75,8 +86,11 @@ class Deployment:
         plan: Plan | None,
         checks: str = "",
         mirrors: Mirrors | None = None,
+        gpus: AutomaticGpus | None = None,
     ) -> None:
         self.checks = checks
+        self.gpus = gpus  # None once they are open
+        self.should_replan = False
         self.mirrors = mirrors
         self.cluster = cluster
         self.hosts = hosts
@@ -91,6 +105,7 @@ class Deployment:
         self._whole = cluster  # strategies partition for it even after workers were lost
         self._counts = TurnCounts(state, steps)
         self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
+        self._changed: list[tuple[Strategy, Strategy]] = []  # those that others have replaced
 
     @property
     def has_losses(self) -> bool:
@@ -138,12 +153,27 @@ class Deployment:
                     self._counts.note(counter, count[COUNTER], compiled)
                 return compiled
         source = Graph(tensors).verify()
+        self._open_gpus_for(source, shapes)
         with show_progress("optimising", len(source)):
             division = self._divide_by_strategy(source, fed_sizes(source, shapes))
             graph = source if division is None else division.graph
             return CompiledFetches(
                 tuple(tensors), source, optimize(graph), division=division, variant=variant
             )
+
+    def _open_gpus_for(self, graph: Graph, shapes: Mapping[Node, Any]) -> None:
+        """Let the GPUs of this machine join the cluster if a graph may gain by them."""
+        if self.gpus is None or not self.gpus.may_help(graph, _shapes(graph, shapes)):
+            return
+        cluster = self.gpus.open(self.planner)
+        self.gpus = None
+        self.should_replan = len(cluster.devices) > 1 and bool(self.compiled)
+        self.cluster = self._whole = cluster
+
+    @property
+    def all_devices(self) -> Cluster:
+        """The cluster, with GPUs that are not open yet."""
+        return self.cluster if self.gpus is None else self.gpus.find()
 
     def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
         """Partition a graph by its own strategy, or by the one that partitioned its variables
@@ -154,11 +184,25 @@ class Deployment:
             strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
         if strategy is None:
             return None
+        strategy = next((now for was, now in self._changed if was is strategy), strategy)
         find = getattr(strategy, "counter_of", None)
         counter = self._read_counter(None if find is None else find(source))
         division = divide_with(strategy, source, self._whole, pieces, {**fed, **counter})
         self._strategies |= dict.fromkeys(division.variables, strategy)
         return division
+
+    def change_strategy(self, before: Strategy, after: Strategy) -> None:
+        """Let another strategy partition the graphs of one from now on."""
+        changed = [(was, after if now is before else now) for was, now in self._changed]
+        self._changed = [*changed, (before, after)]
+        for variable, strategy in self._strategies.items():
+            if strategy is before:
+                self._strategies[variable] = after
+
+    @property
+    def strategies(self) -> list[Strategy]:
+        """The strategies that partition graphs of the session."""
+        return list({id(each): each for each in self._strategies.values()}.values())
 
     def strategy_for(self, variable: Node) -> Strategy | None:
         """Return the strategy that partitioned a variable, if one did."""
@@ -179,11 +223,27 @@ class Deployment:
 
         Args:
             arrays: the feeds of the next step, by which a trial is more like it.
+
+        Raises:
+            MemoryLimitError: they do not fit as they are placed; see `migration.place_anew`.
         """
-        if compiled.program:
-            compiled.check_memory(self.cluster, bindings)
-        else:
+        if not compiled.program:
             self._place(compiled, shapes, bindings, arrays)
+        elif compiled.check_memory(self.cluster, bindings):
+            self._note_larger_feeds(compiled, shapes)
+
+    def _note_larger_feeds(self, compiled: CompiledFetches, shapes: Mapping[Node, Any]) -> None:
+        """Let fetches be planned again if their feeds outgrew those that were planned for.
+
+        A batch of one runs on the CPU, and a batch of thousands of the same model may gain by a
+        GPU. Placements on devices that the user named stay.
+        """
+        if self.gpus is not None:
+            self._open_gpus_for(compiled.source, shapes)
+            if self.gpus is None:
+                compiled.sizes = shapes
+        elif self.cluster.is_automatic and _elements(shapes) >= GROWTH * _elements(compiled.sizes):
+            compiled.sizes, self.should_replan = shapes, True
 
     # Before the first step --------------------------------------------------------------------
 
@@ -229,9 +289,10 @@ class Deployment:
 
         Several sets may assign one variable, so this joint graph cannot run and is not verified.
         """
+        graph = Graph(tensors)
+        self._open_gpus_for(graph, sizes)
         if len(self.cluster.devices) == 1 or not tensors or self._plan is not None:
             return
-        graph = Graph(tensors)
         joint = CompiledFetches(tuple(tensors), graph, graph)
         joint.sizes = _shapes(graph, sizes)
         for node, device in devices_of(self.planner.plan(joint), graph).items():
@@ -255,6 +316,14 @@ class Deployment:
             self.cluster, self._plan = cluster, None
             self.planner.move(cluster)
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Take in workers that have joined, and leave out those that have left. Programs and
+        variables stay where they are."""
+        self.cluster = self._whole = cluster
+        self.planner.move(cluster)
+        if self.mirrors is not None:
+            self.mirrors.change_cluster(cluster)
+
     # Placing ----------------------------------------------------------------------------------
 
     @without_collection
@@ -273,8 +342,18 @@ class Deployment:
             self.place_and_partition(compiled, bindings, arrays)
             show_stage("sending programs")
             self.send_programs(compiled)
+        self._tell_choice(compiled)
         if is_new and self._checks_first_plans:
             self._check_first_plan(compiled)
+
+    def _tell_choice(self, compiled: CompiledFetches) -> None:
+        """Log which devices compute the fetches, if there were a CPU and GPUs to choose from."""
+        if compiled.plan is None:
+            note, numbers = "" if self.gpus is None else self.gpus.note, ""
+        else:
+            note, numbers = describe_choice(compiled.plan), BITS
+        if note:
+            _log.tell("devices.chosen", devices=note, numbers=numbers)
 
     def place_and_partition(
         self,
@@ -298,11 +377,22 @@ class Deployment:
             compiled.plan = compiled.plan or self._plan or self.planner.plan(compiled)
             compiled.devices = devices_of(compiled.plan, graph)
             order = order_of(compiled.plan, graph)
+        show_stage("partitioning")
+        self.partition_placed(compiled, order, bindings)
+
+    def partition_placed(
+        self, compiled: CompiledFetches, order: Sequence[Node] | None, bindings: dict[str, int]
+    ) -> None:
+        """Partition fetches whose nodes have devices; the session does not change.
+
+        Args:
+            order: the order of the nodes; default: that of the graph.
+        """
+        graph = compiled.graph
         names = self.state.new_names(graph.variables)
         self.state.check_loaded_checkpoint(
             names, compiled.division.variables if compiled.division else {}
         )
-        show_stage("partitioning")
         known = {**self.state.names, **names}
         self._check_copies(compiled)
         if self.mirrors is None or not self.mirrors.is_active:
@@ -407,6 +497,11 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
     return shapes
 
 
+def _elements(shapes: Mapping[Node, Any]) -> int:
+    """Return the number of elements of all feeds."""
+    return sum(prod(shape) for shape in shapes.values())
+
+
 def _check_pins(source: Graph, cluster: Cluster) -> None:
     """Refuse pins that match no device, also of nodes that optimisation removes."""
     pinned: dict[DeviceName, Node] = {}
@@ -420,7 +515,8 @@ def _check_pins(source: Graph, cluster: Cluster) -> None:
         try:
             cluster.match(str(device))
         except DeviceError as error:
+            lacks = find_gpus().reason if device.kind == "gpu" and cluster.kind == "here" else ""
             raise DeviceError(
                 f"{source.names.get(node, node.name)!r} (made at {node.location}) is pinned: "
-                f"{error}"
+                f"{error}{f'; {lacks}' if lacks else ''}"
             ) from None

@@ -23,6 +23,7 @@ from graphflow.planning.placement_check import (
     Durations,
     Key,
     PlacementCheck,
+    has_choice,
     move_seconds,
 )
 from graphflow.planning.trace_feedback import MIN_STEPS
@@ -92,6 +93,32 @@ def migrate(deployment: Deployment, least: float) -> Replanned:
     moved = _switch_plans(deployment, sets, go)
     deployment.begin_check(check if check.plans else None)
     return Replanned(moved, before, after, go[slowest].no_gain, measured)
+
+
+def can_place_anew(compiled: CompiledFetches) -> bool:
+    """Return True if fetches are placed, and neither a strategy nor pins decide where."""
+    plan = compiled.plan
+    return (
+        bool(compiled.program) and not compiled.division and plan is not None and has_choice(plan)
+    )
+
+
+def place_anew(
+    deployment: Deployment, compiled: CompiledFetches, shapes: Mapping[Node, tuple[int, ...]]
+) -> CompiledFetches:
+    """Place fetches for sizes that do not fit as they are placed, and move their variables.
+
+    Raises:
+        MemoryLimitError: they do not fit in any placement; nothing has moved.
+        WorkerLost: a worker was lost while variables moved.
+    """
+    before, compiled.sizes = compiled.sizes, shapes
+    try:
+        _adopt(deployment, {compiled.key: deployment.planner.plan(compiled, {})})
+    except MemoryLimitError:
+        compiled.sizes = before
+        raise
+    return deployment.compiled[compiled.key]
 
 
 def _durations(sets: Sequence[CompiledFetches]) -> Durations:

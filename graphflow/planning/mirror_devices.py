@@ -27,7 +27,8 @@ def choose_mirror_device(
         loads: the parts that each device holds or mirrors.
     """
     own = cluster.workers[worker_of(holder)]
-    others = [each for each in cluster.workers if each.index not in lost and each is not own]
+    away = {*lost, *cluster.left}
+    others = [each for each in cluster.workers if each.index not in away and each is not own]
     apart = [each for each in others if host_of(each) != host_of(own)]
     places = [(_counterpart(holder, each), each.index) for each in apart or others]
     count = len(cluster.workers)

@@ -62,6 +62,20 @@ class Mirrors:
         self.state.holders.clear()
         self.replace_all()
 
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Take in workers that have joined, and leave out those that have left."""
+        self.cluster = cluster
+        kept = [part for part in self._parts if worker_of(part) not in cluster.left]
+        self._parts = tuple(dict.fromkeys([*kept, *cluster.devices]))
+        away = {*cluster.left} | self.lost
+        self._mirror_devices = {
+            part: place
+            for part, place in self._mirror_devices.items()
+            if part in self._parts and worker_of(place) not in away
+        }
+        self.state.drop_mirrors([n for n in self.state.mirror_homes if self._is_unmirrored(n)])
+        self.replace_all()
+
     # Placing --------------------------------------------------------------------------------------
 
     def holder(self, part: str) -> str:
@@ -130,7 +144,8 @@ class Mirrors:
             StateLost: both copies of a variable are gone.
             WorkerLost: a further worker was lost meanwhile; the call can be repeated.
         """
-        state, lost = self.state, self._hosts.lost_workers()
+        state = self.state
+        lost = {w for w in self._hosts.lost_workers() if self._is_member(w)}
         if lost == self.lost:
             return
         moved: dict[int, list[Node]] = {}
@@ -162,6 +177,10 @@ class Mirrors:
         with defer_signals():
             self._move_parts(lost)
             state.drop_mirrors([node for node in state.mirror_homes if self._is_unmirrored(node)])
+
+    def _is_member(self, worker: int) -> bool:
+        """Return True unless a worker has left the session, or never got a part."""
+        return worker < len(self.cluster.workers) and worker not in self.cluster.left
 
     def _move_parts(self, lost: set[int]) -> None:
         """Note who holds the parts of lost workers, and which parts have no mirrors any more."""
@@ -199,15 +218,11 @@ class Mirrors:
 
     def add_worker(self, lost: int, number: int) -> None:
         """Note that a worker has joined the session in place of a lost one, with its devices."""
-        before = self.cluster.workers[lost]
-        devices = tuple(
-            replace(device, name=device.name.replace(f"/worker:{lost}/", f"/worker:{number}/"))
-            for device in before.devices
-        )
-        workers = [*self.cluster.workers, replace(before, index=number, devices=devices)]
+        before, workers = self.cluster.workers[lost], [*self.cluster.workers]
         if before.address is not None:  # two workers of a cluster have no common address
             workers[lost] = replace(before, address=f"tcp://worker-{lost}.invalid:1")
-        self.cluster = replace(self.cluster, workers=tuple(workers))
+        cluster = replace(self.cluster, workers=tuple(workers))
+        self.cluster = cluster.join(number, before, before.address, before.key)
 
     @property
     def lacks_mirrors(self) -> bool:

@@ -25,7 +25,9 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.calibration.worker_speeds import is_alike, with_speeds
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.placers import Placer
+from graphflow.placement.placers.single import OneDevice
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
 from graphflow.planning.node_observations import busiest_seconds
@@ -92,7 +94,7 @@ class Planner:
             homes: homes of variables, instead of the present ones.
         """
         bindings = compiled.bindings(compiled.sizes)
-        survey = self._ensure_survey()
+        survey = self.ensure_survey()
         return plan_graph(
             compiled.graph,
             self._cluster_at_speed(),
@@ -115,13 +117,17 @@ class Planner:
         A plan without its model is returned unchanged.
         """
         plan = compiled.plan
-        if plan is None:  # fetches on a single device have none
-            return self.plan(compiled)
+        if plan is None:  # fetches that were placed on a single device have none
+            names = self._cluster.devices
+            home = next(iter(compiled.devices.values()), names[0])
+            placer = None if len(names) == 1 else OneDevice(names.index(home))
+            return replace(self.plan(compiled, {}, placer), placer=self._placer)
         if plan.model is None:
             return plan
-        return replace(
-            self.plan(compiled, {}, FixedAssignment(plan.model.assignment)), placer=plan.placer
-        )
+        names = (*self._cluster.devices, CLIENT)  # devices may have joined since
+        at = np.array([names.index(name) for name in plan.model.devices])
+        assignment = replace(plan.model.assignment, device=at[plan.model.assignment.device])
+        return replace(self.plan(compiled, {}, FixedAssignment(assignment)), placer=plan.placer)
 
     @property
     def checks_first_plans(self) -> bool:
@@ -146,7 +152,7 @@ class Planner:
         """
         if not self._trial:
             return
-        survey = self._ensure_survey()  # also loads what was learned before
+        survey = self.ensure_survey()  # also loads what was learned before
         if self._cluster.kind != "here":
             from graphflow.planning.worker_trial import WorkerTrial
 
@@ -192,9 +198,9 @@ class Planner:
     def survey_if_cheap(self) -> None:
         """Survey the cluster if that takes moments; without a survey, traces teach nothing."""
         if is_known(self._cluster):
-            self._ensure_survey()
+            self.ensure_survey()
 
-    def _ensure_survey(self) -> ClusterSurvey:
+    def ensure_survey(self) -> ClusterSurvey:
         """Return the measurements that planning needs; take them on the first call."""
         if self._survey is None:
             self._probed = speeds_of_workers(self._hosts, self._cluster)

@@ -10,6 +10,7 @@ import numpy as np
 from graphflow.errors import ArgumentError, CheckpointError, StateLost, WorkerLost
 from graphflow.execution.step_prefetch import Run
 from graphflow.ir.op import Node
+from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning.deployment import Deployment
 from graphflow.runtime.checkpoint import Checkpoint
 
@@ -67,6 +68,9 @@ class NoRecovery:
 
     def begin_anew(self) -> None:
         """Do nothing: a lost worker ends the session."""
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Do nothing: the session never begins anew."""
 
     def load(self, take: Callable[[], None], read: Callable[[], Checkpoint]) -> None:
         """Take the state of a checkpoint."""

@@ -26,6 +26,7 @@ from graphflow.execution.checkpoint_matching import Rename, load_renamed
 from graphflow.execution.step_prefetch import Decide, Run, not_begun
 from graphflow.ir.op import Node, Tensor
 from graphflow.ops.communication.channels import replayed_feeds
+from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning.deployment import Deployment
 from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter, PendingCheckpoint
 from graphflow.recovery.mirror_recovery import MAX_RECOVERIES, Takeover, loss_of_target
@@ -226,6 +227,10 @@ class Recovery:
         if self._keeps_log:
             self.save()
             self._replay_log.drop_old()
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Let later recoveries begin with another cluster."""
+        self._cluster = cluster
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if there is one."""

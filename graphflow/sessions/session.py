@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +23,7 @@ from graphflow.base.argument_checks import (
     as_seconds,
     check_flag,
     checks_argument_names,
+    checks_arguments,
     describe_unexpected,
     did_you_mean,
     format_value,
@@ -53,6 +54,7 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.planning.migration import advance_check, has_drifted, migrate
 from graphflow.planning.mirror_devices import check_replicas
 from graphflow.planning.mirror_report import MirrorReport, report_mirrors
+from graphflow.planning.server_changes import ServerChanges, ServersChanged
 from graphflow.planning.table_balance import balance_tables, find_row_moves
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
@@ -75,6 +77,9 @@ class Session:
 
     Args:
         cluster: None for this process; a `Cluster`; or the path of a cluster file.
+        devices: devices of this process instead of a cluster, ["cpu:0"] or ["cpu:0", "gpu:1"]. By
+            default they are those of `$GRAPHFLOW_DEVICES`, else the CPU and each GPU that CuPy can
+            use. A graph goes to a GPU where that is predicted to be faster. See docs/gpu.md.
         plan: a plan for the first fetches; later fetches are planned around it.
         placer: name of the placement algorithm.
         deadline: seconds that a step may take. In this process, loops and waits between devices
@@ -124,6 +129,7 @@ class Session:
         self,
         cluster: Cluster | str | os.PathLike[str] | None = None,
         *,
+        devices: tuple[str, ...] | list[str] | None = None,
         plan: Plan | None = None,
         placer: str = "greedy",
         deadline: float = DEADLINE,
@@ -158,11 +164,19 @@ class Session:
         check_environment()
         configure_by_environment()
         import_allowed(names)
-        used = cluster_of(cluster, plan)
+        if devices is not None:
+            if cluster is not None:
+                raise SessionError(
+                    f"Session at {user_location()}: give a cluster or devices, not both; "
+                    "gf.Cluster.here(devices=…) is a cluster of this process"
+                )
+            cluster = Cluster.here(devices)
+        used, find_gpus = cluster_of(cluster, plan)
         with error_location("Session"):
             copies = check_replicas(replicas, used)
         parts = open_session(
             used,
+            find_gpus=find_gpus,
             plan=plan,
             placer=placer,
             deadline=allowed,
@@ -358,7 +372,9 @@ class Session:
 
     def _plan_compiled(self, compiled: CompiledFetches) -> Plan:
         self._planner.profile_first_steps(compiled, compiled.bindings(compiled.sizes))
-        return self._planner.plan(compiled)
+        made = self._planner.plan_as_placed(compiled)
+        gpus = self._deployment.gpus
+        return made if gpus is None else replace(made, notes=(*made.notes, gpus.note))
 
     @passes_interrupts
     def memory(self, fetches: Any = None) -> MemoryReport:
@@ -375,7 +391,7 @@ class Session:
             compiled = self._find_compiled(fetches)
             if compiled is None:
                 raise SessionError("these fetches have not run yet; run them first")
-            return memory_report(compiled, self.cluster)
+            return memory_report(compiled, self._deployment.cluster)
 
     @passes_interrupts
     def history(self, fetches: Any = None) -> tuple[Any, ...]:
@@ -442,10 +458,62 @@ class Session:
             self._recovery.begin_anew()  # initial values are those of the ranges before
             return retry(lambda: balance_tables(self._deployment, replanned))
 
+    @checks_arguments(SessionError)
+    @passes_interrupts
+    def add_server(self, at: str | None = None, *, key: str | None = None) -> ServersChanged:
+        """Let one more server join those of a `gf.parallel.ParameterServer`, between two windows.
+
+        About 1/n of the variables and of each table's rows move to it, with optimisers' slots,
+        straight from the servers that have them. Later windows give the numbers of windows on so
+        many servers. See docs/parameter-servers.md.
+
+        Args:
+            at: the address of a `graphflow worker` that is to join the session, or a device of the
+                session. Default: a process that the session starts, if it starts its workers; in a
+                session of one process, that process.
+            key: the public key of the worker at the address, or the key's name.
+
+        Raises:
+            SessionError: the session has run no step of a ParameterServer, or of several.
+            ClusterError, ShardingError, MemoryLimitError: the server cannot join; nothing has
+                changed.
+            WorkerLost: a worker was lost meanwhile, and the session cannot recover.
+        """
+        return self._change_servers(lambda changes: changes.add(at, key))
+
+    @checks_arguments(SessionError)
+    @passes_interrupts
+    def remove_server(self, number: int = -1) -> ServersChanged:
+        """Let a server hand its variables and rows over to the others, between two windows. Its
+        worker leaves the session if nothing else runs there.
+
+        Args:
+            number: the server's number; default: the last one.
+
+        Raises:
+            SessionError, ShardingError, MemoryLimitError: it cannot leave; nothing has changed.
+            WorkerLost: a worker was lost meanwhile, and the session cannot recover.
+        """
+        return self._change_servers(lambda changes: changes.remove(number))
+
+    def _change_servers(self, change: Callable[[ServerChanges], ServersChanged]) -> ServersChanged:
+        with self._life.own_lock(), self._life.operation():
+            changes = ServerChanges(self._deployment)
+            self._recovery.begin_anew()  # the steps before had other servers
+            changed = self._recovery.retry_on_loss(lambda: change(changes))
+            self._recovery.change_cluster(self._deployment.cluster)
+            return changed
+
     def _improve_placement(self) -> None:
         """After a step: advance the comparison of placements. At the end of a traced window: learn,
         and plan again if it drifted from the prediction."""
-        if self._deployment.check is not None:
+        if self._deployment.should_replan:
+            self._deployment.should_replan = False
+            check = self._deployment.check
+            replanned = migrate(self._deployment, 0.0)
+            if replanned.after == replanned.before:
+                self._deployment.begin_check(check)
+        elif self._deployment.check is not None:
             advance_check(self._deployment)
         improves = self._automatic and not self._deployment.has_losses
         compiled = self._steps.last if improves else None
@@ -604,8 +672,11 @@ class Session:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster on which the session runs, without workers that were lost for good."""
-        return self._deployment.cluster
+        """The cluster on which the session runs, without workers that were lost for good.
+
+        GPUs that it takes by itself belong to it, also if no graph has gained by one yet.
+        """
+        return self._deployment.all_devices
 
     # Tracing, closing -------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
+from graphflow.planning.automatic_gpus import AutomaticGpus
 from graphflow.planning.deployment import Deployment
 from graphflow.planning.mirrors import Mirrors
 from graphflow.planning.planner import Planner
@@ -21,6 +22,7 @@ from graphflow.recovery.mirror_recovery import MirrorRecovery, Takeover
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.recoverer import Recovery
 from graphflow.runtime.checkpoint.store import CheckpointStore
+from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 from graphflow.sessions.step_runner import StepRunner
@@ -46,6 +48,7 @@ class SessionParts(NamedTuple):
 def open_session(
     cluster: Cluster,
     *,
+    find_gpus: Callable[[], Cluster] | None,
     plan: Plan | None,
     placer: str,
     deadline: float,
@@ -60,6 +63,7 @@ def open_session(
     """Start or reach the workers, load the newest checkpoint, and return the session's parts.
 
     Args:
+        find_gpus: returns the cluster with the GPUs that may join it; None if none may.
         deadline: seconds that a step may take.
         ops: names of the modules that workers import.
         replans: True to trace a few steps now and then, and look for better placements.
@@ -80,7 +84,7 @@ def open_session(
         server = serve_metrics(metrics, hosts)
         if server is not None:
             undo.callback(server.close)
-        sampling = replans and len(cluster.devices) > 1
+        sampling = replans and (len(cluster.devices) > 1 or find_gpus is not None)
         steps = make_step_executor(hosts, deadline, sampling, server is not None)
         state = VariableStore(hosts)
         planner = Planner(cluster, hosts, state, steps, placer, trial)
@@ -88,7 +92,10 @@ def open_session(
         mirrors = None
         if hosts.can_be_lost:
             mirrors = Mirrors(cluster, hosts, state, is_active=replicas > 1)
-        deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks, mirrors)
+        gpus = None
+        if find_gpus is not None and isinstance(hosts, LocalHosts):
+            gpus = AutomaticGpus(hosts, cluster, find_gpus)
+        deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks, mirrors, gpus)
         # A cached step neither enters the log of recovery nor is it traced.
         recovers = policy is not None or replicas > 1
         runs_cached = not replans and not (recovers and hosts.can_be_lost)

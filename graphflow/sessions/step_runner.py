@@ -11,10 +11,12 @@ import numpy as np
 
 from graphflow.base.interrupts import resend_signal
 from graphflow.base.progress import show_progress
+from graphflow.errors import MemoryLimitError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_prefetch import Decide, Run, StepStream
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
+from graphflow.planning.migration import can_place_anew, place_anew
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +56,12 @@ class StepRunner:
         compiled = self._deployment.compile(tensors, shapes)
         arrays = compiled.check_feeds(given, self._deployment.compiled.values())
         bindings = compiled.bindings(shapes)
-        self._deployment.prepare(compiled, shapes, bindings, arrays)
+        try:
+            self._deployment.prepare(compiled, shapes, bindings, arrays)
+        except MemoryLimitError:
+            if not can_place_anew(compiled):
+                raise
+            compiled = place_anew(self._deployment, compiled, shapes)
         with show_progress("first step of", 0 if compiled.runs else len(compiled.graph)):
             values = self._steps.run(compiled, arrays, bindings)
         if (

@@ -208,7 +208,7 @@ def save_links(links: Mapping[str, LinkSpeed], folder: Path | None = None) -> Pr
 
 
 def save_step_cost(kind: str, cost: StepCost, folder: Path | None = None) -> None:
-    """Keep the cost of a step of a kind of session ("here", "process") on this machine."""
+    """Keep the cost of a step of a kind of session ("here", "gpu", "process") on this machine."""
     known = profile(folder=folder)
     if known.get("key") != machine_key():
         return

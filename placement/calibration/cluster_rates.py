@@ -36,7 +36,7 @@ def rates(
     made: dict[Any, Rates] = {}
     result: dict[str, Rates] = {}
     busy = _busy_threads(cluster)
-    for worker in cluster.workers:
+    for worker in cluster.present_workers:
         neighbours = len(worker.devices)
         for device in worker.devices:
             profile = (profiles or {}).get(worker.index)
@@ -124,7 +124,7 @@ def host_name(cluster: Cluster, worker: int) -> str:
 def _busy_threads(cluster: Cluster) -> dict[str, int]:
     """Return the threads of all CPU devices of each machine."""
     busy: dict[str, int] = {}
-    for worker in cluster.workers:
+    for worker in cluster.present_workers:
         host = host_name(cluster, worker.index)
         count = sum(d.threads or 1 for d in worker.devices if d.kind == "cpu")
         busy[host] = busy.get(host, 0) + count
@@ -144,7 +144,7 @@ def device_classes(cluster: Cluster) -> dict[str, str]:
             )
             if part is not None
         )
-        for worker in cluster.workers
+        for worker in cluster.present_workers
         for device in worker.devices
     }  # fmt: skip
 

@@ -31,6 +31,7 @@ from graphflow.placement.clusters.devices import (
     check_count,
     check_device_count,
 )
+from graphflow.placement.clusters.machine_devices import CPU, default_devices
 from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
 from graphflow.placement.clusters.worker_devices import (
@@ -61,6 +62,10 @@ class Cluster:
         key: The name of the key that a session shows the workers. Default: the only one.
         stand_ins: After workers were lost: for each worker by its number in pins, the worker that
             has its place now; see `without`.
+        left: Workers that have left a session, or never joined it. They keep their numbers, and
+            their devices are none of the cluster's.
+        is_automatic: The GPUs were found, not named. A session opens them when a graph may gain by
+            them, and goes on without those that fail.
 
     Raises:
         ClusterError: No workers, a duplicate address or device, a number that is NaN, infinite,
@@ -78,6 +83,8 @@ class Cluster:
     key: str | None = None
     stand_ins: tuple[int, ...] = ()
     dead_after: float = 4.5
+    left: tuple[int, ...] = ()
+    is_automatic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -92,17 +99,23 @@ class Cluster:
     @classmethod
     @checks_argument_names(ClusterError)
     def here(
-        cls, devices: tuple[str, ...] | list[str] = ("cpu:0",), threads: int | None = None
+        cls, devices: tuple[str, ...] | list[str] | None = None, threads: int | None = None
     ) -> Self:
         """Return a cluster of devices of this process.
 
         Args:
+            devices: Names, ["cpu:0", "gpu:1"]. Default: those of `$GRAPHFLOW_DEVICES`, else the CPU
+                and each GPU that CuPy can use.
             threads: Of each CPU device. Default: the cores, shared among them.
 
         Raises:
             DeviceError: A name is malformed, or a GPU cannot be used by this process.
+            ArgumentError: `GRAPHFLOW_DEVICES` names a device that is not here.
         """
-        return cls((worker_on_this_host(0, devices, threads, processes=1),), kind="here")
+        names = default_devices() if devices is None else devices
+        optional = devices is None and CPU in names and len(names) > 1
+        worker = worker_on_this_host(0, names, threads, processes=1)
+        return cls((worker,), kind="here", is_automatic=optional)
 
     @classmethod
     @checks_argument_names(ClusterError)
@@ -225,9 +238,9 @@ class Cluster:
     def __repr__(self) -> str:
         """Return a short text: the devices, without links; of their speeds, those of slow ones."""
         told = [f"{d.name} ({note})" if (note := d.product or d.slowness) else d.name
-                for worker in self.workers for d in worker.devices]  # fmt: skip
+                for worker in self.present_workers for d in worker.devices]  # fmt: skip
         more = f", … {len(told)} in all" if len(told) > 4 else ""
-        workers = show_count(len(self.workers), "worker")
+        workers = show_count(len(self.present_workers), "worker")
         return f"<Cluster of {workers} ({self.kind}): {', '.join(told[:4])}{more}>"
 
     # Names ------------------------------------------------------------------------------------
@@ -235,7 +248,12 @@ class Cluster:
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Full names of all devices, worker by worker."""
-        return tuple(device.name for worker in self.workers for device in worker.devices)
+        return tuple(device.name for worker in self.present_workers for device in worker.devices)
+
+    @property
+    def present_workers(self) -> tuple[Worker, ...]:
+        """The workers that have not left."""
+        return tuple(worker for worker in self.workers if worker.index not in self.left)
 
     @checks_arguments(DeviceError)
     def device(self, name: str) -> Device:
@@ -339,7 +357,9 @@ class Cluster:
         stand_ins = tuple(
             numbered.get(now, pin % max(1, len(stay))) for pin, now in enumerate(before)
         )
-        return replace(self, workers=workers, links=links, ports=ports, stand_ins=stand_ins)
+        return replace(
+            self, workers=workers, links=links, ports=ports, stand_ins=stand_ins, left=()
+        )
 
     def pinned(self, pin: DeviceName) -> DeviceName:
         """Return a pin with the present number of its worker, or that of the lost worker's
@@ -348,6 +368,28 @@ class Cluster:
         if pin.worker is None or pin.worker >= len(self.stand_ins):
             return pin
         return DeviceName(self.stand_ins[pin.worker], pin.kind, pin.index)
+
+    def join(self, number: int, like: Worker, address: str | None, key: str | None) -> Self:
+        """Return the cluster with one more worker.
+
+        Args:
+            number: Its number; lower ones that are missing have left.
+            like: A worker with the same devices.
+            address: Where it listens; None for one that a session has started.
+            key: Its public key, or the key's name.
+        """
+        workers = list(self.workers)
+        left = {*self.left, *range(len(workers), number)} - {number}
+        for index in (*range(len(workers), number), number):
+            devices = tuple(
+                replace(d, name=f"/worker:{index}/{d.name.rpartition('/')[2]}")
+                for d in like.devices
+            )
+            there = address if index == number else f"tcp://worker-{index}.invalid:1"
+            there = None if address is None else there
+            made = replace(like, index=index, address=there, devices=devices, key=key)
+            workers[index : index + 1] = [made]
+        return replace(self, workers=tuple(workers), left=tuple(sorted(left)))
 
     # Plain data -------------------------------------------------------------------------------
 
@@ -360,6 +402,7 @@ class Cluster:
             "dead_after": self.dead_after,
             "source": self.source,
             "key": self.key,
+            "is_automatic": self.is_automatic,
             "workers": [asdict(worker) for worker in self.workers],
             "links": [asdict(link) for link in self.links],
             "ports": [asdict(port) for port in self.ports],

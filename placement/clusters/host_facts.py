@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
@@ -30,6 +33,27 @@ def host_memory() -> int:
     except (OSError, ValueError):  # no container, or the word "max"
         return total
     return min(total, limit)
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that are free on this host, or in the container around this
+    process."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (found,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+        free = int(found) << 10
+    except (OSError, ValueError):
+        free = host_memory() // 2
+    try:
+        folder = Path("/sys/fs/cgroup")
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        # Files that the kernel keeps in memory count as used, and are dropped when memory is short.
+        stat = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        cached = sum(int(each[1]) for each in stat if each[0] in ("active_file", "inactive_file"))
+    except (OSError, ValueError, IndexError):
+        return free
+    return max(0, min(free, limit - used + cached))
 
 
 def cache_bytes(level: int) -> int | None:
@@ -120,7 +144,9 @@ def _quota(file: Path) -> int:
 
 
 def gpu_memory(name: str) -> int:
-    """Return the bytes of memory of one of this host's GPUs, "gpu:0".
+    """Return the bytes of memory of one of this host's GPUs, "gpu:0", that no process has taken.
+
+    They are all of its memory if NVIDIA's management library cannot be asked.
 
     Raises:
         DeviceError: CuPy is not installed, or finds no such GPU.
@@ -136,5 +162,37 @@ def gpu_memory(name: str) -> int:
     index = int(name.partition(":")[2])
     if index >= count:
         raise DeviceError(f"{name!r}: this host has {count} GPU(s), numbered from gpu:0")
+    total = int(runtime.getDeviceProperties(index)["totalGlobalMem"])
     # Not `memGetInfo`, which creates a context of some hundred MB there: planning needs none.
-    return int(runtime.getDeviceProperties(index)["totalGlobalMem"])
+    free = None if (nvml := _load_nvml()) is None else _free_bytes(nvml, runtime, index)
+    return total if free is None else min(total, free)
+
+
+class _NvmlMemory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)
+    )  # fmt: skip
+
+
+@cache
+def _load_nvml() -> Any:
+    """Return NVIDIA's management library, initialised; None if it is missing or fails."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        return library if library.nvmlInit_v2() == 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _free_bytes(nvml: Any, runtime: Any, index: int) -> int | None:
+    """Return the free memory of a CUDA device, by its PCI address; None if NVML does not tell.
+
+    NVML has numbers of its own, which `CUDA_VISIBLE_DEVICES` does not change.
+    """
+    handle, memory = ctypes.c_void_p(), _NvmlMemory()
+    address = ctypes.c_char_p(runtime.deviceGetPCIBusId(index).encode())
+    if nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)) != 0:
+        return None
+    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
+        return None
+    return max(1, int(memory.free))

@@ -21,6 +21,7 @@ from graphflow.errors import PlanError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.explanations import explain
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_data import PlanData
@@ -249,6 +250,8 @@ class Plan(PlanData):
             seconds = self.baselines.get(name)
             told = "does not fit in memory" if seconds is None else show_seconds(seconds)
             rows.append(f"  {name}: {told}")
+        if choice := describe_choice(self):
+            rows += [f"  chosen: {choice}", f"  numbers: {BITS}"]
         rows += [f"  {note}" for note in self.notes]
         rows += [f"  {line}" for line in window_lines(self)]
         rows += [f"  {self.no_gain}"] if self.no_gain else []

@@ -7,7 +7,7 @@ and baselines are judged by the same rule: what pins spread over several has bus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -37,6 +37,14 @@ from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
 from graphflow.placement.plans.graph_fingerprint import fingerprint
+from graphflow.placement.plans.memory_fit import (
+    ROUNDS,
+    TakenMemory,
+    excess,
+    heavy_groups,
+    shrink,
+    tighter,
+)
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.planned_parts import planned_nodes, planned_transfers, tensor_name
@@ -107,6 +115,7 @@ def plan_graph(
     show_stage("choosing devices")
     taken = partial(_device_memory, cluster, bindings)
     placed = _run_placer(alone, shared, placer, plain, judge, taken, tried_gain)
+    placed = _fit_in_memory(placed, alone, shared, placer, judge, taken)
     made = placed.problem
     assignment = in_turns(placed.assignment, made.problem, made.nodes)
     if any(node in homes for node in graph.variables):
@@ -116,7 +125,7 @@ def plan_graph(
     baselines = {
         name: judge.seconds(each.run.assignment(), each.run.makespan)
         for name, each in zip(named, plain, strict=True)
-        if each.fits
+        if each.fits and not (placed.is_tight and excess(alone, each.run.assignment(), taken))
     }
     show_stage("explaining the plan")
     limits = DeviceConstraints(graph, cluster, homes)
@@ -299,7 +308,7 @@ def _run_placer(
     placer: str | Placer,
     plain: list[EvaluatedPlacement] | None,
     judge: StepJudge,
-    taken: Callable[[GraphProblem, Assignment], Sequence[int]],
+    taken: TakenMemory,
     tried_gain: float = inf,
 ) -> _Placed:
     """The placer's answer, and the problem in whose numbers it is to be told.
@@ -364,13 +373,55 @@ def _run_placer(
     return _Placed(choose_problem(assignment), assignment)
 
 
+def _fit_in_memory(
+    placed: _Placed,
+    alone: GraphProblem,
+    shared: GraphProblem,
+    placer: str | Placer,
+    judge: StepJudge,
+    taken: TakenMemory,
+) -> _Placed:
+    """Return a placement that fits in memory as the runtime lays it out, if one is found.
+
+    Otherwise it is the given one, whose session raises MemoryLimitError.
+    """
+    is_free = isinstance(get_placer(placer), Greedy | Auto) and not _is_pinned(alone.problem)
+    if shared is alone or not is_free:
+        return placed
+
+    def measure_excess(made: GraphProblem, assignment: Assignment) -> dict[int, float]:
+        return excess(made, in_turns(assignment, made.problem, made.nodes), taken)
+
+    lacks = measure_excess(placed.problem, placed.assignment)
+    if not lacks:
+        return placed
+    groups, room = heavy_groups(alone.problem, lacks), alone.problem.capacity
+    for _ in range(ROUNDS):
+        tight = tighter(alone, groups, room), tighter(shared, groups, room)
+        try:
+            found = _run_placer(*tight, placer, None, judge, taken).assignment
+        except MemoryLimitError:
+            break
+        made = alone if _count_busy_devices(found, alone) <= 1 else shared
+        lacks = measure_excess(made, found)
+        if not lacks:
+            return _Placed(made, found, is_tight=True)
+        room = shrink(room, lacks)
+    return placed
+
+
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """The answer of a placer, and the placement over several devices that was rejected for it."""
+    """The answer of a placer, and the placement over several devices that was rejected for it.
+
+    Attributes:
+        is_tight: the placer's first answer did not fit in memory as the runtime lays it out.
+    """
 
     problem: GraphProblem
     assignment: Assignment
     rejected: Candidate | None = None
+    is_tight: bool = False
 
 
 def _best_single(
@@ -416,7 +467,10 @@ def _units(working: Iterable[str], cluster: Cluster) -> int:
 
 def session_kind(cluster: Cluster) -> str:
     """Return the kind of sessions whose steps have about the same overhead."""
-    return "here" if cluster.kind == "here" else "process"
+    if cluster.kind != "here":
+        return "process"
+    has_gpu = any(device.kind == "gpu" for w in cluster.workers for device in w.devices)
+    return "gpu" if has_gpu else "here"
 
 
 def units(plan: Plan) -> int:

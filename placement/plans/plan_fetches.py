@@ -22,7 +22,7 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import plan_graph
+from graphflow.placement.plans.plan_builder import plan_graph, session_kind
 from graphflow.placement.simulation.jitter import Jitter
 from graphflow.strategy import divide_graph
 
@@ -75,8 +75,8 @@ def known_of(cluster: Cluster) -> tuple[TraceCorrections | None, StepCost | None
     if cluster.kind not in ("here", "local") or is_described(cluster):
         return None, None
     profile = calibrate.profile({d.kind for worker in cluster.workers for d in worker.devices})
-    kind = "here" if cluster.kind == "here" else "process"
-    return read_corrections(profile), calibrate.step_cost_of(profile, kind)
+    cost = calibrate.step_cost_of(profile, session_kind(cluster))
+    return read_corrections(profile), cost
 
 
 def sizes_of(graph: Graph, shapes: Mapping[Tensor, Sequence[int]]) -> dict[Node, tuple[int, ...]]:

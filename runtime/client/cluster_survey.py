@@ -96,7 +96,7 @@ def measure_speeds(hosts: RemoteHosts, cluster: Cluster) -> dict[int, float]:
     for number in range(SPEED_ROUNDS):
         if number:
             time.sleep(ROUND_PAUSE)
-        found = hosts.probe_speeds()
+        found = {w: r for w, r in hosts.probe_speeds().items() if w < len(cluster.workers)}
         _check_reports(cluster, found, is_speed_report)
         reports = {w: better_report(each, reports.get(w, each)) for w, each in found.items()}
         speeds = speeds_of(reports, cluster)
@@ -134,7 +134,8 @@ def measure_remote_links(
     unknown = [
         (a, b)
         for a, b in combinations(range(len(ends)), 2)
-        if None in (cluster.link(ends[a], ends[b]), cluster.link(ends[b], ends[a]))
+        if not {a, b} & {*cluster.left}
+        and None in (cluster.link(ends[a], ends[b]), cluster.link(ends[b], ends[a]))
     ]
     if is_described(cluster) and all(b == workers for _, b in unknown):
         return {}

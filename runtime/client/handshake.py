@@ -162,14 +162,15 @@ class Rendezvous:
             self.unreachable |= workers_to_leave_out(pairs)
             raise RendezvousTimeout(self._unreachable_text(pairs, left))
 
-    def wait_answer(self, worker: int, seconds: float) -> bool:
-        """Wait some seconds for a worker to answer; return True if it does."""
+    def wait_answer(self, worker: int, seconds: float) -> Welcome | None:
+        """Wait some seconds for a worker's answer; return None if none comes."""
         hello = _make_hello(next(self._requests))
         try:
-            self._ask(hello.request, {worker: Order(hello)}, seconds)
+            welcome = self._ask(hello.request, {worker: Order(hello)}, seconds).messages[worker]
         except RendezvousTimeout:
-            return False
-        return True
+            return None
+        assert isinstance(welcome, Welcome)
+        return welcome
 
     def add(
         self,
@@ -188,7 +189,12 @@ class Rendezvous:
         """
         same = self._loop.duplicate_workers()
         if worker in same:
-            raise ClusterError(f"{self._worker_name(worker)} is the process that was lost")
+            first = next((each for each in same if each != worker), worker)
+            what = "was lost" if first in lost else "takes part already"
+            raise ClusterError(
+                f"{self._worker_name(worker)} is the process of worker {first}, which {what}; "
+                "start another `graphflow worker`"
+            )
         peers = ["" if each in lost else address for each, address in enumerate(self._addresses)]
         request = next(self._requests)
         join = Join(request, worker, self._addresses[worker], self._keys[worker])
@@ -264,7 +270,11 @@ def find_answering(
         keys=keys, activity=SessionActivity(session), epoch=1,
         token=secrets.token_hex(16), dead_after=dead_after,
     )  # fmt: skip
-    others = [worker for worker, address in enumerate(addresses) if address not in ending]
+    others = [
+        worker
+        for worker, address in enumerate(addresses)
+        if address not in ending and worker not in cluster.left
+    ]
     if not others:
         time.sleep(min(patience(), _ANSWER_SECONDS))  # until they have ended, and may be back
     try:

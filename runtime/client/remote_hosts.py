@@ -1,6 +1,7 @@
 """The workers of a cluster as a session's hosts: variables, checkpoints and measurements.
 
-Programs and steps are in `remote_steps`, the choice of workers in `worker_membership`.
+Programs and steps are in `remote_steps`, the choice of workers in `worker_membership`, and how
+workers join an open session in `worker_admission`.
 """
 
 from __future__ import annotations

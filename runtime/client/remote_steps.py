@@ -24,7 +24,7 @@ from graphflow.errors import GraphflowError, SessionError
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.pending_operation import PendingOperation
-from graphflow.runtime.client.worker_membership import WorkerMembership
+from graphflow.runtime.client.worker_admission import WorkerAdmission
 from graphflow.runtime.host.host_interface import DirectStep
 from graphflow.runtime.host.session_state import DRAWS, FAILED
 from graphflow.runtime.partitioning.user_code_check import require_user_modules
@@ -86,7 +86,7 @@ class PendingStep(NamedTuple):
     free: bool
 
 
-class RemoteSteps(WorkerMembership):
+class RemoteSteps(WorkerAdmission):
     """The programs on the workers of a session, and the steps that run them.
 
     Methods may be called from any thread. Steps run one at a time.

@@ -26,21 +26,19 @@ from graphflow.errors import (
 )
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.fast_path_loop import FastPathLoop
-from graphflow.runtime.client.handshake import LEASE, Rendezvous, find_answering, load_keys
+from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
-    AddWorker,
     BeginOperation,
     CancelSteps,
     Order,
     Replies,
     WorkerGone,
 )
-from graphflow.runtime.protocol.worker import MAX_LEASE
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.wire.messages import Close
 
@@ -49,9 +47,8 @@ if TYPE_CHECKING:
 
 _MAX_DEADLINE = 1e9  # seconds for workers to start; clocks and queues overflow at ten times as many
 _CLOSE_SECONDS = 1.0  # for the workers to confirm that the session is closed
-_GONE_POLL_SECONDS = 0.001
-_GREET_SECONDS = 1.0  # for a worker that is to join to answer, before it is asked again
-_REOPEN_SECONDS = 15.0  # for running workers to begin a session anew
+POLL_SECONDS = 0.001
+REOPEN_SECONDS = 15.0  # for running workers to begin a session anew
 _STARTS = 3  # attempts to start local workers, if one is ended before the session is open
 _MEET_SECONDS = 5.0  # for running workers to reach each other
 
@@ -82,6 +79,8 @@ class WorkerMembership:
         self._trial = trial
         self._draining_callback: Callable[[], None] | None = None
         self._suspects: set[int] = set()  # workers lost in this epoch
+        self._waiting: set[int] = set()  # workers that are to join, and do not take part yet
+        self._last_joined = 0
         # Workers to leave out, so that the others reach each other.
         self._unreachable: set[int] = set()
         self._local: Launcher | None = None
@@ -124,6 +123,7 @@ class WorkerMembership:
             else [worker.address or "" for worker in cluster.workers]
         )
         self._cluster_size = len(cluster.workers)
+        self._waiting, self._last_joined = set(), self._cluster_size - 1
         self._keys, pair = load_keys(cluster, len(self._addresses))
         with defer_signals():  # an interrupt could leave its thread running after the sockets close
             self._loop = FastPathLoop(
@@ -175,7 +175,7 @@ class WorkerMembership:
             else:
                 ending = {self._addresses[worker] for worker in leaving}
                 cluster = find_answering(cluster, patience, ending, self.session, self._dead_after)
-            until, self._unreachable = time.monotonic() + _REOPEN_SECONDS, set()
+            until, self._unreachable = time.monotonic() + REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))
         except (RendezvousTimeout, SessionError, ClusterError) as error:
             if self._loop is not None:  # a frozen worker may not be lost yet
@@ -183,50 +183,6 @@ class WorkerMembership:
             raise WorkerLost(f"a worker was lost while the session began anew: {error}") from error
         self._suspects.clear()
         return cluster
-
-    @property
-    def starts_workers(self) -> bool:
-        """True if the session starts its workers itself, and so can replace them at once."""
-        return self._local is not None
-
-    def replace(self, lost: int, gives_up: Callable[[], bool]) -> int:
-        """Let a new process join in place of a lost worker, and return its number.
-
-        Steps may run meanwhile, on other threads. A worker of another machine is waited for at the
-        address of the lost one.
-
-        Args:
-            gives_up: is asked now and then whether to wait no longer.
-
-        Raises:
-            GraphflowError: no process started or answered, or it cannot take part.
-        """
-        until, key, address = time.monotonic() + _REOPEN_SECONDS, "", ""
-        if self._local is not None:
-            address = self._local.replace(lost, until)
-        else:
-            address, key = self._addresses[lost], self._keys[lost]
-        loop, number = self._require_loop(), len(self._addresses)
-        loop.post(AddWorker(address, key))
-        while len(self._addresses) == number:
-            if time.monotonic() > until or loop is not self._loop:
-                raise SessionError(f"worker {number} at {address} could not be connected to")
-            time.sleep(_GONE_POLL_SECONDS)
-        self._keys.append(key)
-        rendezvous = Rendezvous(
-            self.session, self._addresses, self._keys, loop, self._requests, self._ask
-        )
-        try:
-            while not rendezvous.wait_answer(number, _GREET_SECONDS):
-                if gives_up():
-                    raise SessionError(f"worker {number} at {address} did not answer")
-            lease = MAX_LEASE if self._local is not None else LEASE
-            until = time.monotonic() + _REOPEN_SECONDS
-            rendezvous.add(number, self.lost_workers(), until, self._ops, self._trial, lease)
-        except BaseException as error:
-            loop.post(WorkerGone(number, f"it could not join: {error}", ended=False))
-            raise
-        return number
 
     def draining_workers(self) -> set[int]:
         """Return the workers that were asked to end, and wait for the session to leave."""
@@ -268,7 +224,7 @@ class WorkerMembership:
             loop.post(WorkerGone(worker, reason, ended=False))
         until = time.monotonic() + _CLOSE_SECONDS
         while not self.lost_workers().issuperset(workers) and time.monotonic() < until:
-            time.sleep(_GONE_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _close_on(self, workers: Collection[int]) -> None:
         """Close the session on some workers, so that they may end."""

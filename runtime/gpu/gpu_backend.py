@@ -164,6 +164,21 @@ class GpuBackend:
             )
         return None
 
+    def try_out(self) -> int:
+        """Let the device add two arrays, and return how many bytes of its memory are free.
+
+        Raises:
+            DeviceError: the sum is wrong, or a CUDA call failed.
+            Exception: of CuPy, if it cannot compile or lacks a library.
+        """
+        with self.active():
+            few = self.to_device(np.arange(8, dtype=np.float32))
+            total = self.to_host(few + few)
+            free, _ = self.xp.cuda.runtime.memGetInfo()
+        if not np.array_equal(total, 2 * np.arange(8)):
+            raise DeviceError(f"gpu:{self.index} computes wrong sums")
+        return int(free)
+
     def begin_step(self) -> None:
         """Begin a step: its uploads wait until earlier steps have read the buffers."""
         self._step_begun = self.record_event(self.stream)

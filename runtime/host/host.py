@@ -15,9 +15,8 @@ import numpy as np
 
 from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
-from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.host_facts import cores, on_all_cores
-from graphflow.runtime.host.device_backends import backend_for
+from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
 from graphflow.runtime.partitioning.partition import Partition
@@ -70,15 +69,21 @@ class DeviceHost:
         self._sessions: dict[str, SessionState] = {}
 
     def open(self, session: str) -> None:
-        """Begin a session without state, with threads of its own.
-
-        Raises:
-            DeviceError: a device is not available here.
-        """
-        backends = {d: backend_for(DeviceName.parse(d), self._count) for d in self.devices}
+        """Begin a session without state, with threads of its own."""
+        backends = DeviceBackends(self.devices, self._count)
         self._sessions[session] = SessionState(session, self.worker, backends, self._outbox)
         if self._alone:
             one_blas_thread().__enter__()
+
+    def open_gpu(self, session: str, device: str) -> int:
+        """Open a further device, a GPU, for a session between two steps.
+
+        Return how many bytes of its memory are free.
+
+        Raises:
+            DeviceError: it cannot be opened, or does not compute; the session is as before.
+        """
+        return self._session(session).open_gpu(device)
 
     def computing_threads(self, session: str) -> Set[int]:
         """Return the threads of a session that compute parts of steps, besides the calling one."""

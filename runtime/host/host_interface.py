@@ -44,6 +44,8 @@ SavedPart = CheckpointShard | Mapping[str, Array]
 
 ASKED_TO_END = "it was asked to end"
 """The reason of `WorkerLost` of a worker that the session has left at its request."""
+LEFT = "it has left the session"
+"""The reason of `WorkerLost` of a worker that the session needs no more."""
 NO_WORKER_LEFT = "nobody answers"
 """The reason of `WorkerLost` if no worker is left to continue with."""
 
@@ -167,6 +169,18 @@ class Hosts(Protocol):
             gives_up: is asked now and then whether to wait no longer.
         """
 
+    def join(self, address: str | None, key: str | None, devices: Sequence[str]) -> int:
+        """Let one more process join the session, and return its number.
+
+        Args:
+            address: where it listens; None to start it on this machine.
+            key: its public key, or the key's name.
+            devices: the devices that it must have, such as "cpu:0".
+        """
+
+    def dismiss(self, worker: int) -> None:
+        """Leave a worker for good, and end its process if the session has started it."""
+
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         """Copy the variables of some workers now, and write their shards in the background.
 
@@ -224,6 +238,14 @@ class LocalHosts:
         self._host.open("")
         self.computing_threads = self._host.computing_threads("")
         self._committed = -1
+
+    def open_gpu(self, device: str) -> int:
+        """Open a GPU of this process for the session, and return how many of its bytes are free.
+
+        Raises:
+            DeviceError: it cannot be opened, or does not compute; the session is as before.
+        """
+        return self._host.open_gpu("", device)
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         for each in partitions.values():
@@ -321,6 +343,12 @@ class LocalHosts:
 
     def replace(self, lost: int, gives_up: Callable[[], bool]) -> int:
         raise SessionError("an embedded session has no other workers")
+
+    def join(self, address: str | None, key: str | None, devices: Sequence[str]) -> int:
+        raise SessionError("an embedded session has no other workers; open one on a cluster")
+
+    def dismiss(self, worker: int) -> None:
+        """Do nothing: the only worker is this process."""
 
     def save(self, root: Path, folder: str, step: int, workers: Sequence[int]) -> PendingSave:
         copies = self._host.snapshot("") if workers else {}

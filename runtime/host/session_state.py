@@ -30,6 +30,7 @@ from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, ShmEdgeSender
 from graphflow.runtime.collectives.shared_memory_rings import agree_on_rings
+from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
@@ -98,7 +99,7 @@ class SessionState:
         self,
         name: str,
         worker: int,
-        backends: Mapping[str, DeviceBackend],
+        backends: DeviceBackends,
         outbox: Callable[[TensorParcel], None],
     ) -> None:
         self.mail = TensorMailbox(worker)
@@ -106,7 +107,7 @@ class SessionState:
         self._name = name
         self._worker = worker
         self._backends = backends
-        self._arenas = {device: Arenas(backend) for device, backend in backends.items()}
+        self._arenas: dict[str, Arenas] = {}
         self._outbox = outbox
         self._programs: dict[str, _LoadedProgram] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
@@ -120,16 +121,27 @@ class SessionState:
         self._commit_spans: list[Span] = []  # of the last commit; reported with the next step
         self.computing_threads: set[int] = set()
         self._threads: ThreadPoolExecutor | None = None
-        if len(backends) > 1:
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        """Provide a thread for each device but one, which the calling thread has."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        if len(self._backends) > 1:
             self._threads = ThreadPoolExecutor(
-                len(backends) - 1, f"graphflow-{worker}",
+                len(self._backends) - 1, f"graphflow-{self._worker}",
                 initializer=partial(register_thread, self.computing_threads),
             )  # fmt: skip
 
+    def open_gpu(self, device: str) -> int:
+        free = self._backends.open_gpu(device)
+        self._variables[device] = {}
+        self._start_threads()
+        return free
+
     def set_result_memory(self, keep: ResultExporter | None) -> None:
         """Set the memory for results of steps and of `read`."""
-        for backend in self._backends.values():
-            backend.export_result = keep
+        self._backends.set_result_memory(keep)
 
     def close(self) -> None:
         self.mail.cancel(2**62, SessionError("the session was closed"))
@@ -137,8 +149,7 @@ class SessionState:
         if self._threads is not None:
             self._threads.shutdown()
         self.forget(list(self._programs), [])
-        for backend in self._backends.values():
-            backend.close()
+        self._backends.close()
         self._variables.clear()
         self._private = PrivatePages()
         self._undecided.clear()
@@ -301,6 +312,8 @@ class SessionState:
             while len(kept) >= partition.max_specialisations:  # free memory before allocating more
                 kept.pop(next(iter(kept))).free()
             backend = self._backends[device]
+            if device not in self._arenas:
+                self._arenas[device] = Arenas(backend)
             part = self._exchange_part(loaded.name, device, key)
             channel = CrossDeviceEdges.for_program(partition, bindings, self, backend, part)
             program = Program(

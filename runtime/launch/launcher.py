@@ -71,6 +71,19 @@ class Launcher(Protocol):
             RendezvousTimeout: it did not start in time.
         """
 
+    def start(self, until: float) -> str:
+        """Start one more process, and return its address.
+
+        Args:
+            until: a monotonic time.
+
+        Raises:
+            RendezvousTimeout: it did not start in time.
+        """
+
+    def end(self, index: int) -> None:
+        """End a process."""
+
     def end_after(self, count: int) -> None:
         """End the processes after the first `count`."""
 

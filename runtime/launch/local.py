@@ -62,7 +62,7 @@ class LocalWorker:
         parent = fork_server.pid if fork_server else os.getpid()
         command = ["--listen", listen, "--parent", str(parent)]
         command += _worker_arguments(
-            devices, threads, host, ops, checkpoints, cores[index] if cores else ()
+            devices, threads, host, ops, checkpoints, cores[index % len(cores)] if cores else ()
         )
         self._recorder = CrashRecorder()
         kept = self._recorder.descriptors
@@ -305,10 +305,33 @@ class LocalWorkers:
             RendezvousTimeout: it did not start in time.
         """
         self._workers[lost].kill()
-        worker = self._start(self._workers[lost].index, until)
+        return self._add(self._workers[lost].index, until)
+
+    def start(self, until: float) -> str:
+        """Start one more process, and return its address.
+
+        Args:
+            until: a monotonic time.
+
+        Raises:
+            RendezvousTimeout: it did not start in time.
+        """
+        return self._add(len(self._workers), until)
+
+    def _add(self, index: int, until: float) -> str:
+        worker = self._start(index, until)
+        try:
+            worker.wait_ready(until)
+        except BaseException:
+            worker.kill()
+            raise
         self._workers.append(worker)
-        worker.wait_ready(until)
         return worker.address
+
+    def end(self, index: int) -> None:
+        """End a process."""
+        self._workers[index].terminate()
+        self._workers[index].finish(time.monotonic() + _GRACE)
 
     def end_after(self, count: int) -> None:
         """End the processes after the first `count`."""

@@ -84,6 +84,7 @@ EVENTS: Mapping[str, LogEvent] = {
     "placement.reverted": _event(
         _I, "a new placement was slower: the session went back", "promised measured before text"
     ),
+    "servers.changed": _event(_I, "a server joined or left, and what moved", "text"),
     "tables.balanced": _event(_I, "ranges of tables' rows moved to other owners", "text"),
     "trial.ended": _event(_D, "a trial before a first plan ended early", "reason"),
     # Checkpoints and recovery
@@ -144,6 +145,12 @@ EVENTS: Mapping[str, LogEvent] = {
     "metrics.listening": _event(_I, "the metrics endpoint listens", "address"),
     "metrics.refused": _event(_W, "a request for metrics was refused", "peer reason", limit=5),
     # GPUs
+    "devices.chosen": _event(
+        _I, "a session chose between the CPU and GPUs for some fetches", "devices numbers"
+    ),
+    "gpu.unusable": _event(
+        _W, "a GPU was found but cannot be used; the session goes on without", "device error reason"
+    ),
     "gpu.fallback": _event(
         _W, "a GPU library failed; our own kernel is used", "device op shapes error reason"
     ),

@@ -38,60 +38,62 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 @dataclass(frozen=True)
-class Metric:
-    """The declaration of a metric. A counter only grows, a gauge is a current value."""
+class Instrument:
+    """A metric that processes report. A counter only grows, a gauge is a current value."""
 
     kind: str
     meaning: str
     labels: tuple[str, ...] = ()
 
 
-METRICS: Mapping[str, Metric] = {
+METRICS: Mapping[str, Instrument] = {
     # Of workers and of distributed sessions
-    "graphflow_info": Metric(GAUGE, "always 1", ("role", "address", "version", "python")),
-    "graphflow_uptime_seconds": Metric(GAUGE, "time since the process or session began"),
-    "graphflow_resident_bytes": Metric(GAUGE, "resident memory of the process"),
-    "graphflow_resident_peak_bytes": Metric(GAUGE, "peak resident memory of the process"),
-    "graphflow_steps_total": Metric(COUNTER, "steps by outcome", ("outcome",)),
-    "graphflow_step_seconds": Metric(HISTOGRAM, "duration of steps; on a worker, of its part"),
-    "graphflow_queued_messages": Metric(GAUGE, "messages that wait for their socket"),
-    "graphflow_refused_messages_total": Metric(COUNTER, "invalid messages"),
-    "graphflow_resent_messages_total": Metric(COUNTER, "retransmitted messages", ("peer",)),
+    "graphflow_info": Instrument(GAUGE, "always 1", ("role", "address", "version", "python")),
+    "graphflow_uptime_seconds": Instrument(GAUGE, "time since the process or session began"),
+    "graphflow_resident_bytes": Instrument(GAUGE, "resident memory of the process"),
+    "graphflow_resident_peak_bytes": Instrument(GAUGE, "peak resident memory of the process"),
+    "graphflow_steps_total": Instrument(COUNTER, "steps by outcome", ("outcome",)),
+    "graphflow_step_seconds": Instrument(HISTOGRAM, "duration of steps; on a worker, of its part"),
+    "graphflow_queued_messages": Instrument(GAUGE, "messages that wait for their socket"),
+    "graphflow_refused_messages_total": Instrument(COUNTER, "invalid messages"),
+    "graphflow_resent_messages_total": Instrument(COUNTER, "retransmitted messages", ("peer",)),
     # Of a worker
-    "graphflow_sessions": Metric(GAUGE, "open sessions"),
-    "graphflow_queued_jobs": Metric(GAUGE, "jobs that wait for earlier jobs"),
-    "graphflow_arena_bytes": Metric(GAUGE, "memory for the buffers of programs", ("device",)),
-    "graphflow_forbidden_messages_total": Metric(
+    "graphflow_sessions": Instrument(GAUGE, "open sessions"),
+    "graphflow_queued_jobs": Instrument(GAUGE, "jobs that wait for earlier jobs"),
+    "graphflow_arena_bytes": Instrument(GAUGE, "memory for the buffers of programs", ("device",)),
+    "graphflow_forbidden_messages_total": Instrument(
         COUNTER, "messages that the sender's key does not allow"
     ),
-    "graphflow_variable_bytes": Metric(GAUGE, "memory for variables", ("device",)),
-    "graphflow_connections": Metric(GAUGE, "connections to the worker's address"),
-    "graphflow_sent_bytes_total": Metric(
+    "graphflow_variable_bytes": Instrument(GAUGE, "memory for variables", ("device",)),
+    "graphflow_connections": Instrument(GAUGE, "connections to the worker's address"),
+    "graphflow_sent_bytes_total": Instrument(
         COUNTER, "bytes of tensors sent to other workers", ("peer", "edge")
     ),
-    "graphflow_sent_tensors_total": Metric(
+    "graphflow_sent_tensors_total": Instrument(
         COUNTER, "tensors sent to other workers", ("peer", "edge")
     ),
-    "graphflow_received_bytes_total": Metric(
+    "graphflow_received_bytes_total": Instrument(
         COUNTER, "bytes of tensors received from other workers", ("peer", "edge")
     ),
-    "graphflow_received_tensors_total": Metric(
+    "graphflow_received_tensors_total": Instrument(
         COUNTER, "tensors received from other workers", ("peer", "edge")
     ),
     # Of a session
-    "graphflow_workers": Metric(GAUGE, "workers by state", ("state",)),
-    "graphflow_workers_lost_total": Metric(COUNTER, "workers that were lost"),
-    "graphflow_recoveries_total": Metric(COUNTER, "recoveries of the session"),
-    "graphflow_feed_bytes_total": Metric(COUNTER, "bytes fed to steps"),
-    "graphflow_fetch_bytes_total": Metric(COUNTER, "bytes fetched from steps"),
-    "graphflow_round_trip_seconds": Metric(
+    "graphflow_workers": Instrument(GAUGE, "workers by state", ("state",)),
+    "graphflow_workers_lost_total": Instrument(COUNTER, "workers that were lost"),
+    "graphflow_recoveries_total": Instrument(COUNTER, "recoveries of the session"),
+    "graphflow_feed_bytes_total": Instrument(COUNTER, "bytes fed to steps"),
+    "graphflow_fetch_bytes_total": Instrument(COUNTER, "bytes fetched from steps"),
+    "graphflow_round_trip_seconds": Instrument(
         GAUGE, "shortest round trip of the last pings", ("worker",)
     ),
-    "graphflow_clock_error_seconds": Metric(
+    "graphflow_clock_error_seconds": Instrument(
         GAUGE, "bound of the error of a worker's times in traces", ("worker",)
     ),
-    "graphflow_checkpoints_total": Metric(COUNTER, "checkpoints by outcome", ("outcome",)),
-    "graphflow_checkpoint_age_seconds": Metric(GAUGE, "time since the last complete checkpoint"),
+    "graphflow_checkpoints_total": Instrument(COUNTER, "checkpoints by outcome", ("outcome",)),
+    "graphflow_checkpoint_age_seconds": Instrument(
+        GAUGE, "time since the last complete checkpoint"
+    ),
 }
 
 
@@ -111,7 +113,7 @@ class MetricSample:
     """The values of one metric at a moment, by labels."""
 
     name: str
-    metric: Metric
+    metric: Instrument
     values: Mapping[tuple[str, ...], float | Histogram]
 
 

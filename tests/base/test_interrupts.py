@@ -279,10 +279,19 @@ print("done", none_left())
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("TimeoutError", marks=pytest.mark.slow), "SystemExit"]
-)  # slow: local workers start twelve times
-def test_a_handler_that_raises_while_a_session_opens_or_closes_leaves_no_process(kind: str) -> None:
-    assert _output(OPENING, kind, "local", "12") == "done True\n"
+    ("kind", "times"),
+    [
+        ("SystemExit", 3),
+        *(
+            pytest.param(kind, 12, marks=pytest.mark.slow)
+            for kind in ("SystemExit", "TimeoutError")
+        ),
+    ],
+)
+def test_a_handler_that_raises_while_a_session_opens_or_closes_leaves_no_process(
+    kind: str, times: int
+) -> None:
+    assert _output(OPENING, kind, "local", str(times)) == "done True\n"
 
 
 def test_a_handler_that_raises_while_workers_by_address_are_joined_lets_them_go(
@@ -346,6 +355,7 @@ def test_handlers_that_are_held_back_run_afterwards(raised: list[BaseException])
     assert not isinstance(signal.getsignal(signal.SIGALRM), DeferredSignals)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("inherited", [False, True])
 def test_local_workers_end_well_where_sigchld_is_ignored(inherited: bool) -> None:
     ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"

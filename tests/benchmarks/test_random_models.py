@@ -40,6 +40,7 @@ def test_seeds_and_indices_give_different_models() -> None:
     assert len(described) > 0.9 * len(SEEDS) * 60
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_models_build_verify_and_feed_what_they_read(seed: int) -> None:
     for index in range(60):

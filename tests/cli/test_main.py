@@ -247,7 +247,7 @@ def test_devices_lists_this_machine_and_a_cluster_file(
     seen = "graphflow.runtime.program.vendor_libraries.describe_gpus"
     monkeypatch.setattr(seen, lambda: ["gpu:0 is imaginary"])
     code, out, _ = run(capsys, "devices")
-    assert code == 0 and "gpu:0 is imaginary\nsessions use cpu:0 by default; to use" in out
+    assert code == 0 and "gpu:0 is imaginary\nsessions take the CPU and each GPU" in out
     assert "gf.Session(gf.Cluster.here(devices=['cpu:0', 'gpu:0']))" in out
     file = tmp_path / "c.toml"
     file.write_text('[[workers]]\naddress = "tcp://127.0.0.1:7009"\n')

@@ -106,6 +106,7 @@ def test_one_model_trains_by_data_and_by_local_sgd(link: list[str], tmp_path: Pa
     assert picture.startswith("<svg") and picture.count("<polyline") == 4
 
 
+@pytest.mark.slow
 def test_a_slow_worker_takes_fewer_turns_from_a_pool(tmp_path: Path) -> None:
     done = ran("servers.py", "--windows", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -334,6 +334,7 @@ with gf.Session(
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("algorithm", "size", "shared"),
     [

@@ -25,6 +25,7 @@ import pytest
 
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.measure_gpu import gpu_product
+from graphflow.placement.clusters import machine_devices
 from tests.gpu.cuda_on_cpu import OnCpu
 from tests.placement.speeds import profile, speeds
 
@@ -492,6 +493,10 @@ class Runtime:
         return _world.devices
 
     @staticmethod
+    def deviceGetPCIBusId(index: int) -> str:
+        return f"FFFF:FF:{index:02X}.0"
+
+    @staticmethod
     def memGetInfo() -> tuple[int, int]:
         return _world.memory - _world.taken, _world.memory
 
@@ -602,6 +607,8 @@ def install(
         nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", module)
+    afresh = functools.cache(machine_devices._look_for_gpus.__wrapped__)
+    monkeypatch.setattr(machine_devices, "_look_for_gpus", afresh)
     monkeypatch.setattr(calibrate, "measure_machine", _speeds)
     return _world
 

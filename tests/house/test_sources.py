@@ -23,7 +23,7 @@ PLAIN_MULTIPROCESSING = ("multiprocessing.shared_memory", "multiprocessing.resou
 IMPORT_NAMES = {"pyzmq": "zmq", "scikit-learn": "sklearn", "nvmath-python": "nvmath",
                 "cupy-cuda13x": "cupy cupyx cupy_backends",
                 "prometheus-client": "prometheus_client",
-                "nvidia-cudnn-frontend": "cudnn"}  # fmt: skip
+                "nvidia-cudnn-frontend": "cudnn", "pillow": "PIL"}  # fmt: skip
 # In the standard library of later Pythons, and imported only there.
 LATER = {"annotationlib"}
 
@@ -174,7 +174,7 @@ def _undeclared(files: tuple[Source, ...]) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"], *extras["gpu"], *extras["viz"], *extras["onnx"]]
-    declared += [*extras["metrics"], *extras["linear"]]
+    declared += [*extras["metrics"], *extras["linear"], *extras["data"]]
     names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
     known = {one for name in names for one in IMPORT_NAMES.get(name, name).split()}
     known |= {"graphflow", *sys.stdlib_module_names, *LATER}

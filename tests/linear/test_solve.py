@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 
 from graphflow.errors import LinearModelError
 from graphflow.linear import losses
@@ -11,6 +14,7 @@ from graphflow.linear.fit_history import FitHistory
 from graphflow.linear.losses import Loss
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solve import choose_solver, solve
+from graphflow.linear.solvers.column_sets import DenseColumns, SparseColumns
 from tests.linear.problems import LOSSES, SMOOTH, random_problem
 
 
@@ -57,19 +61,33 @@ def test_working_sets_agree_with_newtons_method_and_on_both_forms(loss: Loss, se
     np.testing.assert_allclose(found, found[0], rtol=1e-8)
 
 
-def test_a_set_too_large_for_products_is_solved_on_the_columns(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("cost", [0.0, np.inf])
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_sets_are_solved_on_the_columns_and_on_their_products(
+    monkeypatch: pytest.MonkeyPatch, cost: float, is_positive: bool
 ) -> None:
-    from graphflow.linear.solvers import parabola
-
     for is_sparse in (False, True):
-        problem = random_problem(
-            2, losses.squared, l1=0.2, l2=0.1, has_intercept=True, is_sparse=is_sparse, columns=9
-        )
-        with monkeypatch.context() as patch:
+        for loss in (losses.squared, losses.logistic):
+            problem = random_problem(
+                2, loss, l1=0.2, l2=0.1, has_intercept=True, is_sparse=is_sparse, columns=9
+            )
+            problem = replace(problem, is_positive=is_positive)
             wanted = objective(problem, "cd")
-            patch.setattr(parabola, "_PRODUCTS", 2)
-            assert objective(problem, "cd") == pytest.approx(wanted, rel=1e-9)
+            with monkeypatch.context() as patch:
+                for kind in (DenseColumns, SparseColumns):
+                    patch.setattr(kind, "gram_cost", property(lambda _: cost))
+                assert objective(problem, "cd") == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_columns_that_are_nearly_the_same_are_solved_to_the_end(is_sparse: bool) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 1)) + 0.02 * random.normal(size=(60, 150))
+    y = x[:, :5] @ [3.0, -2.0, 1.0, -2.0, 1.0] + 0.01 * random.normal(size=60)
+    table = csr_matrix(x) if is_sparse else x
+    problem = LinearProblem(table, y, np.full(60, 1 / 60), losses.squared, l1=1e-5)
+    model = solve(problem, "cd", 1e-8, 100_000, FitHistory())
+    assert (model.certificate.relative_gap or 0.0) <= 1e-8
 
 
 def test_the_gap_falls_from_certificate_to_certificate() -> None:

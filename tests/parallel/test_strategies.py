@@ -270,6 +270,7 @@ def test_logits_of_a_vocabulary_in_pieces_are_nowhere_together() -> None:
     ({"s": 2}, (None, None, "s")), ({"s": 3}, (None, None, "s")),
     ({"h": 2, "w": 2}, (None, None, "h", "w")), ({"d": 2, "s": 2}, ("d", None, None, "s")),
 ], ids=str)  # fmt: skip
+@pytest.mark.every(3)
 def test_images_in_pieces_train_as_whole_ones(options: Any, mesh: Any, rule: Any) -> None:
     strategy = Shard(mesh, {"images": rule})
     assert difference(cnn(strategy, **options).train(steps=2), undivided(cnn, 2, **options)) < 1e-6
@@ -602,6 +603,7 @@ def lookup(
     ({"optimizer": gf.optim.SGD(0.1), "scaling": gf.optim.LossScaling()}, 1e-6),
     ({"optimizer": gf.optim.SGD(0.1), "cast": "bfloat16"}, 5e-3),
 ], ids=["rows", "sparse", "row-wise", "scaled", "cast"])  # fmt: skip
+@pytest.mark.every(3)
 def test_rows_of_tables_scaled_losses_and_short_floats_go_with_strategies(
     strategy: Any, options: Any, near: float
 ) -> None:

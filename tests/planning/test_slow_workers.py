@@ -200,6 +200,7 @@ def test_steps_of_a_slow_worker_teach_nothing_about_other_workers(
         assert not s._planner.learned._nodes
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_slow_to_feed_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,8 @@ WEIGHT = {1: _f(4, 4, 3), 2: _f(4, 4, 3, 3), 3: _f(4, 4, 3, 3, 3)}
 IMAGE = {1: LINE, 2: IMG, 3: VOLUME}
 v = gf.variable(np.ones((3, 4), "float32"), name="v")
 loss = gf.mean(gf.square(F * v))
+AVERAGING = gf.optim.MovingAverage(gf.optim.SGD(0.1)).minimize(loss)
+DATA = gf.data.arrays(x=np.arange(10)).batch(4)
 SPARSE = gf.sparse.from_dense(np.eye(4, dtype="float32"))
 HERE = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
 SCHEDULE = gf.parallel.one_f_one_b(2, 4)
@@ -180,10 +182,28 @@ MATHEMATICS: dict[str, Any] = {
 INITIAL: dict[str, Any] = {
     **_same({"shape": (2, 3)}, "glorot", "he", "normal", "ones", "uniform", "zeros"),
     "full": {"shape": (2, 3), "value": 1.0},
-    **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad"),
+    **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad", "LAMB",
+            "LARS", "LBFGS", "Adadelta", "Adafactor", "Lion", "Muon", "NAdam", "RAdam"),
+    "Groups": {"rules": {"*": gf.optim.SGD(0.1)}, "rest": None},
+    "Accumulate": {"inner": gf.optim.SGD(0.1), "steps": 2},
+    "MovingAverage": {"inner": gf.optim.SGD(0.1)},
+    "apply_averages": {"outputs": F, "train": AVERAGING},
+    "RateSchedule": {"rate": lambda step: 0.1},
     "LossScaling": {}, "DelayCompensated": {"inner": gf.optim.SGD(0.1), "lam": 0.1},
     "Emso": {"inner": gf.optim.SGD(0.1), "inner_steps": 2, "gamma": 1.0},
-    "clip_by_global_norm": {"grads": [F, M], "max_norm": 1.0},
+    **_same({"grads": [F, M], "max_norm": 1.0}, "clip_by_global_norm", "clip_by_norm"),
+    "clip_by_value": {"grads": [F, M], "limit": 1.0},
+}  # fmt: skip
+
+LABELS = _i(3)
+METRICS: dict[str, Any] = {
+    "accuracy": {"outputs": F, "labels": LABELS},
+    "auc": {"scores": LABELS, "labels": LABELS}, "top_k": {"outputs": F, "labels": LABELS, "k": 2},
+    **_same({"outputs": LABELS, "labels": LABELS, "classes": 2}, "confusion_matrix", "f1",
+            "precision", "recall"),
+    "mean": {"values": F}, "perplexity": {"losses": F},
+    **_same({"outputs": F, "targets": F}, "mae", "mse", "r2"),
+    "Metric": {"parts": [F], "finish": lambda totals: totals[0]},
 }  # fmt: skip
 
 PARALLEL: dict[str, Any] = {
@@ -230,6 +250,7 @@ ROOMS: dict[str, dict[str, Any]] = {
     "nn": NETWORKS,
     **dict.fromkeys(("random", "linalg", "fft", "sparse", "signal", "debug"), MATHEMATICS),
     **dict.fromkeys(("init", "optim"), INITIAL),
+    "metrics": METRICS,
     "parallel": PARALLEL,
     "placement": PLACEMENT,
 }
@@ -240,6 +261,7 @@ NOT_CALLED = {
     "PipePlan", "Placer", "Filter", "FilterCheck", "BlockProgress",
     "Product", "Split", "Sweep", "Timeline", "Wire", "check_op",
     "register_op", "register_placer", "placer_names", "from_scipy", "training", "auto",
+    "evaluate",
 }  # fmt: skip
 """Results, bases, what changes a registry, and what takes long or takes nothing."""
 
@@ -278,6 +300,20 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         }),
         "Session, checkpoint": (kept, {"every": 2, "keep": 2, "rejoin": 1.0}),
         "Session.run": (session.run, {"fetches": loss, "feeds": feeds}),
+        "Dataset.shuffle": (DATA.shuffle, {"seed": 1, "blocks": 2}),
+        "Dataset.batch": (DATA.batch, {"size": 3, "drop_last": True}),
+        "Dataset.map": (DATA.map, {"function": lambda batch: batch, "seed": 1}),
+        "Dataset.epochs": (DATA.epochs, {"count": 2}),
+        "Dataset.prefetch": (DATA.prefetch, {"batches": 2}),
+        "Dataset.split": (DATA.split, {"share": 0.5, "seed": 1}),
+        "Dataset.position": (DATA.position, {"step": 3}),
+        "Dataset.read": (DATA.read, {"position": (0, 1)}),
+        "Dataset.row_numbers": (DATA.row_numbers, {"position": (0, 1)}),
+        "Dataset.columns": (DATA.columns, {}),
+        "Dataset.start": (DATA.start, {"step": 3}),
+        "Dataset, arrays": (gf.data.arrays, {"columns": {"x": np.ones(3)}}),
+        "Dataset, rows": (lambda rows, names: gf.data.wrap(rows, names).batch(2).read((0, 0)),
+                      {"rows": [1.0, 2.0, 3.0], "names": ["x"]}),
         "Session.run, steps": (streamed, {"fetches": loss, "feeds": [feeds], "steps": 1}),
         "Session.run, a feed": (lambda feed: session.run(gf.exp(rows), {rows: feed}),
                                 {"feed": np.ones((3, 4), "float32")}),

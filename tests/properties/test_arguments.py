@@ -64,7 +64,7 @@ def test_a_spoiled_argument_is_an_error_of_ours_at_once(name: str) -> None:
         assert time.monotonic() - began < 20, f"{what} of {name} by {odd!r:.80}"
 
 
-HELD = (gf.Session, Plan, gf.Cluster, gf.Graph)
+HELD = (gf.data.Dataset, gf.Session, Plan, gf.Cluster, gf.Graph)
 
 
 @pytest.mark.parametrize("kind", HELD)

@@ -74,6 +74,7 @@ def _calls(work: Callable[[], None]) -> Counter[str]:
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", STEPS)
 def test_twice_the_variables_take_twice_the_calls(name: str) -> None:
     _first_step(20, name)  # what is compiled and imported once

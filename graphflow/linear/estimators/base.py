@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -11,13 +13,28 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _check_y,
+    check_is_fitted,
+    validate_data,
+)
 
 from graphflow.errors import LinearModelError
+from graphflow.linear.cocoa.local_steps import check_local_steps
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
+from graphflow.linear.tables.disk_table import DiskTable
+from graphflow.linear.tables.table_input import (
+    as_disk_table,
+    fits_memory,
+    multiply_table,
+    table_targets,
+)
+from graphflow.linear.tables.table_stream import TableStream
 
 _FORMATS = ("csr", "csc")
 
@@ -39,6 +56,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     max_iter: int
     tol: float
     solver: str
+    threads: int | None = None
+    cluster: Any = None
+    local_steps: int | str = "auto"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -60,9 +80,24 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             raise LinearModelError(
                 f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
             )
+        if self.cluster is not None and self.solver not in ("auto", "sdca", "cd"):
+            raise LinearModelError(
+                f"solver={self.solver!r} runs on one machine; with cluster=, use solver='auto'"
+            )
+        check_local_steps(self.local_steps)
+        count_threads(self.threads)
 
     def _check_table(self, x: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
-        """Return a checked table, targets and weights; rows of weight 0 are left out."""
+        """Return a checked table, targets and weights; rows of weight 0 are left out.
+
+        A table on disk that does not fit into memory becomes a `TableStream`.
+        """
+        table = as_disk_table(x)
+        if table is not None:
+            y = table_targets(table, y)
+            if not fits_memory(table):
+                return self._check_stream(table, y, sample_weight, **more)
+            x = table.load()
         x, y = validate_data(
             self, x, y, accept_sparse=_FORMATS, dtype=[np.float64, np.float32], **more
         )
@@ -78,16 +113,65 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             y, weights = y[used], weights[used]
         return x, y, weights
 
+    def _check_stream(self, table: DiskTable, y: Any, sample_weight: Any, **more: Any) -> Any:
+        """Return a stream of a table's rows, targets and weights; rows of weight 0 are left out."""
+        y = _check_y(y, estimator=self, **more)
+        if len(y) != table.rows:
+            raise LinearModelError(f"{table.path} has {table.rows:,} rows, and y has {len(y):,}")
+        weights = _check_sample_weight(
+            sample_weight, y.reshape(len(y), -1), dtype=np.float64, ensure_non_negative=True
+        )
+        used = weights > 0
+        self.n_features_in_ = table.columns
+        self.__dict__.pop("feature_names_in_", None)
+        return (
+            TableStream(table, table.memory, None if used.all() else used),
+            y[used],
+            weights[used],
+        )
+
     def _solve(
         self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
     ) -> CertifiedModel:
         """Solve a problem, and note its certificate if it is the worst so far."""
+        return self._solve_all([problem], seed=seed, w=w, b=b)[0]
+
+    def _solve_all(
+        self, problems: Sequence[LinearProblem], *, seed: int = 0, w: Floats | None = None,
+        b: float = 0.0,
+    ) -> list[CertifiedModel]:  # fmt: skip
+        """Solve problems that share a table, and note the worst certificate.
+
+        Args:
+            problems: the problems.
+            seed: of the order of coordinates.
+            w, b: the model to begin with, for solvers that do not work on the dual.
+        """
+        most = self.max_iter
+        if self.cluster is None:
+            return [
+                self._run_solver(partial(
+                    solve, problem, self.solver, self.tol, most, seed=seed, w=w, b=b,
+                    threads=count_threads(self.threads),
+                ))
+                for problem in problems
+            ]  # fmt: skip
+        from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
+
+        with ClusterFit(self.cluster) as fit:
+            return [
+                self._run_solver(partial(
+                    fit.solve, problem, self.tol, most, local_steps=self.local_steps, seed=seed,
+                    w=w,
+                ))
+                for problem in problems
+            ]  # fmt: skip
+
+    def _run_solver(self, run: Callable[..., CertifiedModel]) -> CertifiedModel:
+        """Run a solver, which takes `history=`, and note its certificate if it is the worst."""
         history = FitHistory()
         try:
-            found = solve(
-                problem, self.solver, self.tol, self.max_iter, history,
-                seed=seed, w=w, b=b,
-            )  # fmt: skip
+            found = run(history=history)
         except KeyboardInterrupt:
             if history.best is not None:
                 self._note(history, history.best.certificate)
@@ -120,12 +204,15 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"the data, and tol={self.tol:g} was wanted; raise max_iter={self.max_iter}, scale "
                 "the columns to similar sizes, or accept a larger tol",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _decision(self, x: Any) -> Any:
         """Return X @ coefᵀ + intercept of a table that is checked here."""
         check_is_fitted(self, "coef_")
+        table = as_disk_table(x)
+        if table is not None:
+            return multiply_table(table, self.coef_.T) + self.intercept_
         x = validate_data(self, x, accept_sparse=_FORMATS, reset=False)
         return safe_sparse_dot(x, self.coef_.T, dense_output=True) + self.intercept_
 

@@ -37,13 +37,16 @@ class Glm(LinearRegressor):
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         solver: one of `graphflow.linear.solve.SOLVERS`.
+        threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, loss: str | Loss = "squared", penalty: Any = None, *, fit_intercept: bool = False,
         tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
-        random_state: int | None = None,
+        threads: int | None = None, random_state: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.loss = loss
         self.penalty = penalty
@@ -51,14 +54,17 @@ class Glm(LinearRegressor):
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) targets.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) targets; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters()

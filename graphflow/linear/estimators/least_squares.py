@@ -24,24 +24,30 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         solver: "auto", "cholesky", "cg", or "sdca" without an intercept.
+        threads: that the fit may use; None: as many as this process has cores.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: Any = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8,
-        max_iter: int = 10_000, solver: str = "auto",
+        max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) or (rows, targets).
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) or (rows, targets); None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._forget()
@@ -50,12 +56,12 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         alphas = np.broadcast_to(np.asarray(self.alpha, np.float64), (targets.shape[1],))
         for alpha in alphas:
             self._check_parameters(alpha=(float(alpha), 0.0))
-        models = [
-            self._solve(LinearProblem(
+        models = self._solve_all([
+            LinearProblem(
                 x, column, weights, losses.squared, 0.0, float(alpha), bool(self.fit_intercept)
-            ))
+            )
             for column, alpha in zip(targets.T, alphas, strict=True)
-        ]  # fmt: skip
+        ])  # fmt: skip
         coef = np.stack([model.w for model in models])
         intercept = np.array([model.b for model in models])
         self.coef_ = coef if np.ndim(y) > 1 else coef[0]
@@ -77,12 +83,15 @@ class ElasticNet(LinearRegressor):
         positive: True if no coefficient may be negative.
         warm_start: True to begin with the coefficients of the last fit.
         solver: "auto" or "cd".
+        threads: that the fit may use; None: as many as this process has cores.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: float = 1.0, *, l1_ratio: float = 0.5, fit_intercept: bool = True,
         tol: float = 1e-6, max_iter: int = 10_000, positive: bool = False,
-        warm_start: bool = False, solver: str = "auto",
+        warm_start: bool = False, solver: str = "auto", threads: int | None = None,
+        cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.l1_ratio = l1_ratio
@@ -92,13 +101,16 @@ class ElasticNet(LinearRegressor):
         self.positive = positive
         self.warm_start = warm_start
         self.solver = solver
+        self.threads = threads
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) numbers.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) numbers; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(alpha=(self.alpha, 0.0), l1_ratio=(self.l1_ratio, 0.0))
@@ -134,7 +146,8 @@ class Lasso(ElasticNet):
 
     Args:
         alpha: the penalty.
-        fit_intercept, tol, max_iter, positive, warm_start, solver: as of `ElasticNet`.
+        fit_intercept, tol, max_iter, positive, warm_start, solver, threads, cluster, local_steps:
+            as of `ElasticNet`.
     """
 
     l1_ratio = 1.0
@@ -142,7 +155,8 @@ class Lasso(ElasticNet):
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,
         max_iter: int = 10_000, positive: bool = False, warm_start: bool = False,
-        solver: str = "auto",
+        solver: str = "auto", threads: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
         self.fit_intercept = fit_intercept
@@ -151,6 +165,9 @@ class Lasso(ElasticNet):
         self.positive = positive
         self.warm_start = warm_start
         self.solver = solver
+        self.threads = threads
+        self.cluster = cluster
+        self.local_steps = local_steps
 
 
 __all__ = ["ElasticNet", "Lasso", "Ridge"]

@@ -11,8 +11,10 @@ from graphflow.errors import LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.fit_threads import count_threads, use_threads
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
+from graphflow.linear.tables.table_stream import TableStream
 
 
 class LogisticRegression(LinearClassifier):
@@ -30,13 +32,16 @@ class LogisticRegression(LinearClassifier):
         warm_start: True to begin with the coefficients of the last fit.
         solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty, or "sdca" without an
             intercept.
+        threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
+        cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, *, C: float = 1.0, l1_ratio: float = 0.0, fit_intercept: bool = True,
         class_weight: Any = None, tol: float = 1e-6, max_iter: int = 10_000,
-        warm_start: bool = False, solver: str = "auto", random_state: int | None = None,
+        warm_start: bool = False, solver: str = "auto", threads: int | None = None,
+        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.C = C
         self.l1_ratio = l1_ratio
@@ -46,14 +51,17 @@ class LogisticRegression(LinearClassifier):
         self.max_iter = max_iter
         self.warm_start = warm_start
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) labels, of two classes at least.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) labels, of two classes at least; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(C=(self.C, 1e-300), l1_ratio=(self.l1_ratio, 0.0))
@@ -98,15 +106,27 @@ class LogisticRegression(LinearClassifier):
                 "with two classes; fit a model for each class against the others "
                 "(sklearn.multiclass.OneVsRestClassifier)"
             )
+        if isinstance(x, TableStream):
+            raise LinearModelError(
+                f"{x.table.path} has {len(self.classes_)} classes and is larger than memory="
+                f"{x.table.memory:,}; raise memory=, or use LinearSVC, which fits each class "
+                "against the others"
+            )
+        if self.cluster is not None:
+            raise LinearModelError(
+                f"cluster= with {len(self.classes_)} classes: workers fit two classes; fit a "
+                "model for each class against the others (sklearn.multiclass.OneVsRestClassifier)"
+            )
         problem = SoftmaxProblem(
             x if isinstance(x, np.ndarray) else x.tocsr(), labels, len(self.classes_), c, l2,
             bool(self.fit_intercept),
         )  # fmt: skip
         history = FitHistory()
-        w, b = solve_softmax(
-            problem, self.tol, self.max_iter, history,
-            w=None if before is None else before.T, b=intercepts,
-        )  # fmt: skip
+        with use_threads(problem.x, "newton", count_threads(self.threads)):
+            w, b = solve_softmax(
+                problem, self.tol, self.max_iter, history,
+                w=None if before is None else before.T, b=intercepts,
+            )  # fmt: skip
         self._note(history, history.certificates[-1])
         self._warn(history.certificates[-1])
         self.coef_ = np.ascontiguousarray(w.T)

@@ -45,14 +45,21 @@ class LinearSVC(LinearClassifier):
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty.
+        threads: that the fit may use; None: as many as this process has cores. The same bits come
+            of the same number of threads.
         random_state: seed of the order of rows; None is 0.
+        cluster: a `gf.Cluster` (or the path of its file) whose workers fit the model together, each
+            with a part of the table; or a `gf.Session` on one, which stays open. None: this
+            process.
+        local_steps: steps of a worker between two exchanges; "auto" measures what is fastest.
     """
 
     def __init__(
         self, penalty: str = "l2", loss: str = "squared_hinge", *, C: float = 1.0,
         fit_intercept: bool = True, intercept_scaling: float = 1.0, class_weight: Any = None,
         tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
-        random_state: int | None = None,
+        threads: int | None = None, random_state: int | None = None, cluster: Any = None,
+        local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.penalty = penalty
         self.loss = loss
@@ -63,14 +70,17 @@ class LinearSVC(LinearClassifier):
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) labels, of two classes at least.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) labels, of two classes at least; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(C=(self.C, 1e-300))
@@ -87,13 +97,14 @@ class LinearSVC(LinearClassifier):
         x, labels, weights = self._check_labels(X, y, sample_weight)
         positives = [1] if len(self.classes_) == 2 else range(len(self.classes_))
         l1, l2 = (1.0, 0.0) if self.penalty == "l1" else (0.0, 1.0)
-        found = [
-            _split(self._solve(LinearProblem(
+        models = self._solve_all([
+            LinearProblem(
                 x, np.where(labels == positive, 1.0, -1.0), self.C * weights, known[self.loss],
                 l1, l2, bias=bias,
-            ), seed=self.random_state or 0), bias)
+            )
             for positive in positives
-        ]  # fmt: skip
+        ], seed=self.random_state or 0)  # fmt: skip
+        found = [_split(model, bias) for model in models]
         self.coef_ = np.stack([w for w, _ in found])
         self.intercept_ = np.array([b for _, b in found]) if bias else np.zeros(len(found))
         return self
@@ -108,14 +119,16 @@ class LinearSVR(LinearRegressor):
         epsilon: errors up to this cost nothing.
         C: the factor of the losses.
         loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
-        fit_intercept, intercept_scaling, tol, max_iter, random_state: as of `LinearSVC`.
+        fit_intercept, intercept_scaling, tol, max_iter, threads, random_state, cluster,
+            local_steps: as of `LinearSVC`.
         solver: "auto" or "sdca"; with the squared loss, "newton", "cholesky" or "cg", too.
     """
 
     def __init__(
         self, *, epsilon: float = 0.0, C: float = 1.0, loss: str = "epsilon_insensitive",
         fit_intercept: bool = True, intercept_scaling: float = 1.0, tol: float = 1e-6,
-        max_iter: int = 10_000, solver: str = "auto", random_state: int | None = None,
+        max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.epsilon = epsilon
         self.C = C
@@ -125,14 +138,17 @@ class LinearSVR(LinearRegressor):
         self.tol = tol
         self.max_iter = max_iter
         self.solver = solver
+        self.threads = threads
         self.random_state = random_state
+        self.cluster = cluster
+        self.local_steps = local_steps
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Args:
-            X: (rows, columns) numbers; dense or sparse.
-            y: (rows,) numbers.
+            X: (rows, columns) numbers; dense, sparse, or a table by `gf.linear.open`.
+            y: (rows,) numbers; None: those in the file of `gf.linear.open`.
             sample_weight: (rows,) not negative; or None.
         """
         self._check_parameters(C=(self.C, 1e-300), epsilon=(self.epsilon, 0.0))

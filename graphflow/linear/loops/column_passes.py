@@ -20,33 +20,6 @@ def shrink(z: float, l1: float, curvature: float, is_positive: bool) -> float:
     return max(found, 0.0) if is_positive else found
 
 
-def gram_columns(
-    m: int, gram: Any, slopes: Any, w: Any, l1: float, l2: float, is_positive: bool
-) -> float:
-    """Visit columns whose products with each other are known; return the decrease.
-
-    Args:
-        gram: (m * m,) Xᵀ H X of the columns.
-        slopes: (m,) Xᵀ H residual; follows.
-    """
-    gained = 0.0
-    for j in range(m):
-        own = gram[j * m + j]
-        curvature = own + l2
-        if curvature <= 0.0:
-            continue
-        old = w[j]
-        new = shrink(slopes[j] + own * old, l1, curvature, is_positive)
-        change = new - old
-        if change != 0.0:
-            w[j] = new
-            row = gram[j * m : j * m + m]
-            for k in range(m):
-                slopes[k] -= change * row[k]
-            gained += 0.5 * curvature * change * change
-    return gained
-
-
 def dense_columns(
     order: Any, x: Any, n: int, curvatures: Any, means: Any, h: Any, residual: Any, w: Any,
     l1: float, l2: float, is_positive: bool,

@@ -44,11 +44,11 @@ class StepFinder:
 
     def __init__(self, problem: LinearProblem, may_factorize: bool, is_exact: bool = False) -> None:
         self.problem, self.passes = problem, 2.0
-        self.hessian: Hessian
-        if problem.is_sparse:
-            self.hessian = SparseHessian(problem)
-        else:
+        self.hessian = Hessian(problem)  # of a table on disk
+        if not problem.is_sparse:
             self.hessian = DenseHessian(problem, is_exact)
+        elif hasattr(problem.x, "indptr"):
+            self.hessian = SparseHessian(problem)
         self._may_factorize = may_factorize and math.isfinite(self.hessian.factor_ns)
         self._is_squared = problem.loss.name == "squared"
         self._factor: Solve | None = None

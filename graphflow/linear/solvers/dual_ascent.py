@@ -21,6 +21,8 @@ from graphflow.linear.losses import HINGE, LOGISTIC, SQUARED_HINGE, Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
+SHRINKS = (HINGE, SQUARED_HINGE)
+"""Losses whose rows are left out while their dual variables lie at a bound."""
 _FIRST = 3
 """Passes before the first certificate."""
 _MOST = 8
@@ -43,15 +45,20 @@ def ascend_dual(
     Returns:
         the dual variables.
     """
-    beta = np.zeros(problem.rows) if start is None else start
-    if start is None and problem.loss.code == LOGISTIC:
-        beta[:] = problem.y * np.minimum(1e-3 * problem.c, 1e-8)
-    kind = _ShrinkingAscent if problem.loss.code in (HINGE, SQUARED_HINGE) else _DualAscent
+    beta = first_dual(problem) if start is None else start
+    kind = _ShrinkingAscent if problem.loss.code in SHRINKS else DualAscent
     kind(problem, beta, np.random.default_rng(seed)).run(monitor)
     return beta
 
 
-class _DualAscent:
+def first_dual(problem: LinearProblem) -> Floats:
+    """Return dual variables to begin with."""
+    if problem.loss.code == LOGISTIC:  # at 0 the dual's slope is infinite
+        return problem.y * np.minimum(1e-3 * problem.c, 1e-8)
+    return np.zeros(problem.rows)
+
+
+class DualAscent:
     """Visits all rows in each pass.
 
     Attributes:
@@ -76,10 +83,7 @@ class _DualAscent:
         """Pass over the rows until the monitor has what it wants."""
         wanted = float(_FIRST)
         while True:
-            since = 0.0
-            while since < wanted and not self._is_ready():
-                since += self._pass() / self.problem.rows
-            monitor.passes += since
+            monitor.passes += self._go(wanted)
             self._compute_weights()
             w = self.w if self.problem.bias else self.w[:-1]
             is_enough = monitor.accept(w, 0.0, self.beta, v=w * self.problem.l2)
@@ -87,6 +91,13 @@ class _DualAscent:
                 return
             wanted = monitor.passes_left(_MOST)
             self._go_on()
+
+    def _go(self, wanted: float) -> float:
+        """Make so many passes, or fewer if a certificate is worth its time; return how many."""
+        passes = 0.0
+        while passes < wanted and not self._is_ready():
+            passes += self._pass() / self.problem.rows
+        return passes
 
     def _goes_further(self, monitor: FitMonitor) -> bool:
         """Return True if the table is so small that the gap may as well fall to rounding errors.
@@ -126,7 +137,7 @@ class _DualAscent:
         """Prepare for further passes after a certificate."""
 
 
-class _ShrinkingAscent(_DualAscent):
+class _ShrinkingAscent(DualAscent):
     """Leaves out rows at a bound.
 
     When the slopes of the rows that are left lie within a width, all rows come back.
@@ -161,4 +172,4 @@ class _ShrinkingAscent(_DualAscent):
             self._bounds[:] = [-np.inf, np.inf, -np.inf, np.inf]
 
 
-__all__ = ["ascend_dual"]
+__all__ = ["SHRINKS", "DualAscent", "ascend_dual", "first_dual"]

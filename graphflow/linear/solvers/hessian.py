@@ -16,8 +16,9 @@ import numpy as np
 
 from graphflow.linear.loops import hessian_rows
 from graphflow.linear.losses import Floats
-from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.problem import LinearProblem, multiply, sum_squares
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 Solve = Callable[[Floats], Floats]
 """A slope to a step."""
@@ -39,7 +40,7 @@ _JITTER = 1e-6
 
 
 class Hessian:
-    """XᵀHX + l2 I of a problem, as an operator.
+    """XᵀHX + l2 I of a problem, as an operator; of any table that can be multiplied.
 
     Attributes:
         is_exact: True if products are of float64.
@@ -48,7 +49,7 @@ class Hessian:
     """
 
     is_exact = True
-    product_ns: float
+    product_ns = math.inf
     factor_ns = math.inf
 
     def __init__(self, problem: LinearProblem) -> None:
@@ -68,7 +69,8 @@ class Hessian:
 
     def apply(self, p: Floats) -> Floats:
         """Return the product with a vector."""
-        raise NotImplementedError
+        along = self.h * (multiply(self.problem.x, p) - float(self.means @ p))
+        return multiply(self.problem.x.T, along) + self.problem.l2 * p
 
     def factorize(self) -> Solve:
         """Return the solution of a system with this matrix, or nearly this matrix."""
@@ -89,7 +91,7 @@ class Hessian:
         return squares
 
     def _square_columns(self) -> Floats:
-        raise NotImplementedError
+        return sum_squares(self.problem.x, np.ones(self.problem.rows))
 
     def _invert(self, products: Any, is_double: bool = True) -> Solve:
         """Return the solution of systems of a matrix, of which the upper half counts, plus l2."""
@@ -137,6 +139,8 @@ class SparseHessian(Hessian):
 
     def apply(self, p: Floats) -> Floats:
         """Return the product with a vector."""
+        if current_pool() is not None:
+            return super().apply(p)
         image = self.problem.l2 * p
         self._loop(self.problem.rows, *self._parts, self.h, p, float(self.means @ p), image)
         return image
@@ -206,8 +210,7 @@ class DenseHessian(Hessian):
         self._convert()
         beside, l2 = float(self.means @ p), self.problem.l2
         if self.is_exact:
-            along = self.h * (multiply(self._z, p) - beside)
-            return multiply(self._z.T, along) + l2 * p
+            return super().apply(p)
         part = self._z @ p.astype(np.float32)
         part -= np.float32(beside)
         part *= self._h

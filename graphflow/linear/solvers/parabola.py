@@ -1,30 +1,33 @@
-"""Coordinate descent on the parabola of a loss, in the coefficients of some columns.
+"""Coordinate descent on the parabola of a loss, in the coefficients of a set of columns.
 
-The products of the columns with each other are computed once if there are few columns: a step then
-costs as many numbers as there are columns. Otherwise a step costs the entries of its column. Every
-few passes the last iterates are combined to one that is usually much better.
+A step costs the entries of its column. Once steps have cost as much as the products of the columns
+with each other, these are computed: a step then costs as many numbers as there are columns. Every
+few passes the last iterates are combined to one that is usually much better. Where that is slow,
+Newton's method finds the best coefficients of the columns in use.
 
 Source: Bertrand and Massias, AISTATS 2021 (Anderson's extrapolation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from graphflow.linear.loops import column_passes
+from graphflow.linear.loops import column_cycles
 from graphflow.linear.losses import Floats
-from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.column_sets import ColumnSet
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
-_PRODUCTS = 200
-"""Columns up to which their products are computed: more cost more than some twenty passes."""
-_KEPT = 5
-"""Iterates that an extrapolation combines."""
-_MOST = 10_000
-"""Passes, at most."""
+_PASSES = 5
+"""Passes of a cycle, whose iterates an extrapolation combines."""
+_CYCLES = 400
+"""Cycles in a row, at most."""
+_PATIENCE = 12
+"""Columns in use for each pass before a step of Newton's method, which costs about as much."""
+_HALVINGS = 6
+"""Lengths of such a step that are tried."""
 
 
 class Parabola:
@@ -32,186 +35,195 @@ class Parabola:
 
     Args:
         problem: the problem.
-        h: the second derivatives of the rows' losses.
-        x: columns of the problem's matrix, in the form that it has.
+        columns: the set of columns.
 
     Attributes:
-        x: the columns.
-        means: their means under `h`; 0 without an intercept.
         passes: over all columns of the problem, as far as the last work needed them.
     """
 
-    def __init__(self, problem: LinearProblem, h: Floats, x: Any) -> None:
-        self._problem, self._h = problem, h
-        self._gram: Any = np.zeros((0, 0))
-        self.x, self.means = x, self._means_of(x)
+    def __init__(self, problem: LinearProblem, columns: ColumnSet) -> None:
+        self._problem, self._set = problem, columns
+        self._penalty = (problem.l1 / columns.factor, problem.l2 / columns.factor)
+        self._spent = 0.0
         self.passes = 0.0
 
-    @property
-    def size(self) -> int:
-        """The number of columns."""
-        return len(self.means)
-
-    def add(self, added: Any) -> None:
-        """Add columns."""
-        if not added.shape[1]:
-            return
-        if self._problem.is_sparse:
-            from scipy.sparse import hstack
-
-            self.x = hstack([self.x, added], format="csc")
-        else:
-            self.x = np.concatenate([self.x.T, added.T]).T
-        self.means = np.append(self.means, self._means_of(added))
-
-    def solve(self, old: Floats, v: Floats, beta: Floats, goal: float) -> Floats:
-        """Return by how much the columns' coefficients change.
+    def descend(self, old: Floats, v: Floats, beta: Floats, goal: float) -> Floats:
+        """Return better coefficients of the columns.
 
         Args:
             old: their coefficients.
             v: their products with `beta`.
             beta: the negative slopes of the rows' losses.
-            goal: a pass that gains less ends the work.
+            goal: the gap that is small enough.
         """
-        entries = self.x.nnz / max(self.size, 1) if self._problem.is_sparse else len(self._h)
-        if self.size > min(_PRODUCTS, 2 * entries):
-            return self.descend(old, beta, goal)
-        self.passes = 0.0
-        self._compute_products()
-        gram, flat = self._gram, self._gram.reshape(-1)
-        start, slopes = v + gram @ old, v.copy()
-        loop = native(column_passes, "gram_columns")
-        l1, l2, is_positive = self._penalty()
-
-        def visit(w: Floats) -> float:
-            return float(loop(len(w), flat, slopes, w, l1, l2, is_positive))
-
-        def replace(w: Floats, better: Floats) -> bool:
-            both = np.stack([w, better], axis=1)
-            smooth = (both * (0.5 * (gram @ both) - start[:, None])).sum(axis=0)
-            if not np.diff(smooth + self._penalties(both))[0] < 0.0:
-                return False
-            w[:] = better
-            slopes[:] = start - gram @ better
-            return True
-
-        return self._run(old.copy(), visit, replace, goal, _MOST) - old
-
-    def descend(self, old: Floats, beta: Floats, goal: float, most: int = _MOST) -> Floats:
-        """Return by how much the coefficients change, by passes over the columns themselves.
-
-        Args:
-            old, beta, goal: as of `solve`.
-            most: passes, at most.
-        """
-        problem, h, x = self._problem, self._h, self.x
-        if problem.is_sparse:
-            squares = np.asarray(x.multiply(x).T @ h).ravel()
-        else:
-            squares = np.einsum("ij,ij,i->j", x, x, h, optimize=True)
-        curvatures = np.maximum(squares - float(h.sum()) * self.means**2, 0.0)
-        residual = beta / np.maximum(h, 1e-300)
-        shift, share = np.zeros(1), self.size / max(problem.columns, 1)
-        rest = (curvatures, self.means, h, residual)
-        self.passes = share
-        if problem.is_sparse:
-            loop = native(column_passes, "sparse_columns")
-            before: tuple[Any, ...] = (x.data, x.indices, x.indptr, *rest, shift)
-        else:
-            loop = native(column_passes, "dense_columns")
-            before = (x.reshape(-1, order="F"), problem.rows, *rest)
-        order = np.arange(self.size)
-
-        def visit(w: Floats) -> float:
-            self.passes += 2 * share
-            return float(loop(order, *before, w, *self._penalty()))
-
-        def replace(w: Floats, better: Floats) -> bool:
-            self.passes += share
-            change = better - w
-            new = residual + shift[0] - multiply(x, change) + float(self.means @ change)
-            now = residual + shift[0]
-            gained = 0.5 * float(h @ (new * new - now * now))
-            if not gained + np.diff(self._penalties(np.stack([w, better], axis=1)))[0] < 0.0:
-                return False
-            w[:], residual[:], shift[0] = better, new, 0.0
-            return True
-
-        return self._run(old.copy(), visit, replace, goal, most) - old
-
-    def _run(
-        self, w: Floats, visit: Callable[[Floats], float],
-        replace: Callable[[Floats, Floats], bool], goal: float, most: int,
-    ) -> Floats:  # fmt: skip
-        """Pass over the columns, and extrapolate now and then, until a pass gains too little."""
-        kept = [w.copy()]
-        for _ in range(most):
-            if visit(w) <= goal:
-                break
-            kept.append(w.copy())
-            if len(kept) > _KEPT:
-                better = extrapolate(kept)
-                replace(w, np.maximum(better, 0.0) if self._problem.is_positive else better)
-                kept = [w.copy()]
+        columns, w = self._set, old.copy()
+        columns.start(beta)
+        self._square = max(float(columns.residual @ columns.residual), 1e-300)
+        gram_cost, spent = columns.gram_cost, 0.0
+        steps: ColumnSet | _ProductSteps = columns
+        kept = np.zeros((_PASSES + 1, len(w)))
+        since, leaps, care = 0, 1, 1.0
+        for cycle in range(_CYCLES):
+            if steps is columns and self._spent + spent >= gram_cost:
+                self._spent += spent
+                slopes = columns.slopes() if cycle else v / columns.factor
+                steps = _ProductSteps(columns.extend_gram(), slopes)
+            kept[0] = w
+            done = steps.cycle(
+                _PASSES, w, kept[1:].reshape(-1), *self._penalty, self._problem.is_positive,
+                care * self._limit(w, goal),
+            )  # fmt: skip
+            visited = 1.0 + max(done - 1, 0) * np.count_nonzero(w) / len(w)
+            spent += 2.0 * visited * steps.entries
+            since += done
+            if done == 0:
+                if self._gap(w, steps.slopes()) <= goal:
+                    break
+                care *= 0.3
+                continue
+            if isinstance(steps, _ProductSteps) and _PATIENCE * since > np.count_nonzero(w):
+                self._run_newton(steps, w, leaps)
+                since, leaps = 0, 2 * leaps
+            elif done == _PASSES:
+                self._try_coefficients(steps, w, extrapolate(kept))
+                spent += steps.entries
+        self.passes = spent / max(columns.matrix_entries, 1)
+        if steps is columns:
+            self._spent += spent
         return w
 
-    def _penalty(self) -> tuple[float, float, bool]:
-        problem = self._problem
-        return float(problem.l1), float(problem.l2), problem.is_positive
+    def _run_newton(self, steps: _ProductSteps, w: Floats, most: int) -> None:
+        """Take steps of Newton's method until no coefficient becomes 0."""
+        for _ in range(most):
+            better, is_shorter = steps.newton_step(w, *self._penalty)
+            if not self._try_coefficients(steps, w, better) or not is_shorter:
+                break
 
-    def _penalties(self, w: Floats) -> Floats:
-        """Return the penalties of each column of coefficients."""
-        problem = self._problem
-        sizes = problem.l1 * np.abs(w).sum(axis=0) + 0.5 * problem.l2 * (w * w).sum(axis=0)
-        return np.asarray(sizes)
+    def _try_coefficients(
+        self, steps: ColumnSet | _ProductSteps, w: Floats, better: Floats
+    ) -> bool:
+        """Go to other coefficients if they are better; return True if so."""
+        if self._problem.is_positive:
+            better = np.maximum(better, 0.0)
+        if steps.try_change(better - w, self._penalties(better) - self._penalties(w)):
+            w[:] = better
+            return True
+        return False
 
-    def _means_of(self, x: Any) -> Floats:
-        """Return the means of columns under the weights; 0 without an intercept."""
-        total = float(self._h.sum())
-        if not self._problem.has_intercept or total <= 0.0:
-            return np.zeros(x.shape[1])
-        return multiply(x.T, self._h) / total
+    def _limit(self, w: Floats, goal: float) -> float:
+        """Return the violations at which the gap is about the goal; see `_gap`."""
+        l1, l2 = self._penalty
+        goal /= self._set.factor
+        if l2 > 0.0:
+            return float(np.sqrt(2.0 * l2 * goal / len(w)))
+        size = float(np.abs(w).sum())
+        by_size = goal / size if size else np.inf
+        return min(by_size, l1 * float(np.sqrt(2.0 * goal / self._square))) if l1 else by_size
 
-    def _compute_products(self) -> None:
-        """Compute the products that are not known yet: XᵀHX of the columns less their means."""
-        before, h = len(self._gram), self._h
-        if before == self.size:
-            return
-        self.passes = (self.size - before) / self._problem.columns
-        added = self.x[:, before:]
-        products = _products(self.x, added, h)
-        products -= float(h.sum()) * np.outer(self.means, self.means[before:])
-        gram = np.empty((self.size, self.size))
-        gram[:before, :before] = self._gram
-        gram[:, before:], gram[before:, :before] = products, products[:before].T
-        self._gram = gram
+    def _gap(self, w: Floats, slopes: Floats) -> float:
+        """Return about the gap of the problem of these columns alone.
+
+        Without l2, the dual variables are scaled until no slope is beyond l1; that costs the
+        product of slopes and coefficients, and half the square of the residual that is cut off.
+        """
+        l1, l2 = self._penalty
+        sizes = self._problem.bound_sizes(slopes)
+        if l2 > 0.0:
+            soft = np.maximum(sizes - l1, 0.0)
+            gap = self._penalties(w) + float(soft @ soft) / (2.0 * l2) - float(w @ slopes)
+        else:
+            most = max(l1, float(sizes.max()))
+            shortened = 1.0 - l1 / most if most else 0.0
+            gap = most * float(np.abs(w).sum()) - float(w @ slopes)
+            gap += 0.5 * shortened**2 * self._square
+        return gap * self._set.factor
+
+    def _penalties(self, w: Floats) -> float:
+        l1, l2 = self._penalty
+        return float(l1 * np.abs(w).sum() + 0.5 * l2 * (w @ w))
 
 
-def _products(x: Any, added: Any, h: Floats) -> Any:
-    """Return Xᵀ H A."""
-    if not isinstance(x, np.ndarray):
-        return np.asarray((x.T @ added.multiply(h[:, None]).tocsc()).todense(), np.float64)
-    x, added = x.astype(np.float64, copy=False), added.astype(np.float64, copy=False)
-    return h[0] * (x.T @ added) if (h == h[0]).all() else x.T @ (added * h[:, None])
+class _ProductSteps:
+    """Steps on columns whose products with each other are known.
+
+    Args:
+        gram: (columns, columns) the products.
+        slopes: (columns,) products of the columns with the residual.
+    """
+
+    def __init__(self, gram: Any, slopes: Floats) -> None:
+        self._gram, self._slopes = gram, slopes
+        self.entries = gram.size
+
+    def slopes(self) -> Floats:
+        """Return the products of the columns with the residual."""
+        return self._slopes
+
+    def cycle(self, passes: int, w: Floats, *rest: Any) -> int:
+        """Run a cycle of passes; see `loops/column_cycles.py`."""
+        loop = native(column_cycles, "cycle_products")
+        return int(loop(passes, self._gram.reshape(-1), self._slopes, w, *rest))
+
+    def try_change(self, change: Floats, penalty: float) -> bool:
+        """Change coefficients if that and the change of the penalty make the objective smaller."""
+        moved = self._gram @ change
+        if not float(change @ (0.5 * moved - self._slopes)) + penalty < 0.0:
+            return False
+        self._slopes -= moved
+        return True
+
+    def newton_step(self, w: Floats, l1: float, l2: float) -> tuple[Floats, bool]:
+        """Return coefficients that are better by Newton's method, with the signs that they have.
+
+        A coefficient that would change its sign becomes 0. The step is as long as is best, of those
+        that are shorter by factors of 2, and of that at whose end the first one becomes 0.
+
+        Returns:
+            the coefficients, and True if some of them became 0.
+        """
+        used = np.flatnonzero(w)
+        old = w[used]
+        down = self._slopes[used] - l1 * np.sign(old) - l2 * old
+        inner = self._gram[np.ix_(used, used)]
+        diagonal = np.diag_indices(len(used))
+        inner[diagonal] += 1e-13 * float(inner.trace()) + l2
+        step = np.linalg.solve(inner, down)
+        flips = old * (old + step) < 0.0
+        lengths = 0.5 ** np.arange(_HALVINGS)
+        first = np.inf
+        if flips.any():
+            first = float((-old[flips] / step[flips]).min())
+            lengths = np.append(lengths, first)
+        new = old[:, None] + lengths * step[:, None]
+        new[(old[:, None] * new < 0.0)] = 0.0
+        if first < 1.0:
+            new[-old == first * step, -1] = 0.0
+        change = new - old[:, None]
+        gains = (change * (0.5 * (inner @ change) - down[:, None])).sum(axis=0)
+        best = int(gains.argmin())
+        better = w.copy()
+        if gains[best] < 0.0:
+            better[used] = new[:, best]
+        return better, bool((better[used] == 0.0).any())
 
 
-def extrapolate(kept: list[Floats]) -> Floats:
-    """Return the combination of iterates whose differences cancel best.
+def extrapolate(kept: Any) -> Floats:
+    """Return the combination of iterates, one a row, whose differences cancel best.
 
     Source: Anderson, J. ACM 1965.
     """
-    steps = np.diff(np.stack(kept), axis=0)
+    steps = np.diff(kept, axis=0)
     products = steps @ steps.T
     size = len(products)
     products += 1e-12 * np.trace(products) / size * np.eye(size)
     try:
         factors = np.linalg.solve(products, np.ones(size))
     except np.linalg.LinAlgError:
-        return kept[-1]
+        return np.asarray(kept[-1])
     total = float(factors.sum())
     if total == 0.0 or not np.isfinite(factors).all():
-        return kept[-1]
-    return np.asarray((factors / total) @ np.stack(kept[1:]))
+        return np.asarray(kept[-1])
+    return np.asarray((factors / total) @ kept[1:])
 
 
 __all__ = ["Parabola", "extrapolate"]

@@ -1,7 +1,7 @@
 """Coordinate descent on working sets, for smooth losses with an l1 penalty.
 
-    two passes over all columns → columns in use, or close to it: a set → descent on the set ─┐
-                        └──────────────── certificate, larger set ────────────────────────────┘
+    columns whose slopes are largest: a set → descent on the set ─┐
+                    └─────── certificate, larger set ─────────────┘
 
 The loss is replaced by its parabola at the predictions (it is one already if it is squared).
 
@@ -17,15 +17,18 @@ import numpy as np
 
 from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.losses import Floats
-from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.column_sets import ColumnSet, DenseColumns, SparseColumns
 from graphflow.linear.solvers.line_search import search_line
 from graphflow.linear.solvers.newton import best_intercept
 from graphflow.linear.solvers.parabola import Parabola
 
-_FIRST_PASSES = 2
-"""Passes over all columns before the first set."""
 _CLOSE = 0.9
 """Share of the l1 penalty from which a slope puts its column into the set."""
+_FEW, _SHARE = 100, 0.05
+"""Columns by which a set grows: at least a number, and a share of all columns."""
+_CARE = 0.5
+"""Share of the gap that is left on a set."""
 _PATIENCE = 5
 """Rounds in a row that may bring nothing."""
 
@@ -36,17 +39,16 @@ def descend_columns(
     """Solve a problem with a smooth loss; it may have an l1 penalty, and should.
 
     Args:
-        problem: its dense matrix is Fortran-contiguous, its sparse one CSC.
+        problem: its sparse matrix is CSC.
         monitor: is given certified models.
         w, b: the model to begin with.
     """
-    is_new = w is None
     w = np.zeros(problem.columns) if w is None else w.copy()
-    f = problem.predict(w, b)
+    f = problem.predict(w, b) if w.any() else np.full(problem.rows, b)
     loss, c, y = problem.loss, problem.c, problem.y
     is_squared = loss.name == "squared"
-    columns = np.zeros(0, np.int64)
-    parabola: Parabola | None = None
+    kind = SparseColumns if problem.is_sparse else DenseColumns
+    columns: ColumnSet | None = None
     stalled = 0
     while True:
         if problem.has_intercept:
@@ -57,55 +59,62 @@ def descend_columns(
         known = {} if problem.has_intercept else {"v": v}
         if monitor.accept(w, b, beta, predictions=f, **known) or monitor.is_exhausted:
             return
-        goal = _least_gain(monitor)
-        h = c * loss.curvatures(f, y)
-        if is_new:
-            is_new, chosen = False, np.arange(problem.columns)
-            used = Parabola(problem, h, problem.x)
-            change = used.descend(w, beta, goal, _FIRST_PASSES)
+        before = np.zeros(0, np.int64) if columns is None else columns.columns
+        added = _columns_to_add(problem, w, v, before)
+        if columns is None or not is_squared:
+            columns = kind(problem, _curvatures(problem, f))
+            parabola = Parabola(problem, columns)
+            added = np.append(before, added)
+        if len(added):
+            columns.add(added)
+        chosen = columns.columns
+        goal = _goal(monitor) * 0.1**stalled
+        new = parabola.descend(w[chosen], v[chosen], beta, goal)
+        monitor.passes += 1 + parabola.passes
+        change, length = new - w[chosen], 1.0
+        if is_squared:
+            b, f = 0.0, columns.predict(new)
         else:
-            columns = np.append(columns, _columns_to_add(problem, w, v, columns))
-            if parabola is None or not is_squared:
-                parabola = Parabola(problem, h, problem.x[:, columns])
-            else:
-                parabola.add(problem.x[:, columns[parabola.size :]])
-            used, chosen = parabola, columns
-            change = used.solve(w[chosen], v[chosen], beta, goal)
-        monitor.passes += 1 + used.passes
-        moves = np.flatnonzero(change)
-        along = multiply(used.x[:, moves], change[moves])
-        beside = -float(used.means @ change)
-        length = 1.0
-        if not is_squared:
+            beside = -float(columns.means @ change)
+            along = columns.predict(change) + beside
             length = search_line(
-                partial(_primal_along, problem, w, f, chosen, change, along + beside),
+                partial(_primal_along, problem, w, f, chosen, change, along),
                 problem.primal(w, f),
                 halvings=30,
             )
-        stalled = stalled + 1 if monitor.is_stalled else 0
-        if length == 0.0 or not len(moves) or stalled > _PATIENCE:
-            return
+            b, f = b + length * beside, f + length * along
         w = w.copy()
         w[chosen] += length * change
-        b, f = b + length * beside, f + length * (along + beside)
+        is_stalled = monitor.is_stalled or length == 0.0 or not change.any()
+        stalled = stalled + 1 if is_stalled else 0
+        if stalled > _PATIENCE:
+            return
 
 
-def _least_gain(monitor: FitMonitor) -> float:
-    """Return what a pass has to gain to go on with a set.
+def _curvatures(problem: LinearProblem, f: Floats) -> Floats:
+    """Return positive second derivatives of the rows' losses, for losses that have linear parts."""
+    h = problem.c * problem.loss.curvatures(f, problem.y)
+    most = float(h.max())
+    return np.maximum(h, 1e-6 * most) if most > 0.0 else problem.c
 
-    The gap of an l1 penalty falls with the root of what passes gain.
-    """
+
+def _goal(monitor: FitMonitor) -> float:
+    """Return the gap at which work on a set ends."""
     last = monitor.history.certificates[-1]
-    wanted = max(monitor.tol, 0.02 * min(last.relative_gap or 0.0, 1.0), 1e-9)
-    return 0.01 * wanted**2 * abs(last.primal)
+    gap = min(last.relative_gap or 0.0, 1.0)
+    return max(0.3 * monitor.tol, _CARE * gap, 1e-12) * abs(last.primal)
 
 
 def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) -> Any:
-    """Return the columns outside a set that are in use, or whose slopes are close to that."""
-    slope = problem.bound_sizes(v - problem.l2 * w)
-    wanted = (w != 0.0) | (slope >= _CLOSE * problem.l1)
-    wanted[known] = False
-    return np.flatnonzero(wanted)
+    """Return the columns outside a set that are in use, and those with the largest slopes."""
+    slopes = problem.bound_sizes(v - problem.l2 * w)
+    slopes[w != 0.0] = np.inf
+    slopes[known] = -np.inf
+    found = np.flatnonzero(slopes >= _CLOSE * problem.l1)
+    most = max(_FEW, int(_SHARE * problem.columns), 2 * int(np.count_nonzero(w)) - len(known))
+    if problem.l1 and len(found) > most:
+        found = np.sort(found[np.argpartition(-slopes[found], most)[:most]])
+    return found
 
 
 def _primal_along(

@@ -15,7 +15,7 @@ from graphflow import init
 from graphflow.ir.graph import substitute_tensors
 from graphflow.ir.op import FUNCTIONS, RandomStreams, Tensor
 from graphflow.ops.randomness.random import uniform
-from graphflow.optim.update_targets import state_variable
+from graphflow.optim.state_variables import state_variable
 from graphflow.parallel.blocks.block_window import (
     COMPUTES,
     BlockWindow,

@@ -57,6 +57,18 @@ def check_mesh_size(graph: Graph, mesh: Mapping[str, int]) -> None:
         )
 
 
+def own_devices(cluster: Cluster) -> list[str]:
+    """Return the devices over which a strategy partitions a graph by itself.
+
+    If nobody named the devices, they are the GPUs if there are several. Otherwise it is the CPU.
+    """
+    names = list(cluster.devices)
+    if not cluster.is_automatic:
+        return names
+    gpus = [name for name in names if cluster.device(name).kind == "gpu"]
+    return gpus if len(gpus) > 1 else [name for name in names if name not in gpus]
+
+
 def mesh_devices(
     mesh: Mapping[str, int],
     cluster: Cluster,
@@ -65,7 +77,7 @@ def mesh_devices(
     """Return a device for each place of a mesh.
 
     Without `wanted`, the first devices of one kind are taken, GPUs first. A cluster of one device
-    has all places.
+    has all places. So has the CPU if there are fewer GPUs than places and nobody named a GPU.
 
     Raises:
         ShardingError: there are too few devices, or `wanted` does not name one for each place.
@@ -88,7 +100,9 @@ def mesh_devices(
                 f"{', '.join(wanted)}; name one for each"
             )
         return [DeviceName.parse(cluster.device(name).name) for name in wanted]
-    names = list(cluster.devices)
+    names = own_devices(cluster)
+    if cluster.is_automatic and len(names) < count:
+        names = [name for name in cluster.devices if cluster.device(name).kind == "cpu"]
     if len(names) == 1:
         return [DeviceName.parse(names[0])] * count
     kinds = {name: cluster.device(name).kind for name in names}

@@ -39,6 +39,7 @@ class RowRanges:
         owners: the owner of each range, from 0.
         count: the number of owners.
         order: the ranges as each owner has them one after the other; () if they ascend.
+        labels: the number of each owner on the ring; () if they are 0, 1, …
     """
 
     rows: int
@@ -46,6 +47,7 @@ class RowRanges:
     owners: tuple[int, ...]
     count: int
     order: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
 
     def bounds_of(self, owner: int) -> tuple[tuple[int, int], ...]:
         """Return the rows of an owner: (start, stop) of stretches that do not touch."""
@@ -105,6 +107,51 @@ class RowRanges:
             order[places[a]], order[places[b]] = a, b
         return replace(self, owners=tuple(owners), order=tuple(order))
 
+    def join(self, name: str) -> RowRanges:
+        """Return the same with one more owner, the last one. It takes its ranges of the ring, about
+        1/n of them, and all others stay where they are.
+
+        Args:
+            name: the table's name.
+
+        Raises:
+            ShardingError: there are fewer ranges than owners.
+        """
+        if len(self.owners) <= self.count:
+            raise ShardingError(
+                f"{name!r} has {len(self.owners)} ranges of rows on {self.count} servers; no "
+                "further server can have one"
+            )
+        before = self._ring_labels
+        labels = (*before, min({*range(self.count + 1)} - {*before}))
+        found = _next_owners(name, len(self.owners), labels)
+        owners = [
+            self.count if now == self.count else owner
+            for now, owner in zip(found, self.owners, strict=True)
+        ]
+        _fill_owners(owners, self.count + 1, 1)
+        return replace(self, owners=tuple(owners), count=self.count + 1, labels=labels)
+
+    def leave(self, name: str, leaving: int) -> RowRanges:
+        """Return the same without an owner, whose ranges go to the next owners on the ring. Those
+        after it move up by one number, and all other ranges stay where they are.
+
+        Args:
+            name: the table's name.
+        """
+        before = self._ring_labels
+        labels = (*before[:leaving], *before[leaving + 1 :])
+        found = _next_owners(name, len(self.owners), labels)
+        owners = [
+            now if owner == leaving else owner - (owner > leaving)
+            for now, owner in zip(found, self.owners, strict=True)
+        ]
+        return replace(self, owners=tuple(owners), count=self.count - 1, labels=labels)
+
+    @property
+    def _ring_labels(self) -> tuple[int, ...]:
+        return self.labels or tuple(range(self.count))
+
 
 @cache
 def ring_ranges(
@@ -128,16 +175,8 @@ def ring_ranges(
     evenly = width is not None
     width = width or -(-rows // MAX_RANGES)
     ranges = -(-rows // width)
-    points = sorted((_hash(f"{i}/{v}"), i) for i in range(count) for v in range(VIRTUAL))
-    places = np.array([point for point, _ in points], np.uint64)
-    keys = np.array([_hash(f"{name}/{i}") for i in range(ranges)], np.uint64)
-    found = np.searchsorted(places, keys) % len(points)
-    owners = [points[i][1] for i in found.tolist()]
-    least = ranges // count if evenly else 1
-    for owner in range(count):  # a small table may have left one out
-        while owners.count(owner) < least:
-            most = max(range(count), key=owners.count)
-            owners[owners.index(most)] = owner
+    owners = _next_owners(name, ranges, range(count))
+    _fill_owners(owners, count, ranges // count if evenly else 1)
     most = -(-ranges // count)
     while evenly and owners.count(busy := max(range(count), key=owners.count)) > most:
         owners[owners.index(busy)] = min(range(count), key=owners.count)
@@ -148,6 +187,27 @@ def ring_ranges(
             owners[number] = free
             held[full], held[free] = held[full] - 1, held[free] + 1
     return RowRanges(rows, width, tuple(owners), count)
+
+
+def _next_owners(name: str, ranges: int, labels: Sequence[int]) -> list[int]:
+    """Return for each range of a table the owner, from 0, whose point is next on the ring.
+
+    Args:
+        labels: the number of each owner on the ring.
+    """
+    points = sorted((_hash(f"{k}/{v}"), i) for i, k in enumerate(labels) for v in range(VIRTUAL))
+    places = np.array([point for point, _ in points], np.uint64)
+    keys = np.array([_hash(f"{name}/{i}") for i in range(ranges)], np.uint64)
+    found = np.searchsorted(places, keys) % len(points)
+    return [points[i][1] for i in found.tolist()]
+
+
+def _fill_owners(owners: list[int], count: int, least: int) -> None:
+    """Let each owner have some ranges at least: a small table may have left one out."""
+    for owner in range(count):
+        while owners.count(owner) < least:
+            most = max(range(count), key=owners.count)
+            owners[owners.index(most)] = owner
 
 
 def _hash(text: str) -> int:

@@ -102,7 +102,7 @@ class StrategyCandidate:
 
         Args:
             rules: the rules of tensor parallelism.
-            every: the names of the cluster's devices, in its order.
+            every: the devices that a strategy takes if it names none, in this order.
         """
         if len(self.devices) == 1:
             return None

@@ -93,6 +93,7 @@ class StrategySearch:
         self._too_large: list[tuple[StrategyCandidate, int]] = []
         self._doing = ""
         self._names = cluster.devices
+        self._taken = () if cluster.is_automatic else self._names  # unless a strategy names devices
         problem = build_problem(self._source, cluster, self._bindings, learned=self._learned)
         overhead = self._steps or (0.0, 0.0)
         self._outline = StepModel(problem, loss, cluster, self._rules, overhead)
@@ -192,7 +193,7 @@ class StrategySearch:
 
     def _strategy(self, candidate: StrategyCandidate) -> Any:
         """Return the strategy of a candidate, with the stages that were found."""
-        made = candidate.strategy(self._rules, self._names)
+        made = candidate.strategy(self._rules, self._taken)
         if isinstance(made, Pipeline):
             found = self._stages_of(candidate)
             assert found is not None
@@ -201,7 +202,7 @@ class StrategySearch:
 
     def _refuse(self, candidate: StrategyCandidate, error: GraphflowError) -> CandidateResult:
         """Return the result of a candidate that cannot run."""
-        return refuse(candidate.name, candidate.strategy(self._rules, self._names), error)
+        return refuse(candidate.name, candidate.strategy(self._rules, self._taken), error)
 
     def _refuse_by_memory(
         self, candidate: StrategyCandidate, rough: StepBounds

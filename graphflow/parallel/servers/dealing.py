@@ -75,6 +75,12 @@ def deal_variables(cut: StepCut, servers: int, known: Mapping[Node, int]) -> Dea
     return Dealt(server, carried)
 
 
+def find_groups(cut: StepCut) -> list[list[Node]]:
+    """Return the assigned variables in groups that have to be on one server."""
+    reads = {variable: _find_reads(cut, variable) for variable in cut.served}
+    return _group_variables(cut, reads, _find_neutral(cut, reads))
+
+
 def _find_reads(cut: StepCut, variable: Node) -> set[Node]:
     """Return the assigned variables that an update reads, directly or by their gradients."""
     nodes, crossing = cut.update_of([cut.served[variable]])
@@ -150,4 +156,4 @@ def _describe_shortage(cut: StepCut, groups: Sequence[Sequence[Node]], servers: 
     )
 
 
-__all__ = ["Dealt", "deal_variables"]
+__all__ = ["Dealt", "deal_variables", "find_groups"]

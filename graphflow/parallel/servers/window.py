@@ -7,6 +7,7 @@ StepCut ─deal_variables→ Dealt ─ServedWindow→ loops ─finish→ Sharded
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graphflow.errors import ShardingError
 from graphflow.frontend.concurrent_loops import ConcurrentLoops
@@ -259,13 +260,14 @@ class ServedWindow:
             if node in self._known:
                 self.variables[node] = self._known[node].check(node, self.mesh)
                 continue
-            if node in self.dealt.server:
-                places = [self.dealt.server[node]]
+            server = self.dealt.server.get(node)
+            if server is not None:
+                places = [server]
             else:
                 places = [s for s, update in enumerate(self._updates) if node in update.outside]
                 if node in of_workers or not places:
                     places += range(self.servers, len(self.mesh.places))
-            self.variables[node] = self._make_copies(node, places)
+            self.variables[node] = replace(self._make_copies(node, places), server=server)
         for route in self._routes():
             self.variables |= route.variables
         for update in self._updates:

@@ -64,6 +64,7 @@ class ShardedVariable:
         independent: places with the same part have values of their own, of which the variable's is
             the mean.
         derived: the strategy made the variable. A checkpoint is complete without it.
+        server: the parameter server that keeps it whole; None if none does.
     """
 
     nodes: tuple[Node, ...]
@@ -72,6 +73,7 @@ class ShardedVariable:
     mesh: Mapping[str, int]
     independent: bool = False
     derived: bool = False
+    server: int | None = None
 
     @property
     def ranges(self) -> RowRanges | None:

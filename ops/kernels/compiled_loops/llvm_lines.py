@@ -14,15 +14,23 @@ from graphflow.errors import CompileError
 
 LLVM = {
     "i": "i64", "f": "double", "b": "i1", "v": "void",
-    "I": "ptr", "F": "ptr", "J": "ptr", "G": "ptr",
+    "I": "ptr", "F": "ptr", "J": "ptr", "G": "ptr", "U": "ptr",
 }  # fmt: skip
-"""Types by letter: int, float, bool, nothing; arrays of int64, float64, int32 and float32."""
-ITEM = {"I": "i", "F": "f", "J": "i", "G": "f"}
+"""Types by letter: int, float, bool, nothing; arrays of int64, float64, int32, float32, uint8."""
+ITEM = {"I": "i", "F": "f", "J": "i", "G": "f", "U": "i"}
 """What an item of an array is once it is loaded."""
-STORED = {"I": "i64", "F": "double", "J": "i32", "G": "float"}
+STORED = {"I": "i64", "F": "double", "J": "i32", "G": "float", "U": "i8"}
 """What an item of an array is in memory."""
-_WIDEN = {"J": "sext i32 {} to i64", "G": "fpext float {} to double"}
-_NARROW = {"J": "trunc i64 {} to i32", "G": "fptrunc double {} to float"}
+_WIDEN = {
+    "J": "sext i32 {} to i64",
+    "G": "fpext float {} to double",
+    "U": "zext i8 {} to i64",
+}
+_NARROW = {
+    "J": "trunc i64 {} to i32",
+    "G": "fptrunc double {} to float",
+    "U": "trunc i64 {} to i8",
+}
 
 
 @dataclass(frozen=True)
@@ -94,13 +102,13 @@ class Lines:
         return LlvmValue(kind, f"%t{self._count}")
 
     def load(self, place: LlvmValue) -> LlvmValue:
-        """The item of an array that lies at a place; items of 32 bits become wider."""
+        """The item of an array that lies at a place; shorter items become wider."""
         kind = place.kind
         item = self.emit(f"load {STORED[kind]}, ptr {place.text}", ITEM[kind])
         return self.emit(_WIDEN[kind].format(item.text), ITEM[kind]) if kind in _WIDEN else item
 
     def store(self, value: LlvmValue, place: LlvmValue) -> None:
-        """Write an item of an array; items of 32 bits are rounded, or cut."""
+        """Write an item of an array; shorter items are rounded, or cut."""
         item = self.convert(value, ITEM[place.kind])
         if place.kind in _NARROW:
             item = self.emit(_NARROW[place.kind].format(item.text), item.kind)
@@ -113,6 +121,24 @@ class Lines:
         if value.kind == "f":
             return self.emit(f"fcmp une double {value.text}, 0.0", "b").text
         return self.emit(f"icmp ne i64 {value.text}, 0", "b").text
+
+    def atomic(self, name: str, values: list[LlvmValue]) -> LlvmValue | None:
+        """A step of `atomics` on an item of an array of 64 bits; None for other arguments."""
+        if name == "yield_thread" and not values:
+            self.emit("call i32 @sched_yield()", "i")
+            return LlvmValue("v", "")
+        if len(values) < 2 or values[0].kind not in ("I", "F") or values[1].kind != "i":
+            return None
+        kind = ITEM[values[0].kind]
+        item = LLVM[kind]
+        place = self.emit(
+            f"getelementptr {item}, ptr {values[0].text}, i64 {values[1].text}", values[0].kind
+        ).text
+        if name == "atomic_load":
+            return self.emit(f"load atomic {item}, ptr {place} seq_cst, align 8", kind)
+        amount = self.convert(values[2], kind).text
+        add = "fadd" if kind == "f" else "add"
+        return self.emit(f"atomicrmw {add} ptr {place}, {item} {amount} seq_cst", kind)
 
     def whole(self, rest: bool, left: str, right: str) -> LlvmValue:
         """Division that rounds down, as Python's does."""

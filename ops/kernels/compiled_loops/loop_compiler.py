@@ -3,8 +3,8 @@
     evaluate = native(search_loops, "evaluate")
     seconds = evaluate(n, d, sequence, ...)      # flat arrays, ints, floats, bools
 
-Arrays hold int64, float64, int32 or float32. Items of 32 bits are computed with as 64 bits; a loop
-that is to give the same bits as Python reads them by `int(x[i])` and `float(x[i])`.
+Arrays hold int64, float64, int32, float32 or uint8. Shorter items are computed with as 64 bits; a
+loop that is to give the same bits as Python reads them by `int(x[i])` and `float(x[i])`.
 
 Such loops use little of Python: `for` over ranges, `while`, `if`, numbers, flat arrays, and calls
 of each other. That is translated to LLVM text and compiled once per machine, in about 0.2 s. A
@@ -139,6 +139,7 @@ _ARRAYS = {
     np.dtype(np.float64): "F",
     np.dtype(np.int32): "J",
     np.dtype(np.float32): "G",
+    np.dtype(np.uint8): "U",
 }
 
 

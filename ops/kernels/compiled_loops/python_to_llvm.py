@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
+from graphflow.ops.kernels.compiled_loops import atomics
 from graphflow.ops.kernels.compiled_loops.llvm_lines import (
     ITEM,
     LLVM,
@@ -30,6 +31,7 @@ from graphflow.ops.kernels.compiled_loops.llvm_lines import (
 )
 
 MATH = ("exp", "log", "sqrt")
+ATOMIC = ("atomic_add", "atomic_load", "yield_thread")
 _ARITHMETIC = {
     ast.Add: ("add", "fadd"), ast.Sub: ("sub", "fsub"), ast.Mult: ("mul", "fmul"),
     ast.BitAnd: ("and", ""), ast.BitOr: ("or", ""), ast.BitXor: ("xor", ""),
@@ -355,6 +357,11 @@ class _Body:
         values = [self._value(a) for a in node.args]
         if node.keywords or not name:
             raise self._error(node)
+        if name in ATOMIC and getattr(self.module, name, None) is getattr(atomics, name):
+            found = self.out.atomic(name, values)
+            if found is None:
+                raise self._error(node)
+            return found
         if name in self.unit.trees:
             return self._compile_call(name, values)
         if name in ("min", "max") and len(values) > 1:
@@ -427,6 +434,7 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
         lines += ["  %wide = zext i1 %r to i64"] if result == "b" else []
         lines.append(f"  ret {back} {'%wide' if result == 'b' else '%r'}")
     declared = "\n".join(f"declare double @{f}(double)" for f in MATH)
+    declared += "\ndeclare i32 @sched_yield()"
     entry = "\n".join([f"define {back} @{symbol}({', '.join(outside)}) {{", *lines, "}"])
     return f"{declared}\n{functions}\n{entry}\n", symbol, result
 

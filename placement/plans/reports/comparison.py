@@ -92,7 +92,7 @@ def compare(plans: Mapping[str, PlanData] | Sequence[PlanData]) -> Comparison:
 def summary(plan: PlanData) -> str:
     """Summarise the devices of a plan's cluster: "16 × h100-sxm"."""
     counts: dict[str, int] = {}
-    for worker in plan.cluster.workers:
+    for worker in plan.cluster.present_workers:
         for device in worker.devices:
             kind = device.product or device.kind
             counts[kind] = counts.get(kind, 0) + 1

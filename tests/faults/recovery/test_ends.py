@@ -336,6 +336,7 @@ def test_a_session_that_is_being_opened_waits_for_nobody_any_more(
             assert s.step == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("stay", [1, 0], ids=["one stays", "nobody stays"])
 def test_a_session_that_waits_for_a_lost_worker_waits_no_longer(

@@ -260,12 +260,13 @@ def test_a_frozen_worker_is_replaced_and_its_process_ends(
         assert frozen[0] not in pids(s) and not Path(f"/proc/{frozen[0]}").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(2)
 def test_a_worker_that_freezes_while_another_is_replaced_is_replaced_too(
     curves: Mapping[int, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes connections, as its system does, and never answers; nobody has missed it yet."""
-    monkeypatch.setattr("graphflow.runtime.client.worker_membership._REOPEN_SECONDS", 5.0)
+    monkeypatch.setattr("graphflow.runtime.client.worker_membership.REOPEN_SECONDS", 5.0)
     frozen = []
 
     def strike(number: int) -> None:
@@ -312,6 +313,7 @@ def test_many_steps_of_one_call_recover_too(tmp_path: Path) -> None:
     assert run(checkpoint=tmp_path / "c", every=5) == run()
 
 
+@pytest.mark.slow
 def test_calls_of_many_steps_whose_program_no_worker_has_any_more_recover_too(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from graphflow.linear.loops import column_passes, pair_steps, row_passes
+from graphflow.linear.loops import column_cycles, column_passes, pair_steps, row_passes
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 
@@ -71,8 +71,30 @@ def test_passes_over_columns(dtype: Any, is_positive: bool) -> None:
         column_passes, "sparse_columns", order, csc.data, csc.indices, csc.indptr, curvatures,
         means, h, residual, shift, *ends,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("limit", [0.0, 0.3])
+@pytest.mark.parametrize("is_positive", [False, True])
+def test_cycles_over_columns(dtype: Any, limit: float, is_positive: bool) -> None:
+    random = np.random.default_rng(6)
+    dense, _ = table(2, dtype, np.int32)
+    n, d = dense.shape
+    squares = (dense.astype(np.float64) ** 2).sum(axis=0)
+    residual, w = random.normal(size=n), random.normal(size=d)
+    w[::3] = 0.0
+    kept, ends = np.zeros(3 * d), (0.2, 0.1, is_positive, limit)
+    flat = dense.reshape(-1, order="F")
+    both(column_cycles, "cycle_dense", 3, flat, n, squares, residual, w, kept, *ends)
+    csc = sp.csc_matrix(dense)
+    sums, shift = random.normal(size=d), np.array([0.3])
+    both(
+        column_cycles, "cycle_sparse", 3, csc.data, csc.indices, csc.indptr, squares, sums, 7.0,
+        residual, shift, w, kept, *ends,
+    )  # fmt: skip
     gram = (dense.T @ dense).astype(np.float64)
-    both(column_passes, "gram_columns", d, gram.reshape(-1), random.normal(size=d), *ends)
+    slopes = random.normal(size=d)
+    both(column_cycles, "cycle_products", 3, gram.reshape(-1), slopes, w, kept, *ends)
 
 
 def test_steps_of_pairs() -> None:

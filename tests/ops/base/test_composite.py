@@ -85,6 +85,7 @@ def test_mean_losses_of_more_rows_than_float16_counts(loss: Any) -> None:
     np.testing.assert_allclose(slope[0].astype("f"), np.array([-512, 512]) / rows, rtol=1e-3)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "fed"])
 @pytest.mark.parametrize(
     "function",

@@ -318,6 +318,7 @@ def test_a_lost_worker_or_a_pause_within_a_round_costs_no_bit(
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("turns", range(1, 6))
 @pytest.mark.parametrize("product", [False, True])
 def test_a_checkpoint_of_any_turn_goes_on_with_other_replicas_from_the_means(

@@ -40,6 +40,7 @@ def train(
         return losses, [s.get(v) for v in model.variables]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_one_device_and_two_workers_give_the_same_bits(name: str) -> None:
     strategy = CASES[name]()
@@ -55,6 +56,7 @@ def test_one_device_and_two_workers_give_the_same_bits(name: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(weights, found[1], strict=True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_lost_worker_costs_no_bit(name: str, tmp_path: Path) -> None:
     wanted = train(CASES[name](), 6, tmp_path / "whole")
@@ -78,6 +80,7 @@ def test_plans_draw_turns_exchanges_and_results(name: str, tmp_path: Path) -> No
     assert "turn of a replica" in page and "T1" in page
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [*CASES, "two levels"])
 def test_reported_bytes_are_those_of_a_trace(name: str) -> None:
     """The report counts 64 examples for an open batch, and so does this run."""

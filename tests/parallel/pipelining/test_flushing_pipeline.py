@@ -96,6 +96,7 @@ def test_skips_and_tied_weights_cross_stages(kind: dict[str, bool]) -> None:
     assert_same(trained(P(SCOPES, "zb-h1", 4), **kind), undivided(**kind))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "chimera"])
 def test_two_workers_give_the_bits_of_one_process(name: str) -> None:
     here = trained(SYNCHRONOUS[name])

@@ -251,6 +251,7 @@ def tied() -> Tensor:
     return gf.mean(gf.nn.cross_entropy(wide, ids))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("make, optimizer", [
     (lambda: network(128, 2)[1], gf.optim.Adam(1e-3)), (lambda: blocks(1), gf.optim.SGD(0.1)),
     (tied, gf.optim.Adam(1e-3)), (tied, gf.optim.SGD(0.1)),
@@ -566,6 +567,7 @@ def slow_link(devices: int = 4) -> gf.Cluster:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_over_a_slow_link_what_sends_less_is_chosen_if_it_may(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -209,6 +209,7 @@ def test_the_history_counts_the_bytes_that_follow_from_the_data(
     assert 0 < filtered["push"][0] < 0.6 * filtered["push"][1]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("consistency", "options"),
     [*CONSISTENCIES, ("bsp", {"aggregate": 1}), ("bsp", {"aggregate": 2})],
@@ -268,6 +269,7 @@ def test_only_the_numbers_that_are_chosen_travel() -> None:
     assert moved[0] - moved[1] == pushes * number * (8 + 2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_lost_server_or_worker_costs_no_bit(lost: int, tmp_path: Path) -> None:
     """What workers keep is in the window's commit."""

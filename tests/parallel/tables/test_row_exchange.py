@@ -93,6 +93,7 @@ def strategies(parts: int) -> Mapping[str, Any]:
     }
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("how", list(strategies(1)))
 @pytest.mark.parametrize("again", [False, True], ids=["two tables", "one table twice"])

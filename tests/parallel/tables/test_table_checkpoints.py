@@ -30,6 +30,7 @@ def strategy(parts: int) -> Any:
     return gf.parallel.Data(parts, tables=["table*"])
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("how", ["save", "checkpoint="])
 @pytest.mark.parametrize("name", ["adam", "rowwise"])
 @pytest.mark.parametrize("parts", [1, 2, 5])

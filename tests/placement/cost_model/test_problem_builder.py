@@ -221,7 +221,7 @@ def test_placeholders_live_with_the_client_and_fetches_go_there() -> None:
 
 
 def test_a_variable_its_slots_and_its_assigns_are_one_group() -> None:
-    from graphflow.optim.optimizers import Adam
+    from graphflow.optim import Adam
 
     x = placeholder("float32", (4, 8), name="x")
     a, b = (variable(init.zeros((8, 8)), name=name) for name in "ab")

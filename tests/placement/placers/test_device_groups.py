@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.optim.optimizers import SGD
+from graphflow.optim import SGD
 from graphflow.placement import Problem
 from graphflow.placement.placers.construction.device_groups import islands, on_island
 

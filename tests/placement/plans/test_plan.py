@@ -53,7 +53,7 @@ def fixed_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def two_towers(width: int = 1024) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A loss of two equal towers, and what trains them."""
-    from graphflow.optim.optimizers import SGD
+    from graphflow.optim import SGD
 
     x = placeholder("float32", ("n", 32), name="x")
     outputs = []

@@ -439,6 +439,7 @@ def test_a_process_killed_at_any_call_of_a_save_leaves_the_old_or_the_new(tmp_pa
     ]  # no crash leaves anything for long
 
 
+@pytest.mark.slow
 @pytest.mark.fault(37)
 def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) -> None:
     """Writing the third of two that are kept: the newest that is there is always whole."""

@@ -80,6 +80,7 @@ CLUSTERS: dict[str, Callable[[], tuple[gf.Cluster, list[str]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("which", CLUSTERS)
 def test_any_cluster_gives_the_bits_of_one_device(which: str) -> None:
     cluster, devices = CLUSTERS[which]()

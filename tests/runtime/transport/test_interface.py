@@ -90,6 +90,7 @@ def workers(ipc: Path) -> Iterator[list[str]]:
         yield listening
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shared", ["on", "off"])
 def test_a_session_runs_over_a_transport_that_one_file_adds(
     shared: str, ipc: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

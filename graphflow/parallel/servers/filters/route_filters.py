@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from graphflow.errors import ShardingError
 from graphflow.frontend.concurrent_loops import ConcurrentLoops
@@ -117,9 +118,10 @@ class RouteFilters:
             rows = ReplicaRows(first, count, adds_up=False)
             name = f"pull/{variable.name}/filter_state_{number}"
             node = self._state(variable, name, number, rows)
-            states[node] = _place_rows(
+            placed = _place_rows(
                 node, mesh, [(0, count)] * len(mesh.places), known, mesh.devices[server]
             )
+            states[node] = replace(placed, server=server)
         return FilteredPull(loops, sent, workers, answered, server, states)
 
     def _choose(
@@ -144,6 +146,10 @@ class RouteFilters:
             )  # fmt: skip
             self._states[key] = tensor.node
         return self._states[key]
+
+    def states_of(self, variable: Node) -> list[Node]:
+        """Return the variables of the states of a variable's filters."""
+        return [node for (owner, *_), node in self._states.items() if owner is variable]
 
     def describe(self, ports: Sequence[ServerPorts]) -> list[str]:
         """Return sentences on the bytes of a push and of an answer, before and after each filter.

@@ -215,6 +215,7 @@ def disturbed_window(hazard: Any, pins: Sequence[str], wanted: Any = None) -> tu
 CASES = [(party, turn) for party in (1, 2) for turn in (0, 1)] + [(0, turn) for turn in range(4)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("party", "turn"), CASES)
 def test_each_party_may_die_in_each_turn(party: int, turn: int, tmp_path: Path) -> None:
     """Workers that are left do it again, after the runs before it, in the orders that came."""

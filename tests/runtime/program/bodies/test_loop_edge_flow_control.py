@@ -150,6 +150,7 @@ def resident(pid: int) -> int:
     raise AssertionError("no VmHWM")
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 @pytest.mark.parametrize("shared", ["on", "off"])
 def test_a_slow_reader_in_a_loop_holds_its_writer_back(

@@ -1,0 +1,296 @@
+"""A dataset: a source, and how its rows become batches.
+
+    source ─shuffle→ order of rows ─batch→ rows of a batch ─map→ batch ─prefetch→ the training
+
+A position is (epoch, batch). The rows of a batch follow from it alone, so any batch is found at
+once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.data.orders import RowOrder, rows_in_order
+from graphflow.data.prefetch import prefetch_items
+from graphflow.data.sources.source import Array, Batch, Source
+from graphflow.errors import ArgumentError, GraphflowError
+from graphflow.ir.op import user_location
+
+
+class Position(NamedTuple):
+    """The place of a training in its data: the number of the epoch, and of the batch in it."""
+
+    epoch: int
+    batch: int
+
+
+class _Map(NamedTuple):
+    """A function of batches, and its seed if it draws random numbers."""
+
+    function: Callable[..., Any]
+    seed: int | None
+
+
+@checks_argument_names(ArgumentError)
+@dataclass(frozen=True)
+class Dataset:
+    """Rows of a source in an order, as batches.
+
+    Made by functions such as `gf.data.arrays`; each method returns a new dataset.
+
+    Iterating gives the batches of all epochs: dicts from column to array, which a session takes as
+    feeds of the placeholders of those names.
+
+    Args:
+        source: where rows come from.
+        order: the order of rows.
+        size: rows of a batch; None until `batch` says it.
+        drop_last: leave out the last batch of an epoch if it is smaller.
+        maps: functions of batches.
+        count: number of epochs; None: without end.
+        ahead: number of batches that are prepared ahead.
+    """
+
+    source: Source
+    order: RowOrder = RowOrder()
+    size: int | None = None
+    drop_last: bool = False
+    maps: tuple[_Map, ...] = ()
+    count: int | None = 1
+    ahead: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in an epoch."""
+        return len(self.source) if self.order.chosen is None else len(self.order.chosen)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of batches in an epoch."""
+        size = self._batch_size()
+        return self.rows // size if self.drop_last else math.ceil(self.rows / size)
+
+    def __len__(self) -> int:
+        """Return the number of batches of all epochs."""
+        if self.count is None:
+            raise ArgumentError(
+                f"len at {user_location()}: a dataset without end has no length; see "
+                "batches_per_epoch"
+            )
+        return self.count * self.batches_per_epoch
+
+    # Making others -------------------------------------------------------------------------------
+
+    def shuffle(self, seed: int = 0, blocks: int = 16) -> Dataset:
+        """Return the dataset with the rows of each epoch in a random order of its own.
+
+        The order follows from (seed, epoch). Sources that read in blocks, such as Parquet, have
+        their blocks in random order, and the rows of each `blocks` blocks in a row mixed.
+
+        Args:
+            seed: an int from 0.
+            blocks: an int from 1; more mix better and hold more blocks in memory.
+        """
+        _check_int("shuffle", "seed", seed, 0)
+        _check_int("shuffle", "blocks", blocks, 1)
+        return replace(self, order=replace(self.order, seed=int(seed), blocks=int(blocks)))
+
+    def batch(self, size: int, drop_last: bool = False) -> Dataset:
+        """Return the dataset with batches of so many rows.
+
+        Args:
+            size: an int from 1.
+            drop_last: leave out the last batch of an epoch if it is smaller; False keeps it.
+        """
+        _check_int("batch", "size", size, 1)
+        if not isinstance(drop_last, bool):
+            raise ArgumentError(
+                f"batch at {user_location()}: drop_last must be True or False, not {drop_last!r}"
+            )
+        if drop_last and self.rows < size:
+            raise ArgumentError(
+                f"batch at {user_location()}: there are {self.rows} rows, fewer than the "
+                f"{size} of a batch, and drop_last leaves nothing; take smaller batches"
+            )
+        return replace(self, size=int(size), drop_last=drop_last)
+
+    def map(self, function: Callable[..., Any], seed: int | None = None) -> Dataset:
+        """Return the dataset with a function applied to each batch.
+
+        Args:
+            function: takes a batch, a dict of arrays, and returns another one. With a seed, it
+                takes a numpy random generator as second argument, whose numbers follow from
+                (seed, epoch, batch).
+            seed: an int from 0, or None.
+        """
+        if not callable(function):
+            raise ArgumentError(
+                f"map at {user_location()}: give a function of batches, not {function!r}"
+            )
+        if seed is not None:
+            _check_int("map", "seed", seed, 0)
+        return replace(self, maps=(*self.maps, _Map(function, seed)))
+
+    def epochs(self, count: int | None) -> Dataset:
+        """Return the dataset with so many epochs; None: without end."""
+        if count is not None:
+            _check_int("epochs", "count", count, 0)
+        return replace(self, count=None if count is None else int(count))
+
+    def prefetch(self, batches: int = 2) -> Dataset:
+        """Return the dataset with batches prepared ahead by a thread.
+
+        Args:
+            batches: at most so many wait; 0: none, the training's thread prepares them.
+        """
+        _check_int("prefetch", "batches", batches, 0)
+        return replace(self, ahead=int(batches))
+
+    def columns(self, *names: str) -> Dataset:
+        """Return the dataset with some of its columns only."""
+
+        if not all(isinstance(name, str) for name in names):
+            raise ArgumentError(f"columns at {user_location()}: give names, not {names!r}")
+
+        def choose(batch: Batch) -> Batch:
+            missing = [name for name in names if name not in batch]
+            if missing:
+                raise ArgumentError(f"no column {missing[0]!r}; there are {', '.join(batch)}")
+            return {name: batch[name] for name in names}
+
+        return self.map(choose)
+
+    def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Return two datasets of random rows: about `share` of them, and the rest.
+
+        Args:
+            share: above 0 and below 1.
+            seed: which rows; an int from 0.
+        """
+        _check_int("split", "seed", seed, 0)
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not number or not 0 < share < 1:
+            raise ArgumentError(
+                f"split at {user_location()}: share must be between 0 and 1, not {share!r}"
+            )
+        order = replace(self.order, seed=None)
+        every = rows_in_order(self.source, order, 0, 0, self.rows)
+        mixed = rows_in_order(self.source, RowOrder(int(seed), chosen=every), 0, 0, self.rows)
+        cut = round(share * self.rows)
+        first, rest = (
+            replace(self, order=replace(self.order, chosen=np.sort(rows)))
+            for rows in (mixed[:cut], mixed[cut:])
+        )
+        return first, rest
+
+    # Reading -------------------------------------------------------------------------------------
+
+    def position(self, step: int) -> Position:
+        """Return where a training is after so many batches."""
+        _check_int("position", "step", step, 0)
+        return Position(*divmod(int(step), max(self.batches_per_epoch, 1)))
+
+    def row_numbers(self, position: tuple[int, int]) -> Array:
+        """Return the numbers of the rows of a batch, int64."""
+        epoch, batch = _check_position(position)
+        size = self._batch_size()
+        start = batch * size
+        if start >= self.rows:
+            raise ArgumentError(
+                f"row_numbers at {user_location()}: there is no batch {batch} in an epoch of "
+                f"{self.batches_per_epoch}"
+            )
+        return rows_in_order(self.source, self.order, epoch, start, min(start + size, self.rows))
+
+    def read(self, position: tuple[int, int]) -> Batch:
+        """Return a batch.
+
+        Raises:
+            ArgumentError: there is no such batch, a row cannot be read, or a function of `map`
+                returned no dict of arrays.
+        """
+        epoch, batch = _check_position(position)
+        columns: Any = self.source[self.row_numbers(position)]
+        found = {str(name): np.asarray(value) for name, value in columns.items()}
+        for function, seed in self.maps:
+            try:
+                if seed is None:
+                    mapped = function(found)
+                else:
+                    sequence = np.random.SeedSequence((seed, epoch, batch))
+                    mapped = function(found, np.random.Generator(np.random.Philox(sequence)))
+            except GraphflowError:
+                raise
+            except Exception as error:
+                error.add_note(f"in a function of map, for batch {batch} of epoch {epoch}")
+                raise
+            if not isinstance(mapped, Mapping):
+                raise ArgumentError(
+                    f"a function of map must return a dict of arrays, not {type(mapped).__name__}"
+                )
+            found = {str(name): np.asarray(value) for name, value in mapped.items()}
+        return found
+
+    def start(self, step: int = 0) -> Iterator[Batch]:
+        """Return the batches from a step on: `data.start(session.step)` after a checkpoint.
+
+        Args:
+            step: how many batches were used before.
+        """
+        per_epoch = self.batches_per_epoch
+        begin = self.position(step)
+        if not per_epoch:
+            return iter(())
+        made = (self.read(position) for position in self._positions(begin, per_epoch))
+        return prefetch_items(made, self.ahead) if self.ahead else made
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.start()
+
+    def _positions(self, begin: Position, per_epoch: int) -> Iterator[Position]:
+        epoch, batch = begin
+        while self.count is None or epoch < self.count:
+            while batch < per_epoch:
+                yield Position(epoch, batch)
+                batch += 1
+            epoch, batch = epoch + 1, 0
+
+    def _batch_size(self) -> int:
+        if self.size is None:
+            raise ArgumentError(
+                f"dataset at {user_location()}: say how many rows a batch has: data.batch(64)"
+            )
+        return self.size
+
+    def __repr__(self) -> str:
+        parts = [f"{self.rows} rows of {type(self.source).__name__}"]
+        if self.order.seed is not None:
+            parts.append(f"shuffled by seed {self.order.seed}")
+        if self.size is not None:
+            parts.append(f"batches of {self.size}")
+        parts.append("epochs without end" if self.count is None else f"epochs: {self.count}")
+        return f"<Dataset: {', '.join(parts)}>"
+
+
+def _check_position(position: Any) -> Position:
+    pair = isinstance(position, tuple | list) and len(position) == 2
+    if not pair or not all(type(number) is int and number >= 0 for number in position):
+        raise ArgumentError(
+            f"read at {user_location()}: a position must be (epoch, batch), two ints from 0, not "
+            f"{position!r}"
+        )
+    return Position(*position)
+
+
+def _check_int(what: str, name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ArgumentError(
+            f"{what} at {user_location()}: {name} must be an int from {least}, not {value!r}"
+        )

@@ -1,0 +1,1 @@
+"""Sources of rows: arrays in memory, files of tables, images, and what others wrote."""

@@ -1,0 +1,1 @@
+"""CoCoA: linear models whose data lies in parts on several workers."""

@@ -1,0 +1,171 @@
+"""Fits on several workers: the session, the table in parts, and the loop of rounds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from graphflow.base.progress import show_progress
+from graphflow.linear.cocoa.local_steps import LocalSteps
+from graphflow.linear.cocoa.rounds import Rounds, choose_axis
+from graphflow.linear.cocoa.table_parts import TablePart, cut_table
+from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
+from graphflow.linear.losses import Floats
+from graphflow.linear.problem import LinearProblem
+from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.plans.plan_fetches import plan
+from graphflow.sessions.session import Session
+
+_FIRST_PASSES, _MOST_PASSES = 3.0, 8
+"""Passes before the first certificate of a model that moved, and between two, at most."""
+
+
+class ClusterFit:
+    """Solves problems that share a table, on the workers of a cluster.
+
+    The table goes to the workers once, in parts. It is a context manager, which ends the workers
+    that it started.
+
+    Args:
+        cluster: a `gf.Cluster`, the path of a cluster file, or a `gf.Session`, which stays open.
+
+    Attributes:
+        session: the session.
+    """
+
+    def __init__(self, cluster: Cluster | Session | str | os.PathLike[str]) -> None:
+        self._is_own = not isinstance(cluster, Session)
+        self.session = cluster if isinstance(cluster, Session) else Session(cluster, trial=False)
+        self._parts: dict[str, tuple[Any, list[TablePart]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self._is_own:
+            self.session.close()
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices that get a part each: all CPUs."""
+        cluster = self.session.cluster
+        return [name for name in cluster.devices if cluster.device(name).kind == "cpu"]
+
+    def solve(
+        self, problem: LinearProblem, tol: float, max_passes: float, history: FitHistory, *,
+        local_steps: int | str = "auto", seed: int = 0, w: Floats | None = None,
+    ) -> CertifiedModel:  # fmt: skip
+        """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
+
+        Args:
+            problem: its table is the same object in each call.
+            tol: the relative gap that is enough.
+            max_passes: passes over the data, at most.
+            history: where certificates are noted.
+            local_steps: the steps of a round, or "auto".
+            seed: of the orders of coordinates.
+            w: coefficients to begin with, if coordinates are columns.
+
+        Raises:
+            LinearModelError: CoCoA does not solve the problem, or there are more workers than rows.
+        """
+        axis = choose_axis(problem)
+        history.solver = "cocoa"
+        monitor = FitMonitor(problem, tol, max_passes, history)
+        rounds = Rounds(problem, self._cut(problem.x, axis), axis, seed=seed, w=w)
+        choice = LocalSteps(local_steps, min(part.count for part in rounds.parts))
+        where = f"{problem.rows:,} x {problem.columns:,} by {len(rounds.parts)} workers"
+        with show_progress("fitting", where=where):
+            try:
+                _RoundLoop(self.session, rounds, choice, monitor).run()
+            finally:
+                history.local_steps = choice.steps
+        history.plan = plan(rounds.round, self.session.cluster, {rounds.steps: (choice.steps, 0)})
+        assert monitor.best is not None
+        return monitor.best
+
+    def _cut(self, x: Any, axis: str) -> list[TablePart]:
+        """Return the parts of a table, which are made once."""
+        known = self._parts.get(axis)
+        if known is None or known[0] is not x:
+            known = self._parts[axis] = x, cut_table(x, axis, self.devices)
+        return known[1]
+
+
+class _RoundLoop:
+    """Runs rounds until the monitor has what it wants."""
+
+    def __init__(
+        self, session: Session, rounds: Rounds, choice: LocalSteps, monitor: FitMonitor
+    ) -> None:
+        self._session, self._rounds, self._choice, self._monitor = session, rounds, choice, monitor
+        self._feeds: dict[int, dict[Any, Any]] = {}
+        self._known_bytes: dict[int, int] = {}
+        self._bytes = 0
+
+    def run(self) -> None:
+        """Run rounds, and certify models now and then."""
+        monitor, choice = self._monitor, self._choice
+        self._warm_up(choice.first)
+        if self._accept_model():
+            return
+        wanted = _FIRST_PASSES
+        while True:
+            before, start, since = monitor.history.gaps[-1], time.perf_counter(), 0.0
+            while since < wanted and not monitor.passes + since >= monitor.most_passes:
+                since += self._run_round()
+            seconds = time.perf_counter() - start
+            monitor.passes += since
+            if self._accept_model() or monitor.is_exhausted:
+                return
+            choice.note_gap(before, monitor.history.gaps[-1], seconds)
+            wanted = monitor.passes_left(_MOST_PASSES)
+
+    def _warm_up(self, sizes: Sequence[int]) -> None:
+        """Compile rounds of some numbers of steps, which is no part of what they take."""
+        new = [size for size in sizes if size not in self._feeds]
+        if new:
+            rounds = self._rounds
+            self._session.warmup(rounds.round, {rounds.steps: [(size, 0) for size in new]})
+            for size in new:
+                self._feeds[size] = {rounds.steps: np.zeros((size, 0), np.float32)}
+
+    def _run_round(self) -> float:
+        """Run a round; return its passes over the data."""
+        steps = self._choice.steps
+        self._warm_up([steps])
+        start = time.perf_counter()
+        self._session.run(self._rounds.round, self._feeds[steps])
+        self._choice.note_round(steps, time.perf_counter() - start)
+        self._bytes += self._bytes_of(self._rounds.round)
+        return steps * len(self._rounds.parts) / self._rounds.coordinates
+
+    def _accept_model(self) -> bool:
+        """Certify the model; return True if it is good enough."""
+        rounds, monitor = self._rounds, self._monitor
+        found, w, b = rounds.read(self._session.run(rounds.certificate))
+        self._bytes += self._bytes_of(rounds.certificate)
+        found = replace(found, passes=monitor.passes, seconds=monitor.seconds, bytes=self._bytes)
+        return monitor.take(found, w, b)
+
+    def _bytes_of(self, fetches: Any) -> int:
+        """Return the bytes that workers send each other for some fetches, as their plan says."""
+        key = id(fetches)
+        if key not in self._known_bytes:
+            moved = self._session.plan(fetches).moved
+            self._known_bytes[key] = sum(
+                each.bytes for each in moved if "/client" not in (each.source, each.target)
+            )
+        return self._known_bytes[key]
+
+
+__all__ = ["ClusterFit"]

@@ -1,0 +1,76 @@
+"""The threads of a fit: how many there are, the pool that they stand in, and what BLAS may use.
+
+A fit takes as many threads as it was given, or as this process has cores. Loops and products of
+sparse tables run on a pool; BLAS has one thread meanwhile, since its threads spin for a while after
+each call. Newton's method on dense tables is products of matrices, which BLAS itself splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.blas_threads import one_blas_thread
+from graphflow.errors import LinearModelError
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from graphflow.placement.clusters.host_facts import cores
+
+ROW_NS = 60.0
+"""The time that a coordinate's step takes beside its numbers, in nanoseconds."""
+SPARSE_NS, DENSE_NS = 2.4, 0.5
+"""The time that a step takes for each number of its row or column, in nanoseconds."""
+SHARE_NS = 200_000.0
+"""The least work of a thread between two meetings, in nanoseconds: a meeting takes some 20,000."""
+
+
+def count_threads(threads: int | None) -> int:
+    """Return how many threads a fit may use: `threads`, by default the cores of this process.
+
+    Raises:
+        LinearModelError: it is no whole number of at least 1.
+    """
+    if threads is None:
+        return cores()
+    if not isinstance(threads, int | np.integer) or isinstance(threads, bool) or threads < 1:
+        raise LinearModelError(
+            f"threads must be a whole number of at least 1, or None for the {cores()} cores of "
+            f"this process, not {threads!r}"
+        )
+    return int(threads)
+
+
+def pass_ns(x: Any) -> float:
+    """Return about how long one thread takes for a pass over a table, in nanoseconds."""
+    numbers = DENSE_NS * x.size if isinstance(x, np.ndarray) else SPARSE_NS * x.nnz
+    return ROW_NS * float(x.shape[0]) + numbers
+
+
+@contextmanager
+def use_threads(x: Any, solver: str, threads: int) -> Iterator[None]:
+    """Let the fit of a table use a pool of so many threads, or BLAS, while the block runs."""
+    if solver in ("newton", "cholesky", "cg") and isinstance(x, np.ndarray):
+        with _blas().limit(limits=threads, user_api="blas"):
+            yield
+        return
+    with one_blas_thread():
+        is_in_memory = isinstance(x, np.ndarray) or hasattr(x, "indptr")
+        if threads == 1 or not is_in_memory or pass_ns(x) < 2 * SHARE_NS:
+            with use_pool(None):
+                yield
+            return
+        with closing(Pool(threads)) as pool, use_pool(pool):
+            yield
+
+
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController  # scans all loaded libraries, so only once
+
+    return ThreadpoolController()
+
+
+__all__ = ["count_threads", "pass_ns", "use_threads"]

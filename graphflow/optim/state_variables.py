@@ -1,0 +1,15 @@
+"""Variables that belong to an optimiser, such as a count of steps."""
+
+from __future__ import annotations
+
+from graphflow import init
+from graphflow.ir.op import REGISTRY, Tensor
+
+
+def state_variable(name: str, initial: init.Initializer) -> Tensor:
+    """Return a new variable that is not trained."""
+    tensor: Tensor = REGISTRY["variable"](
+        initial=initial, trainable=False, shape=initial.shape, dtype=initial.dtype, named=False,
+        name=name,
+    )  # fmt: skip
+    return tensor

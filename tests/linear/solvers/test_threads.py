@@ -1,0 +1,101 @@
+"""Fits on several threads are certified as others are, and repeat bit for bit."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import graphflow as gf
+from graphflow.errors import LinearModelError
+from graphflow.linear import fit_threads, losses, threaded_products
+from graphflow.linear.fit_history import FitHistory, FitMonitor
+from graphflow.linear.losses import Floats, Loss
+from graphflow.linear.problem import LinearProblem, multiply
+from graphflow.linear.solve import solve
+from graphflow.linear.solvers import threaded_ascent
+from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from tests.linear.problems import LOSSES, random_problem
+
+
+@pytest.fixture(autouse=True)
+def threads_work_on_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_threads, "SHARE_NS", 1000.0)
+    monkeypatch.setattr(threaded_ascent, "_MEETING_NS", 70.0)
+    monkeypatch.setattr(threaded_ascent, "_WEIGHT_NS", 0.0)
+    monkeypatch.setattr(threaded_products, "_FEW", 10)
+
+
+class _Monitor(FitMonitor):
+    """Notes the dual of each certificate's own variables."""
+
+    def __init__(self, problem: LinearProblem, tol: float, max_passes: float) -> None:
+        super().__init__(problem, tol, max_passes, FitHistory())
+        self.duals: list[float] = []
+
+    def accept(self, w: Floats, b: float, beta: Floats | None = None, **known: Any) -> bool:
+        assert beta is not None
+        self.duals.append(self.problem.dual(beta, self.problem.correlate(beta)))
+        return super().accept(w, b, beta, **known)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+def test_each_loss_is_solved_on_threads_with_the_same_bits_again(loss: Loss) -> None:
+    tol = 1e-6 if loss.slope is not None else 1e-4
+    for threads, is_sparse in ((2, False), (2, True), (3, True)):
+        problem = random_problem(
+            1, loss, l2=10.0, rows=130, columns=8, bias=0.5, is_sparse=is_sparse
+        )
+        alone = solve(problem, "sdca", tol, 5000, FitHistory())
+        found = [solve(problem, "sdca", tol, 5000, FitHistory(), threads=threads) for _ in range(2)]
+        gap = found[0].certificate.relative_gap
+        assert gap is not None and gap <= tol
+        assert found[0].w.tobytes() == found[1].w.tobytes()
+        assert found[0].w.tobytes() != alone.w.tobytes(), "one thread did all the work"
+        assert found[0].certificate.passes == found[1].certificate.passes
+        assert found[0].certificate.primal == pytest.approx(alone.certificate.primal, rel=2 * tol)
+
+
+@pytest.mark.parametrize("loss", [losses.squared, losses.hinge], ids=lambda loss: loss.name)
+def test_the_dual_never_falls_where_the_steps_of_threads_agree(loss: Loss) -> None:
+    # All rows are nearly the same, so the steps of four threads together go four times too far.
+    problem = random_problem(0, loss, l2=0.01, rows=400, columns=5)
+    problem.x[:] = problem.x[0] + 1e-2 * problem.x
+    monitor = _Monitor(problem, 0.0, 60.0)
+    with closing(Pool(4)) as pool:
+        threaded_ascent.ascend_on_threads(problem, monitor, pool)
+    rises = np.diff(monitor.duals)
+    assert len(rises) > 5 and (rises >= -1e-12 * np.abs(monitor.duals[1:])).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_on_threads_are_those_of_one(dtype: Any) -> None:
+    random = np.random.default_rng(0)
+    dense = random.normal(size=(37, 23)).astype(dtype)
+    dense[random.random(dense.shape) < 0.5] = 0
+    w, pool = random.normal(size=23), Pool(3)
+    forms = [dense, np.asfortranarray(dense), sp.csr_matrix(dense), sp.csc_matrix(dense)]
+    for x in [*forms, *(np.ascontiguousarray(form.T).T for form in forms[:2]),
+              *(form.T.copy().T for form in forms[2:])]:  # fmt: skip
+        wanted = dense.astype(np.float64) @ w
+        with use_pool(pool):
+            found, again = multiply(x, w), multiply(x, w)
+        np.testing.assert_allclose(found, wanted, atol=1e-13)
+        assert found.tobytes() == again.tobytes()
+    pool.close()
+
+
+def test_estimators_take_threads_and_say_what_they_cannot_be() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(120, 4)), np.arange(120) % 3
+    for y_of_fit in (y, y > 0):
+        for name in ("LogisticRegression", "LinearSVC"):
+            one = getattr(gf.linear, name)(threads=1, tol=1e-8).fit(x, y_of_fit)
+            two = getattr(gf.linear, name)(threads=2, tol=1e-8).fit(x, y_of_fit)
+            np.testing.assert_allclose(one.coef_, two.coef_, atol=1e-3)
+    for wrong in (0, 1.5, True, "2"):
+        with pytest.raises(LinearModelError, match="threads must be a whole number"):
+            gf.linear.Ridge(threads=wrong).fit(x, y)
