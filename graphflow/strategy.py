@@ -236,6 +236,9 @@ class Strategy(Protocol):
 class ServedStrategy(Strategy, Protocol):
     """Partitions graphs for servers and workers, whose number may change in a session."""
 
+    def devices_of_parties(self, cluster: Any) -> tuple[list[str], list[str]]:
+        """Return the devices of servers, and those of workers, by their numbers."""
+
     def change_servers(
         self,
         change: ServerChange,

@@ -13,6 +13,7 @@ from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import placeholder
+from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import (
     REGISTRY,
@@ -231,8 +232,7 @@ class ParameterServer:
         Raises:
             ShardingError: see `ParameterServer`.
         """
-        workers = count_workers(cluster, self.servers, self.workers, self.devices)
-        devices = party_devices(cluster, self.servers, workers, self.devices)
+        workers, devices = self._parties(cluster)
         pieces = known or {}
         mesh = Mesh({PARTY: len(devices)}, devices)
         if strategy_of(graph) is None:
@@ -259,6 +259,11 @@ class ParameterServer:
         if self._filters is not None:
             notes += self._filters.describe(window.ports)
         return finish_window(window, graph, notes=tuple(notes))
+
+    def _parties(self, cluster: Cluster) -> tuple[int, list[DeviceName]]:
+        """Return the number of workers, and a device for each server, then for each worker."""
+        workers = count_workers(cluster, self.servers, self.workers, self.devices)
+        return workers, party_devices(cluster, self.servers, workers, self.devices)
 
     def _cut(
         self, graph: Graph, mesh: Mesh, rules: Rules
@@ -347,6 +352,11 @@ class ParameterServer:
         """
         return move_rows(counts, shards, homes)
 
+    def devices_of_parties(self, cluster: Cluster) -> tuple[list[str], list[str]]:
+        """Return the devices of servers, and those of workers, by their numbers."""
+        names = [str(device) for device in self._parties(cluster)[1]]
+        return names[: self.servers], names[self.servers :]
+
     def change_servers(
         self,
         change: ServerChange,
@@ -367,8 +377,7 @@ class ParameterServer:
             ShardingError: the last server is to leave, no such server is there, or a variable or
                 range is missing for one more.
         """
-        workers = count_workers(cluster, self.servers, self.workers, self.devices)
-        devices = party_devices(cluster, self.servers, workers, self.devices)
+        workers, devices = self._parties(cluster)
         mesh, rules = Mesh({PARTY: len(devices)}, devices), self._rules(workers)
         trained = [graph for graph in graphs if strategy_of(graph) is not None]
         groups = [find_groups(self._cut(graph, mesh, rules)[2]) for graph in trained]

@@ -136,6 +136,17 @@ class ServerChanges:
                     deployment.hosts.dismiss(worker)
         return done
 
+    def hand_over(self, worker: int) -> None:
+        """Let the server on a worker hand over, if nothing else of the session is there.
+
+        Raises:
+            GraphflowError: it could not; nothing has changed.
+        """
+        servers, others = self._strategy.devices_of_parties(self._deployment.cluster)
+        own = [n for n, device in enumerate(servers) if worker_of(device) == worker]
+        if len(own) == 1 and worker not in map(worker_of, others):
+            self.remove(own[0])
+
     def _join(self, at: str | None, key: str | None) -> int:
         """Let a worker join the session, and return its number.
 

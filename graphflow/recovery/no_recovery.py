@@ -7,15 +7,26 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, CheckpointError, StateLost, WorkerLost
+from graphflow.errors import (
+    ArgumentError,
+    CheckpointError,
+    GraphflowError,
+    SessionError,
+    StateLost,
+    WorkerLost,
+)
 from graphflow.execution.step_prefetch import Run
 from graphflow.ir.op import Node
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning.deployment import Deployment
+from graphflow.planning.server_changes import ServerChanges
 from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.telemetry.logs import Log
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
+
+_log = Log("graphflow.session")
 
 
 class NoRecovery:
@@ -29,6 +40,7 @@ class NoRecovery:
     error: CheckpointError | None = None
 
     def __init__(self, deployment: Deployment, run: Run) -> None:
+        self._deployment = deployment
         self._hosts = deployment.hosts
         self._state = deployment.state
         self.step = run
@@ -80,6 +92,13 @@ class NoRecovery:
         """Do nothing: nothing runs in the background."""
 
     def leave_draining_workers(self) -> None:
-        """Leave workers that were asked to end: their state cannot be saved, so they need not
-        wait."""
+        """Leave workers that were asked to end. Parameter servers hand over to others before; no
+        other state can be saved."""
+        for worker in self._hosts.draining_workers():
+            try:
+                ServerChanges(self._deployment).hand_over(worker)
+            except SessionError:  # it has no servers
+                break
+            except GraphflowError as error:
+                _log.tell("servers.kept", worker=worker, reason=str(error))
         self._hosts.leave_draining()

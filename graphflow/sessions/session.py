@@ -448,11 +448,11 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             self._learn()
-            if self._deployment.has_losses:
-                return Replanned((), 0.0, 0.0, _HAS_LOSSES)
             retry = self._recovery.retry_on_loss
-            retry(self._planner.remeasure)
-            replanned = retry(lambda: migrate(self._deployment, 0.0))
+            replanned = Replanned((), 0.0, 0.0, _HAS_LOSSES)
+            if not self._deployment.has_losses:
+                retry(self._planner.remeasure)
+                replanned = retry(lambda: migrate(self._deployment, 0.0))
             if find_row_moves(self._deployment) is None:
                 return replanned
             self._recovery.begin_anew()  # initial values are those of the ranges before

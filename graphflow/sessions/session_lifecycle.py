@@ -236,6 +236,8 @@ class SessionLifecycle:
         steps."""
         with self.lock:
             if not self._closed:
+                if self.stream is not None:
+                    self.undo(self.stream)
                 self.recovery.leave_draining_workers()
 
     def _leave(self) -> None:

@@ -84,8 +84,9 @@ class WorkerAdmission(WorkerMembership):
 
     def dismiss(self, worker: int) -> None:
         """Leave a worker for good, and end its process if the session has started it."""
+        is_ending = worker in self.draining_workers()
         self.leave([worker], LEFT)
-        if self._local is not None:
+        if self._local is not None and not is_ending:
             self._local.end(worker)
 
     def _admit(

@@ -85,6 +85,9 @@ EVENTS: Mapping[str, LogEvent] = {
         _I, "a new placement was slower: the session went back", "promised measured before text"
     ),
     "servers.changed": _event(_I, "a server joined or left, and what moved", "text"),
+    "servers.kept": _event(
+        _W, "a worker was asked to end, and its server could not hand over", "worker reason"
+    ),
     "tables.balanced": _event(_I, "ranges of tables' rows moved to other owners", "text"),
     "trial.ended": _event(_D, "a trial before a first plan ended early", "reason"),
     # Checkpoints and recovery

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,11 @@ def test_without_copies_the_session_outlives_a_server_that_was_to_join(
 
 @pytest.mark.parametrize("victim", [0, pytest.param(4, marks=SLOW), pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize(
-    "options", [pytest.param({"replicas": 2}, id="mirrors"), pytest.param({}, id="checkpoint")]
+    "options",
+    [
+        pytest.param({"replicas": 2}, id="mirrors"),
+        pytest.param({}, id="checkpoint", marks=SLOW),
+    ],
 )
 def test_a_worker_that_dies_while_rows_move_costs_no_bit(
     victim: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -125,7 +130,8 @@ def test_a_worker_that_dies_while_rows_move_costs_no_bit(
         assert model.state(s) == undisturbed(model.windows)
 
 
-@pytest.mark.parametrize("victim", [4, pytest.param(0, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("victim", [4, 0])
 def test_what_has_moved_has_mirrors_at_once(victim: int) -> None:
     model = Clicks()
     with local(replicas=2) as s:
@@ -137,7 +143,8 @@ def test_what_has_moved_has_mirrors_at_once(victim: int) -> None:
         assert model.state(s) == undisturbed(2)
 
 
-@pytest.mark.parametrize("at", [pytest.param(0, marks=SLOW), 2])
+@SLOW
+@pytest.mark.parametrize("at", [0, 2])
 def test_a_server_that_dies_while_it_hands_over_costs_no_bit(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +173,7 @@ def test_without_copies_a_lost_server_is_told(monkeypatch: pytest.MonkeyPatch) -
             model.run(s)
 
 
+@SLOW
 def test_a_join_while_pushes_are_under_way_waits_for_the_window() -> None:
     """Two threads use the session. Windows are whole, with two servers or with three."""
     model = Clicks()
@@ -181,6 +189,23 @@ def test_a_join_while_pushes_are_under_way_waits_for_the_window() -> None:
         assert changed[0].servers == 3
         assert len(s.history()[-1].order) == 3
         assert model.state(s) == undisturbed(model.windows)
+
+
+@SLOW
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_server_whose_worker_is_asked_to_end_hands_over(worker: int) -> None:
+    """Also in a session without checkpoints and mirrors."""
+    model = Clicks()
+    with local() as s:
+        model.run(s)
+        os.kill(s._life.hosts.pids[worker], signal.SIGTERM)  # type: ignore[attr-defined]
+        until = time.monotonic() + 20
+        while len(s.cluster.devices) == 4 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert f"/worker:{worker}/cpu:0" not in s.cluster.devices
+        model.run(s)
+        assert len(s.history()[-1].order) == 1
+        assert model.state(s) == undisturbed(2)
 
 
 @SLOW  # processes start

@@ -79,7 +79,10 @@ def leave(number: int) -> Change:
     return lambda s: s.remove_server(number)
 
 
-@pytest.mark.parametrize("tables", [(), ("table",)], ids=["whole", "rows"])
+@pytest.mark.parametrize(
+    "tables",
+    [pytest.param((), marks=pytest.mark.slow, id="whole"), pytest.param(("table",), id="rows")],
+)
 @pytest.mark.parametrize("consistency", ["bsp", pytest.param("async", marks=pytest.mark.slow)])
 def test_windows_after_a_change_are_those_of_so_many_servers(tables: Any, consistency: Any) -> None:
     """On one device all runs have the same order, so they have the same bits."""
@@ -93,6 +96,7 @@ def test_windows_after_a_change_are_those_of_so_many_servers(tables: Any, consis
     assert_same(run(1, {1: join, 2: join, 3: leave(1)}), want)
 
 
+@pytest.mark.slow  # three sessions
 def test_what_filters_have_not_sent_yet_stays() -> None:
     """Residuals of pushes are at workers. What a pull's filter remembers moves with its variable.
 
@@ -197,6 +201,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
         s.run(model.train, model.feeds(1))
 
 
+@pytest.mark.slow  # processes start and end
 def test_a_worker_that_cannot_join_is_refused() -> None:
     model = Regression(1, consistency="bsp")
     with gf.Session(gf.Cluster.local(3, threads=1), trial=False) as s:

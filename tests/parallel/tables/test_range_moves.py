@@ -104,6 +104,25 @@ def test_even_loads_and_one_device_move_nothing() -> None:
         assert s.replan().ranges == 0
 
 
+@pytest.mark.slow  # processes start, and one is killed
+def test_ranges_move_after_a_loss_that_mirrors_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners are parts of the plan then, whichever workers hold them."""
+    model = Skewed(OPTIMISERS["adam"], 3)
+    with gf.Session(gf.Cluster.local(3, threads=1), replicas=2, trial=False) as s:
+        monkeypatch.setattr(s._recovery._takeover._replacements, "begin", lambda lost: None)
+        for number in range(3):
+            model.step(s, number)
+        os.kill(s._life.hosts.pids[1], signal.SIGKILL)
+        model.step(s, 3)
+        assert s._deployment.has_losses
+        before = s.get(model.table)
+        done = s.replan()
+        assert done.ranges > 10 and done.load_after < done.load_before
+        np.testing.assert_array_equal(s.get(model.table), before)
+        model.step(s, 4)
+        assert s.replan().ranges == 0
+
+
 def moved_rows(
     model: Skewed, folder: Path, dying: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
