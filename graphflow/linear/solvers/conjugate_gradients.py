@@ -82,7 +82,7 @@ class StepFinder:
                 allowance = hessian.factor_ns / (shared * hessian.product_ns)
             solve = self._factor or _divide_by(hessian.diagonal())
             taken = run.steps
-            is_done = run.go_on(hessian, solve, goal, allowance)
+            is_done = run.advance(hessian, solve, goal, allowance)
             self.passes += 2.0 * (run.steps - taken)
             if is_done:
                 return run.p
@@ -102,7 +102,7 @@ class _Run:
         self.p, self.steps = np.zeros_like(slope), 0
         self._rest, self._gained = slope.copy(), 0.0
 
-    def go_on(self, hessian: Hessian, solve: Solve, goal: Goal, allowance: float) -> bool:
+    def advance(self, hessian: Hessian, solve: Solve, goal: Goal, allowance: float) -> bool:
         """Return True when the goal is reached, or no better solution is found.
 
         Return False as soon as more than `allowance` products seem to be left.

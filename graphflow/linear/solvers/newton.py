@@ -71,7 +71,7 @@ def minimize_smooth(
         length = search_line(
             partial(_primal_along, problem, w, f, p, moves), primal, float(slope @ p)
         )
-        if length == 0.0 and not steps.make_exact():
+        if length == 0.0 and not steps.try_exact():
             return
         w, b, f = w + length * p, b + length * beside, f + length * moves
 
@@ -112,7 +112,7 @@ class _Steps:
         self._sizes.append(size)
         last = self._sizes[-3:]
         if len(last) == 3 and last[2] > 0.7 * last[1] > 0.49 * last[0]:
-            self.make_exact()
+            self.try_exact()
         if self._finder is None:
             self._finder = StepFinder(self._problem, self._method == "newton")
         finder = self._finder
@@ -121,7 +121,7 @@ class _Steps:
         monitor.passes += 1.0 + finder.passes - before
         return p
 
-    def make_exact(self) -> bool:
+    def try_exact(self) -> bool:
         """Go over to products of float64; return False if there is nothing to go over from."""
         if self._finder is None or self._finder.hessian.is_exact:
             return False
