@@ -3,9 +3,10 @@ updates its weights, the worker receives them. Against torch's RPC, and Ray's ac
 
     python benchmarks/processes/turns.py [--rounds 7] [--output results/turns.json]
 
-The two are processes. Ours run many turns in one step (docs/design/concurrent-loops.md). A worker
-of torch makes one remote call a turn, which carries the gradient and returns the weights. Ray's
-client drives both actors, as in the asynchronous parameter server of its guide.
+The two are processes. Ours run many turns in one step (docs/design/concurrent-loops.md), and the
+loops have the form of those of `gf.parallel.ParameterServer`: a worker pulls, computes, and pushes.
+A worker of torch makes one remote call a turn, which carries the gradient and returns the weights.
+Ray's client drives both actors, as in the asynchronous parameter server of its guide.
 """
 
 from __future__ import annotations
@@ -177,14 +178,15 @@ def window_of_turns(elements: int, count: int) -> Any:
             party.send(pull, state)
             return state, which
 
+        party.send(pull, weights)
         return party.scan(turn, weights, length=count)[0]
 
     def worker(party: Party) -> Any:
-        def turn(gradient: Any, _: Any) -> Any:
-            party.send(push, gradient)
-            return party.receive(pull) * 0.5, None
+        def turn(_: Any, __: Any) -> Any:
+            party.send(push, party.receive(pull) * 0.5)
+            return np.int32(0), None
 
-        return party.scan(turn, gf.zeros((elements,)), length=count)[0]
+        return party.scan(turn, np.int32(0), length=count)[0]
 
     loops.add(server, "/worker:0")
     loops.add(worker, "/worker:1")

@@ -14,14 +14,18 @@ from graphflow.linear.fit_threads import use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
+from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
 from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
 from graphflow.linear.solvers.streamed import solve_stream
 from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
+from graphflow.linear.solvers.wild_ascent import ascend_wildly
 from graphflow.linear.solvers.working_sets import descend_columns
 from graphflow.linear.tables.table_stream import TableStream
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
+SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa")
+BY_ROWS = ("sdca", "wild", "tpa")
+"""Solvers that visit rows, one dual variable at a time."""
 
 _ROW_NS, _ENTRY_NS, _PASSES = 60.0, 1.2, 25.0
 """What a row and an entry of dual ascent cost, and the passes that it takes; in nanoseconds."""
@@ -85,17 +89,20 @@ def solve(
     _check_solver(problem, chosen)
     history.solver = chosen
     given = problem
-    if chosen != "sdca" and problem.bias:
+    if chosen not in BY_ROWS and problem.bias:
         given = _with_bias_column(problem)
     given = replace(given, x=_order_entries(given.x, chosen))
     monitor = FitMonitor(given, tol, max_passes, history)
     where = f"{given.rows:,} x {given.columns:,} by {chosen}"
     with use_threads(given.x, chosen, threads), show_progress("fitting", where=where):
         pool = current_pool()
-        if chosen == "sdca" and pool is not None:
-            ascend_on_threads(given, monitor, pool, seed=seed)
-        elif chosen == "sdca":
+        if chosen == "tpa":
+            ascend_on_gpu(given, monitor, seed=seed)
+        elif chosen in BY_ROWS and pool is None:
             ascend_dual(given, monitor, seed=seed)
+        elif pool is not None and chosen in BY_ROWS:
+            ascend = ascend_on_threads if chosen == "sdca" else ascend_wildly
+            ascend(given, monitor, pool, seed=seed)
         elif chosen == "cd":
             descend_columns(given, monitor, w=w, b=b)
         else:
@@ -113,7 +120,7 @@ def _check_solver(problem: LinearProblem, solver: str) -> None:
         reason = "its slope has jumps" if problem.loss.slope is None else ""
     elif problem.l1 or problem.is_positive:
         reason = "of an l1 penalty or of coefficients that may not be negative"
-    elif solver == "sdca":
+    elif solver in BY_ROWS:
         if problem.has_intercept:
             reason = "of an intercept without penalty"
         elif not problem.l2:
@@ -146,7 +153,7 @@ def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()
-    return np.ascontiguousarray(x) if solver == "sdca" else x
+    return np.ascontiguousarray(x) if solver in BY_ROWS else x
 
 
-__all__ = ["SOLVERS", "choose_solver", "solve"]
+__all__ = ["BY_ROWS", "SOLVERS", "choose_solver", "solve"]

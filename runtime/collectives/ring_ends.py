@@ -25,6 +25,7 @@ from graphflow.runtime.collectives.shared_counters import (
     any_counter_function,
 )
 from graphflow.runtime.memory.ring_sizes import ROWS_BYTES, slot_bytes, slot_count
+from graphflow.runtime.transport.nontemporal_copy import copy_array
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import EDGE_BITS
 
@@ -129,8 +130,16 @@ class _Ring:
 class RingSender(_Ring):
     """The sending end."""
 
+    def free_slot(self, number: int) -> Array | None:
+        """Return the slot of a tensor, to compute it there; None if it is not free yet."""
+        if self.taken.words.item(0) < self.rings.base + max(0, number - self.slots + 1):
+            return None
+        return self.arrays[number % self.slots]
+
     def send(self, step: int, key: int, array: Array) -> bool:
         """Copy a tensor into its slot, once it is free. `key` is the edge with the tensor's number.
+
+        The slot itself is not copied (`free_slot`).
 
         Raises:
             GraphflowError: the step was cancelled while there was no free slot.
@@ -147,7 +156,8 @@ class RingSender(_Ring):
         if slot.ndim:
             rows = self.rows[number % self.slots][0] = array.shape[0]
             slot = slot if rows == slot.shape[0] else slot[:rows]
-        slot[...] = array
+        if array is not slot:
+            copy_array(slot, array)
         self.stamp[0] = monotonic_ns()
         self.sent.publish_at(self.post, base + number + 1)
         return True

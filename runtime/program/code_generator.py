@@ -38,8 +38,9 @@ from graphflow.runtime.program.bodies.body_routines import (
     inline_body,
     make_node_runner,
 )
-from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel
+from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel, copy_slot
 from graphflow.runtime.program.bodies.native_loops import NativeBody
+from graphflow.runtime.program.bodies.slot_results import find_slot_results
 from graphflow.runtime.program.generated_call_support import (
     EdgeChannel,
     annotate_error,
@@ -51,6 +52,7 @@ from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.nonfinite_check import NodeCheck, ResultCheck
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import Line, ProgramSection
+from graphflow.runtime.program.slot_emitter import SlotEmitter
 from graphflow.runtime.program.source_text import ProgramSource
 
 _EDGES = ("send", "recv")
@@ -98,7 +100,8 @@ class CpuCode:
         self.scope: dict[str, Any] = {
             "send": ends.send, "recv": ends.recv, "copy": backend.xp.copy,
             "send_where": self.loops.send_where, "recv_any": self.loops.recv_any,
-            "received_from": self.loops.received_from,
+            "received_from": self.loops.received_from, "free_slot": self.loops.free_slot,
+            "copy_slot": copy_slot,
             "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
@@ -126,13 +129,21 @@ class CpuCode:
         watch = (
             NodeCheck(backend.xp, partition.device, layout.specs, self.is_body) if every else None
         )
+        moves = self.is_body and backend.xp is np and not partition.checks
+        slots = SlotEmitter(
+            find_slot_results(partition, layout) if moves else [], self._operands, self.scope,
+            self._emit_line,
+        )  # fmt: skip
+        slots.emit_after(None)
         # Variables come first: a deferred update may write to a variable that comes after it.
         for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
             self._emit_node(node, variables)
+            slots.emit_after(node)
             if watch is not None and watch.checked_outputs(node):
                 self._emit_finite_check(node, watch.make_check(node), watch.checked_outputs(node))
         if partition.checks == RESULTS and not self.is_body:
             self._emit_result_check()
+        slots.emit_copies()
         self.compute.flush()
         for assign in layout.commits if watch is None else ():
             self._kernels.emit_commit(assign)

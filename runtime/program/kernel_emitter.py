@@ -39,6 +39,7 @@ from graphflow.runtime.program.generated_call_support import (
 )
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import ProgramSection
+from graphflow.runtime.transport.nontemporal_copy import bypasses_cache
 
 
 class KernelEmitter:
@@ -85,7 +86,7 @@ class KernelEmitter:
             self._emit_value_check(node, number)
         if node is not fused.last:
             return
-        task = fused.task
+        task = self._task_of(fused)
         part = self._commit if node in self._layout.deferred else self._compute
         tensors = (*fused.operands, *fused.results)
         used = self._region_rows(fused)
@@ -100,6 +101,7 @@ class KernelEmitter:
             kernel_of(fused.region),
             fused.sizes,
             [p if isinstance(p, int) else None for p in places],
+            task,
         )
         self._scope[f"k{number}"] = launch.callable() if used is None else launch
         moving = [
@@ -112,6 +114,14 @@ class KernelEmitter:
         if used is not None:
             moving.append(f"rows=int({self._operands.name(used[0])}) * {used[1]}")
         part.add_line(node, f"k{number}({', '.join(moving)})")
+
+    def _task_of(self, fused: FusedRegion) -> KernelTask:
+        """Return a region's kernel; for large results in slots of shared memory one that writes
+        past the caches."""
+        least = min(self._nbytes(self._layout.specs[t]) for t in fused.results)
+        if bypasses_cache(least) and all(t in self._operands.feeds for t in fused.results):
+            return kernel_of(fused.region).streamed_task(fused.sizes) or fused.task
+        return fused.task
 
     def emit_sweep(self) -> None:
         """Emit large updates of variables, and small ones with them, as one call for each thread.

@@ -14,15 +14,11 @@ import numpy as np
 from graphflow.errors import OpError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
-from graphflow.ops.communication.send_recv import RECEIVING_OPS
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import FeedBinding, PointerSource
 from graphflow.runtime.program.generated_call_support import Reshaped
-
-_RUNTIME_OPS = ("placeholder", *RECEIVING_OPS)
-"""Ops whose value has another address in each step."""
 
 
 class OperandTable:
@@ -38,7 +34,7 @@ class OperandTable:
     Attributes:
         base_address: address of the arena; 0 if it is not in the host's memory.
         names: names of tensors, as far as they were asked for.
-        feeds: bindings of the tensors that each step supplies.
+        feeds: bindings of the tensors whose address each run supplies.
     """
 
     def __init__(
@@ -56,6 +52,7 @@ class OperandTable:
         self.feeds: dict[Tensor, FeedBinding] = {}
         self.scope = scope
         self._layout = layout
+        self._to_device = backend.to_device
         self._memory = memory
         self._numbers = numbers
         self._line = line
@@ -69,6 +66,14 @@ class OperandTable:
         self.names[tensor] = name
         return name
 
+    def move(self, tensor: Tensor) -> str:
+        """Let each run supply a tensor's address; return the name of the buffer that it has."""
+        name = self.name(tensor)
+        buffer = f"h{name}"
+        self.scope[buffer] = self.scope.pop(name)
+        self.feeds[tensor] = FeedBinding(self._layout.specs[tensor], self._to_device)
+        return buffer
+
     def pointer_source(self, tensor: Tensor) -> PointerSource:
         """Return a tensor's address, or the operand that supplies it in each step."""
         deferred = self._layout.deferred.get(tensor.node)
@@ -76,10 +81,10 @@ class OperandTable:
             tensor = deferred
         root = tensor if tensor in self._layout.blocks else self._layout.roots[tensor]
         kind = root.node.op.name
+        if root in self.feeds:
+            return root
         if root in self._layout.outside:
             return address(self._outside[self._layout.outside[root]])
-        if kind in _RUNTIME_OPS:
-            return root
         if kind in ("constant", "variable"):
             place = self._places.get(root)
             if place is None:
@@ -106,17 +111,17 @@ class OperandTable:
             return self.name(tensor.node.inputs[1], native)
         shape = self._layout.specs[tensor].shape
         kind = root.node.op.name
-        if root in self._layout.outside:
-            buffer = self._outside[self._layout.outside[root]]
-            return self.bind(tensor, buffer if buffer.shape == shape else buffer.reshape(shape))
-        if kind in ("constant", "variable"):
-            return self.bind(tensor, self.scope[self.names[root]].reshape(shape))
-        if kind in _RUNTIME_OPS:
+        if root in self.feeds:
             number = self._numbers[tensor.node]
             self.scope[f"k{number}"] = Reshaped(shape)
             name = self.names[tensor] = f"b{number}_0"
             self._line(tensor.node, f"{name} = k{number}({self.names[root]})")
             return name
+        if root in self._layout.outside:
+            buffer = self._outside[self._layout.outside[root]]
+            return self.bind(tensor, buffer if buffer.shape == shape else buffer.reshape(shape))
+        if kind in ("constant", "variable"):
+            return self.bind(tensor, self.scope[self.names[root]].reshape(shape))
         return self.bind(tensor, self._buffer(tensor))
 
     def _buffer(self, tensor: Tensor) -> Any:

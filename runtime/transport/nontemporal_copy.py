@@ -92,6 +92,11 @@ def exceeds_cache(nbytes: int) -> bool:
     return nbytes > _last_cache()
 
 
+def bypasses_cache(nbytes: int) -> bool:
+    """Return True if an array of `nbytes` for another process is always written past the caches."""
+    return nbytes >= STREAMED_FROM and exceeds_cache(nbytes * _CACHED_COPIES)
+
+
 def whole_blocks(array: Array) -> slice:
     """Return the elements of `array`, shape (n,), that fill whole blocks from an aligned address.
 
@@ -120,6 +125,20 @@ def copy(target: Array, source: Array, past: bool, start: int = 0, stop: int | N
         _copy_loop()(address(target), address(source), start, whole)
         start = whole
     target[start:stop] = source[start:stop]
+
+
+def copy_array(target: Array, source: Array) -> None:
+    """Copy an array, past the caches if they are too small for it.
+
+    Args:
+        target: C-contiguous, aligned to 64 bytes.
+        source: of the same shape.
+    """
+    past = bypasses_cache(target.nbytes)
+    if past and source.flags.c_contiguous and source.dtype == target.dtype:
+        copy(target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8), past=True)
+    else:
+        target[...] = source
 
 
 @cache

@@ -215,3 +215,10 @@ def test_ctrl_c_ends_an_example_with_a_line_and_leaves_nothing(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+@pytest.mark.slow(reason="writes a file, and starts two workers")
+def test_two_workers_fit_a_file_that_nobody_reads_whole(tmp_path: Path) -> None:
+    done = ran("webspam.py", "--rows", "3000", "--columns", "500", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no model has less than" in done.stdout

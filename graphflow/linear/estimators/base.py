@@ -28,6 +28,7 @@ from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
 from graphflow.linear.tables.disk_table import DiskTable
+from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.linear.tables.table_input import (
     as_disk_table,
     fits_memory,
@@ -63,6 +64,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.non_deterministic = getattr(self, "solver", "") in ("wild", "tpa")
         return tags
 
     def _check_parameters(self, **least: tuple[Any, float]) -> None:
@@ -93,6 +95,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         A table on disk that does not fit into memory becomes a `TableStream`.
         """
         table = as_disk_table(x)
+        if table is not None and self.cluster is not None and isinstance(table, SvmlightTable):
+            return self._check_parts(table, y, sample_weight, **more)
         if table is not None:
             y = table_targets(table, y)
             if not fits_memory(table):
@@ -130,6 +134,32 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             weights[used],
         )
 
+    def _check_parts(self, table: SvmlightTable, y: Any, sample_weight: Any, **more: Any) -> Any:
+        """Let workers read a file, each its part; return the table there, targets and weights."""
+        from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
+
+        workers = ClusterFit(self.cluster)
+        try:
+            x = workers.read(table)
+        except BaseException:
+            workers.close()
+            raise
+        self._workers = workers
+        y = _check_y(x.targets if y is None else y, estimator=self, **more)
+        if len(y) != x.shape[0]:
+            raise LinearModelError(f"{table.path} has {x.shape[0]:,} rows, and y has {len(y):,}")
+        weights = _check_sample_weight(
+            sample_weight, y.reshape(len(y), -1), dtype=np.float64, ensure_non_negative=True
+        )
+        if not (weights > 0).all():
+            raise LinearModelError(
+                f"sample_weight is 0 for {np.count_nonzero(weights == 0):,} rows of {table.path}, "
+                "which workers read; leave these rows out of the file"
+            )
+        self.n_features_in_ = x.shape[1]
+        self.__dict__.pop("feature_names_in_", None)
+        return x, y, weights
+
     def _solve(
         self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
     ) -> CertifiedModel:
@@ -158,7 +188,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             ]  # fmt: skip
         from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
 
-        with ClusterFit(self.cluster) as fit:
+        with self.__dict__.pop("_workers", None) or ClusterFit(self.cluster) as fit:
             return [
                 self._run_solver(partial(
                     fit.solve, problem, self.tol, most, local_steps=self.local_steps, seed=seed,
@@ -193,6 +223,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Drop what an earlier fit left."""
+        workers = self.__dict__.pop("_workers", None)
+        if workers is not None:  # of a fit that failed
+            workers.close()
         for name in ("certificate_", "history_", "dual_gap_", "solver_", "n_iter_"):
             self.__dict__.pop(name, None)
 

@@ -23,7 +23,8 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         fit_intercept: True for an intercept, on which no penalty acts.
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
-        solver: "auto", "cholesky", "cg", or "sdca" without an intercept.
+        solver: "auto", "cholesky", "cg", or without an intercept "sdca", "wild" or "tpa" as of
+            `LinearSVC`.
         threads: that the fit may use; None: as many as this process has cores.
         cluster, local_steps: as of `LinearSVC`.
     """

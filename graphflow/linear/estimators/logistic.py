@@ -30,8 +30,8 @@ class LogisticRegression(LinearClassifier):
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         warm_start: True to begin with the coefficients of the last fit.
-        solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty, or "sdca" without an
-            intercept.
+        solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty; or without an intercept
+            "sdca", "wild" or "tpa" as of `LinearSVC`.
         threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
         cluster, local_steps: as of `LinearSVC`.

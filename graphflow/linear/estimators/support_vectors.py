@@ -44,7 +44,8 @@ class LinearSVC(LinearClassifier):
         class_weight: factors of classes by label, "balanced", or None.
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
-        solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty.
+        solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty. "wild" and
+            "tpa" are "sdca" with threads that race, and on a GPU; neither repeats bit for bit.
         threads: that the fit may use; None: as many as this process has cores. The same bits come
             of the same number of threads.
         random_state: seed of the order of rows; None is 0.
@@ -121,7 +122,8 @@ class LinearSVR(LinearRegressor):
         loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
         fit_intercept, intercept_scaling, tol, max_iter, threads, random_state, cluster,
             local_steps: as of `LinearSVC`.
-        solver: "auto" or "sdca"; with the squared loss, "newton", "cholesky" or "cg", too.
+        solver: "auto", "sdca", "wild" or "tpa" as of `LinearSVC`; with the squared loss, "newton",
+            "cholesky" or "cg", too.
     """
 
     def __init__(

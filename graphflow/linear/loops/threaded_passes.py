@@ -77,10 +77,10 @@ def threaded_rows(
         kept: (rows // least + threads,) room for a number of each piece of a pass.
         shared, size: ((threads + 1) * size,) the weights, and room for a copy for each thread.
         steps, old, sums: room for (columns + 1,), (rows,) and (2 * threads * LINE,) numbers.
-        bounds: (threads * LINE,) four numbers of each thread as in `dense_svm_rows`.
+        bounds: (threads * LINE,) five numbers of each thread as in `dense_svm_rows`.
         squares, y, c, loss, parameter, inverse, bias, beta: as of `dense_rows`.
     """
-    w, bound = shared[0 : d + 1], bounds[k * LINE : k * LINE + 4]
+    w, bound = shared[0 : d + 1], bounds[k * LINE : k * LINE + 5]
     overlap = numbers[0]
     count, visited = 1, 0
     going = True

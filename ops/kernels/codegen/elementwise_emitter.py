@@ -52,7 +52,11 @@ def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep], lis
 
 
 def write_elementwise(
-    region: Region, width: int, wide: bool = False, short: bool = False
+    region: Region,
+    width: int,
+    wide: bool = False,
+    short: bool = False,
+    streamed: bool = False,
 ) -> KernelSource:
     """Write the kernel of a region without reductions.
 
@@ -60,11 +64,13 @@ def write_elementwise(
         width: elements of 4 bytes in a register, a power of two.
         wide: whether the processor has AVX-512.
         short: whether rows are shorter than `LONG_ROW`.
+        streamed: whether stores bypass the caches; of a region of one axis whose results are
+            aligned to 64 bytes.
     """
     trace, _, results = trace_region(region)
     used = reachable_steps(trace, results)
     lanes = width if wide or short else _vector_elements(used, width)
-    writer = _ElementwiseWriter(region, lanes, Module(wide))
+    writer = _ElementwiseWriter(region, lanes, Module(wide), streamed)
     for step in used:
         writer.add_step(step)
     for i, step in enumerate(results):
@@ -133,6 +139,7 @@ class _ElementwiseWriter:
     region: Region
     width: int
     module: Module
+    streamed: bool
 
     def __post_init__(self) -> None:
         self.blocks: tuple[list[str], list[str], list[str]] = ([], [], [])
@@ -191,7 +198,10 @@ class _ElementwiseWriter:
         if step.dtype.kind == "b":
             value = self.lanes[2].convert("zext", value, "i1", "i8")
         place = self.lanes[2].write(f"getelementptr {kind}, ptr %q.{stream.name}, i64 %i")
-        self.stores.append(f"  store {kind} {value}, ptr {place}, align {step.dtype.itemsize}")
+        where = f"align {step.dtype.itemsize}"
+        if self.streamed:
+            where = f"align {min(64, self.width * step.dtype.itemsize)}, !nontemporal !{{i32 1}}"
+        self.stores.append(f"  store {kind} {value}, ptr {place}, {where}")
         self.writes.append(stream)
 
     def _strides(self, number: int) -> int:
@@ -214,7 +224,9 @@ class _ElementwiseWriter:
         lines += self._row_start(moving) + self.blocks[1]
         lines += self._vector_loop(moving)
         lines += self._partial_vector(moving)
-        return "\n".join([*lines, "  ret void", "}"])
+        # The fence orders streamed stores before the one that announces them.
+        end = ["  fence seq_cst"] if self.streamed else []
+        return "\n".join([*lines, *end, "  ret void", "}"])
 
     def _row_start(self, moving: list[_Stream]) -> list[str]:
         """Write the beginning of a row: its addresses and number of vectors."""

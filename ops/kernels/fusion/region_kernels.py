@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from typing import Any
@@ -114,12 +115,12 @@ class RegionKernel:
         self.source = self._write_source()
         self._tasks: dict[tuple[int, ...], KernelTask] = {}
 
-    def _write_source(self, short: bool = False) -> KernelSource:
+    def _write_source(self, short: bool = False, streamed: bool = False) -> KernelSource:
         width = vector_width()
         wide = width == 16
         if self.region.over:
             return column_bands.write_reduction(self.region, wide)
-        return elementwise_emitter.write_elementwise(self.region, width, wide, short)
+        return elementwise_emitter.write_elementwise(self.region, width, wide, short, streamed)
 
     def task(self, sizes: tuple[int, ...]) -> KernelTask:
         """Return the kernel for these sizes of the collapsed axes."""
@@ -127,6 +128,17 @@ class RegionKernel:
         if found is None:
             found = self._tasks[sizes] = self._task(sizes)
         return found
+
+    def streamed_task(self, sizes: tuple[int, ...]) -> KernelTask | None:
+        """Return the kernel whose stores bypass the caches; None if there is none.
+
+        Results must be aligned to 64 bytes, and so must be what threads begin with.
+        """
+        if self.region.over or self.region.rank > 1:
+            return None
+        written = self._write_source(streamed=True)
+        name, text = name_module(written.body, written.needs)
+        return replace(self.task(sizes), name=name, text=text, row=0)
 
     def _task(self, sizes: tuple[int, ...]) -> KernelTask:
         region, source = self.region, self.source
@@ -209,13 +221,18 @@ class KernelLaunch:
     Args:
         sizes: of the collapsed axes.
         addresses: of operands and results. A call takes arrays for those that are None.
+        task: the kernel for these sizes, if it is not the usual one.
     """
 
     def __init__(
-        self, kernel: RegionKernel, sizes: tuple[int, ...], addresses: Sequence[int | None]
+        self,
+        kernel: RegionKernel,
+        sizes: tuple[int, ...],
+        addresses: Sequence[int | None],
+        task: KernelTask | None = None,
     ) -> None:
         region = kernel.region
-        task = kernel.task(sizes)
+        task = task or kernel.task(sizes)
         work = task.nanoseconds
         # Parts begin at cache lines, so that no two threads write to one.
         self._unit = 64 if region.rank == 1 else 1
@@ -226,13 +243,11 @@ class KernelLaunch:
         )
         given = [a or 0 for a in addresses]
         self._tables, self._scratch = _tables(given, task.scratch, self._parts)
+        streams = [(operand.axes, np.dtype(operand.dtype)) for operand in region.operands]
+        streams += zip(kernel.source.axes, kernel.source.dtypes, strict=True)
         self._moving = [
-            (
-                i,
-                prod(s for s, has in zip(sizes, operand.axes, strict=True) if has),
-                np.dtype(operand.dtype),
-            )
-            for i, (a, operand) in enumerate(zip(addresses, region.operands, strict=False))
+            (i, prod(s for s, has in zip(sizes, axes, strict=True) if has), dtype)
+            for i, (a, (axes, dtype)) in enumerate(zip(addresses, streams, strict=True))
             if a is None
         ]
         self._meta = np.array(task.sizes, np.int64)
@@ -250,7 +265,7 @@ class KernelLaunch:
         """Run the kernel.
 
         Args:
-            arrays: the operands without an address.
+            arrays: the operands and results without an address.
             rows: the first units of work to do; None for all.
         """
         rows = self._rows if rows is None else rows

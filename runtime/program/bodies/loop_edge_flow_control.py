@@ -14,6 +14,7 @@ from typing import Any
 
 from graphflow.ops.communication.channels import wanted_channel
 from graphflow.runtime.program.generated_call_support import EdgeChannel
+from graphflow.runtime.transport.nontemporal_copy import copy_array
 from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 MAX_TENSORS_AHEAD = 64
@@ -25,6 +26,12 @@ MAX_BYTES_AHEAD = 16 << 20
 def credit_size(nbytes: int) -> int:
     """Return how many tensors of `nbytes` one credit allows: half of those allowed ahead."""
     return max(1, min(MAX_TENSORS_AHEAD, MAX_BYTES_AHEAD // max(1, nbytes)) // 2)
+
+
+def copy_slot(buffer: Any, array: Any) -> None:
+    """Copy a result to its buffer, if it was computed in a slot."""
+    if array is not buffer:
+        copy_array(buffer, array)
 
 
 class LoopEdgeChannel:
@@ -58,6 +65,7 @@ class LoopEdgeChannel:
         self._received: dict[int, int] = {}
         self._credit_sizes: dict[int, int] = {}
         self._chosen: dict[int, int] = {}
+        self._heard = 0  # the index that a merge chose last
         self._report: Callable[[str, int], None] | None = None
 
     @contextmanager
@@ -90,6 +98,20 @@ class LoopEdgeChannel:
             self._channel.send(step, key, target, self._copy(array))
         if report is not None:
             report(f"{SEND_PREFIX}{edge}", start)
+
+    def free_slot(self, step: int, edges: Sequence[int], buffer: Any) -> Any:
+        """Return a slot in which the next tensor of some edges can be computed; `buffer` if there
+        is none.
+
+        The slot is that of the edge whose other end was heard last, which is the likeliest to get
+        the tensor, if it has a free one.
+        """
+        if step != self._step:
+            self._begin_step(step)
+        edge = edges[self._heard if self._heard < len(edges) else 0]
+        ring = self._channel.rings.senders.get(edge)
+        slot = None if ring is None else ring.free_slot(self._sent.get(edge, -1) + 1)
+        return buffer if slot is None else slot
 
     def send_where(
         self, step: int, edges: Sequence[int], targets: Sequence[str], array: Any, mask: Any
@@ -144,7 +166,7 @@ class LoopEdgeChannel:
             chosen = self._channel.wait_for_any(step, edges, numbers, (before + 1) % len(edges))
             if report is not None:
                 report(f"{WAIT_PREFIX}{edges[chosen]}", start)
-        self._chosen[edges[0]] = chosen
+        self._chosen[edges[0]] = self._heard = chosen
         return self.recv(step, edges[chosen])
 
     def received_from(self, edge: int) -> int:

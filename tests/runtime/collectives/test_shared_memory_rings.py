@@ -121,6 +121,40 @@ def test_any_number_of_tensors_comes_out_in_order(steps: list[tuple[int, int]]) 
     receiver.close()
 
 
+def test_a_tensor_may_be_computed_in_its_slot(agreed: tuple[LoopRings, LoopRings]) -> None:
+    sender, receiver = agreed
+    ring = sender.senders[1]
+    for number in range(slot_count(EDGES[1])):
+        slot = ring.free_slot(number)
+        assert slot is not None
+        slot[...] = number
+        assert ring.send(1, key(1, number), slot)
+    assert ring.free_slot(slot_count(EDGES[1])) is None  # the receiver has given none back
+    for number in range(2):
+        assert receiver.receivers[1].receive(1, key(1, number)).tolist() == [number] * 3
+    receiver.receivers[1].release(1)
+    assert ring.free_slot(slot_count(EDGES[1])) is not None
+    assert ring.free_slot(slot_count(EDGES[1]) + 1) is None
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+def test_copies_of_large_tensors_bypass_the_caches(
+    rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They bring the same bytes, also of arrays with gaps and of the first rows only."""
+    monkeypatch.setattr("graphflow.runtime.transport.nontemporal_copy._last_cache", lambda: 1)
+    large = spec("float64", (1 << 10, 300))
+    sender, receiver = ends({1: large})
+    agree_on_rings([receiver, sender], 0)
+    values = np.random.default_rng(0).normal(size=(1 << 10, 600))[:rows]
+    for number, array in enumerate([values[:, ::2], values[:, ::2].copy()]):
+        sender.senders[1].send(1, key(1, number), array)
+        found = receiver.receivers[1].receive(1, key(1, number))
+        np.testing.assert_array_equal(found, array)
+    sender.close()
+    receiver.close()
+
+
 def test_a_merge_takes_what_is_there(agreed: tuple[LoopRings, LoopRings]) -> None:
     sender, receiver = agreed
     about = Awaited("any")

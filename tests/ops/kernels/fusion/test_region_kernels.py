@@ -15,7 +15,7 @@ from graphflow.ir.op import REGISTRY, Op
 from graphflow.ops.kernels.codegen.region import Operand, Region, RegionOp, freeze_attributes
 from graphflow.ops.kernels.fusion.region_kernels import KernelLaunch, kernel_of, trace_op
 from graphflow.ops.kernels.fusion.row_ops import collapse_axes
-from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.array_address import address, empty_aligned
 from graphflow.ops.kernels.jit.compiler import compiler
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 
@@ -186,6 +186,33 @@ def test_a_kernels_code_uses_vector_registers() -> None:
     else:
         pytest.skip("vector registers of this processor are not known here")
     assert "expf" not in code and "call" not in code
+
+
+@pytest.mark.parametrize("name", ["gelu", "negative", "isnan"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [1, 63, 1000, 200_003])
+def test_stores_past_the_caches_change_no_bits(name: str, dtype: str, size: int) -> None:
+    kernel = kernel_of(chain(Operand(dtype, (True,)), (name,), (0,)))
+    task = kernel.streamed_task((size,))
+    assert task is not None
+    x = np.linspace(-3, 3, size).astype(dtype)
+    wanted, found = (empty_aligned(size * 8).view(kernel.source.dtypes[0])[:size] for _ in "ab")
+    KernelLaunch(kernel, (size,), [address(x), address(wanted)])()
+    with use_pool(Pool(2)):
+        launch = KernelLaunch(kernel, (size,), [None, None], task)
+        for _ in range(2):
+            found[...] = 0
+            launch(x, found)
+            assert same(wanted, found)
+    code = compiler().assembly(task.text)
+    if "+avx" in compiler().features.split(","):
+        assert "vmovnt" in code
+
+
+def test_only_kernels_of_one_axis_store_past_the_caches() -> None:
+    operands = (Operand("float32", (True, True)), Operand("float32", (False, True)))
+    ops = (RegionOp(REGISTRY["add"], (), ((False, 0), (False, 1))),)
+    assert kernel_of(Region(2, operands, ops, (0,))).streamed_task((3, 4)) is None
 
 
 @pytest.mark.parametrize(
