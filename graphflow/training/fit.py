@@ -184,23 +184,24 @@ class _Loop:
         per_epoch = max(self._data.batches_per_epoch, 1)
         begun, first = time.monotonic(), len(run.history.losses)
         batches: Iterator[Any] = self._data.start(run.step)
+        run.epoch = run.step // per_epoch
         steps = [c.step for c in self._callbacks if hasattr(c, "step")]
         session_run, fetches, losses = run.session.run, self._fetches, run.history.losses
         while total is None or run.step < total:
             batch = next(batches, None)
             if batch is None:
                 return
-            run.epoch = run.step // per_epoch
-            loss = float(session_run(fetches, batch)[-1])
+            run.loss = loss = float(session_run(fetches, batch)[-1])
             losses.append(loss)
-            run.loss = loss
-            run.step += 1
-            bar.show_step(run.step, run.epoch, loss)
+            run.step = step = run.step + 1
+            if bar.is_drawn:
+                bar.show_step(step, run.epoch, loss)
             for hook in steps:
                 hook(run)
-            if run.step % per_epoch == 0:
+            if step % per_epoch == 0:
                 self._end_epoch(run, bar, time.monotonic() - begun, losses[first:])
                 begun, first = time.monotonic(), len(losses)
+                run.epoch = step // per_epoch
             if run.history.stopped:
                 return
         if run.step % per_epoch:

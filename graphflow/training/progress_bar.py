@@ -49,10 +49,13 @@ class ProgressBar:
         self._task = self._bar.add_task("", total=total, completed=done, epoch=1, loss="", rate="")
         self._bar.start()
 
+    @property
+    def is_drawn(self) -> bool:
+        """True on a terminal."""
+        return self._bar is not None
+
     def show_step(self, step: int, epoch: int, loss: float) -> None:
         """Draw a step, if the last drawing is long enough ago."""
-        if self._bar is None:
-            return
         self._last = step, epoch, loss
         if (now := time.monotonic()) < self._next:
             return

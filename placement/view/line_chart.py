@@ -137,7 +137,7 @@ def _curve(
     chart: LineChart, across: _Axis, upright: _Axis, name: str,
     curve: Sequence[tuple[float, float]], colour: str, ends: list[float],
 ) -> Iterator[str]:  # fmt: skip
-    """Draw a curve, dots, and its name at its end, below names that are there already."""
+    """Draw a curve, dots, and its name at its end, above names that are there already."""
     if not curve:
         return
     at = [(across.place(x), upright.place(y)) for x, y in curve]
@@ -150,6 +150,6 @@ def _curve(
             yield f"<title>{told}</title></circle>"
     x, y = at[-1]
     while any(abs(y - other) < 14 for other in ends):
-        y += 2
+        y -= 2
     ends.append(y)
     yield f'<text x="{x + 9:.1f}" y="{y + 4:.1f}" style="fill:{colour}">{escape(name)}</text>'
