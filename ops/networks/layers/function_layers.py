@@ -382,7 +382,7 @@ class Dropout2d(Layer):
                 f"Dropout2d at {user_location()}: x must be (N, C, …), not {show_shape(x.shape)}"
             )
         if current_updates() is None:
-            return x
+            return as_tensor(x)
         shape = (*x.shape[:2], *(1,) * (x.ndim - 2))
         dropped: Tensor = x * dropout(FUNCTIONS["ones"](shape, x.dtype), self.rate)
         return dropped
