@@ -14,19 +14,20 @@ from graphflow.linear.fit_threads import use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
-from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
+from graphflow.linear.solvers.duhl import Duhl, solve_on_accelerator
+from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
+from graphflow.linear.solvers.hessian import MANY
+from graphflow.linear.solvers.newton import choose_method, minimize_smooth
 from graphflow.linear.solvers.streamed import solve_stream
 from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
+from graphflow.linear.solvers.wild_ascent import ascend_wildly
 from graphflow.linear.solvers.working_sets import descend_columns
 from graphflow.linear.tables.table_stream import TableStream
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg")
-
-_ROW_NS, _ENTRY_NS, _PASSES = 60.0, 1.2, 25.0
-"""What a row and an entry of dual ascent cost, and the passes that it takes; in nanoseconds."""
-_FLOPS_NS, _STEPS = 20.0, 7.0
-"""Operations of a matrix product in a nanosecond, and the steps that Newton's method takes."""
+SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa", "duhl")
+BY_ROWS = ("sdca", "wild", "tpa")
+"""Solvers that visit rows, one dual variable at a time."""
 
 
 def choose_solver(problem: LinearProblem) -> str:
@@ -36,37 +37,29 @@ def choose_solver(problem: LinearProblem) -> str:
     |---|---|
     | l1 penalty, or coefficients that may not be negative | "cd": working sets of columns |
     | hinge and insensitive losses | "sdca": dual ascent by rows |
-    | squared loss, a table with few columns or few rows | "cholesky" |
-    | other squared losses | "cg" |
-    | other smooth losses | "newton", or "sdca" where its passes cost less |
+    | squared loss, a small dense table | "cholesky" |
+    | squared loss, a sparse table with many columns | "cg" |
+    | other smooth problems | "newton" |
     """
     if problem.l1 or problem.is_positive:
         return "cd"
     if problem.loss.slope is None:
         return "sdca"
-    if not problem.l2:
-        return "newton"
-    n, d = problem.rows, problem.columns
-    is_small = min(n, d) <= MANY and (not problem.is_sparse or n * d <= FEW)
-    if problem.loss.name == "squared":
-        return "cholesky" if is_small else "cg"
-    if problem.has_intercept:
-        return "newton"
-    entries = problem.x.nnz if problem.is_sparse else n * d
-    ascent = _PASSES * (_ROW_NS * n + 2 * _ENTRY_NS * entries)
-    products = float(n) * d * min(n, d)
-    newton = _STEPS * (products / _FLOPS_NS if is_small else 14 * _ENTRY_NS * entries)
-    return "sdca" if ascent < newton else "newton"
+    if problem.loss.name == "squared" and problem.l2:
+        is_wide = problem.is_sparse and problem.columns > MANY
+        return "cg" if is_wide else choose_method(problem)
+    return "newton"
 
 
 def solve(
-    problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
-    seed: int = 0, w: Floats | None = None, b: float = 0.0, threads: int = 1,
+    problem: LinearProblem, solver: str | Duhl, tol: float, max_passes: float,
+    history: FitHistory, *, seed: int = 0, w: Floats | None = None, b: float = 0.0,
+    threads: int = 1,
 ) -> CertifiedModel:  # fmt: skip
     """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
 
     Args:
-        solver: one of `SOLVERS`.
+        solver: one of `SOLVERS`, or a `Duhl`.
         tol: the relative gap that is enough.
         max_passes: passes over the data, at most.
         history: where certificates are noted.
@@ -77,29 +70,34 @@ def solve(
     Raises:
         LinearModelError: the solver does not fit the problem; names one that does.
     """
+    monitor = FitMonitor(problem, tol, max_passes, history)
     if isinstance(problem.x, TableStream):
-        return solve_stream(
-            problem, solver, FitMonitor(problem, tol, max_passes, history), seed, w, b
-        )
+        return solve_stream(problem, solver, monitor, seed, w, b)
+    if isinstance(solver, Duhl) or solver == "duhl":
+        options = solver if isinstance(solver, Duhl) else Duhl()
+        return solve_on_accelerator(problem, monitor, options, seed)
     chosen = choose_solver(problem) if solver == "auto" else solver
     _check_solver(problem, chosen)
     history.solver = chosen
     given = problem
-    if chosen != "sdca" and problem.bias:
+    if chosen not in BY_ROWS and problem.bias:
         given = _with_bias_column(problem)
     given = replace(given, x=_order_entries(given.x, chosen))
     monitor = FitMonitor(given, tol, max_passes, history)
     where = f"{given.rows:,} x {given.columns:,} by {chosen}"
     with use_threads(given.x, chosen, threads), show_progress("fitting", where=where):
         pool = current_pool()
-        if chosen == "sdca" and pool is not None:
-            ascend_on_threads(given, monitor, pool, seed=seed)
-        elif chosen == "sdca":
+        if chosen == "tpa":
+            ascend_on_gpu(given, monitor, seed=seed)
+        elif chosen in BY_ROWS and pool is None:
             ascend_dual(given, monitor, seed=seed)
+        elif pool is not None and chosen in BY_ROWS:
+            ascend = ascend_on_threads if chosen == "sdca" else ascend_wildly
+            ascend(given, monitor, pool, seed=seed)
         elif chosen == "cd":
             descend_columns(given, monitor, w=w, b=b)
         else:
-            method = "auto" if solver == "auto" or chosen == "newton" else chosen
+            method = "auto" if solver == "auto" or not given.l2 else chosen
             minimize_smooth(given, monitor, method=method, w=w, b=b)
     assert monitor.best is not None
     return monitor.best
@@ -113,7 +111,7 @@ def _check_solver(problem: LinearProblem, solver: str) -> None:
         reason = "its slope has jumps" if problem.loss.slope is None else ""
     elif problem.l1 or problem.is_positive:
         reason = "of an l1 penalty or of coefficients that may not be negative"
-    elif solver == "sdca":
+    elif solver in BY_ROWS:
         if problem.has_intercept:
             reason = "of an intercept without penalty"
         elif not problem.l2:
@@ -146,7 +144,7 @@ def _order_entries(x: Any, solver: str) -> Any:
     """Return the matrix in the order in which a solver reads it."""
     if not isinstance(x, np.ndarray):
         return x.tocsc() if solver == "cd" else x.tocsr()
-    return np.ascontiguousarray(x) if solver == "sdca" else x
+    return np.ascontiguousarray(x) if solver in BY_ROWS else x
 
 
-__all__ = ["SOLVERS", "choose_solver", "solve"]
+__all__ = ["BY_ROWS", "SOLVERS", "choose_solver", "solve"]

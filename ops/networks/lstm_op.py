@@ -1,7 +1,7 @@
 """Long short-term memory along a whole sequence as one op.
 
 `gf.nn.LSTM` and `gf.nn.lstm` use it unless an option needs a scan over the cell (peepholes, coupled
-gates, clipping, lengths, other activations). The op keeps the gates and states of all steps, and
+gates, clipping, other activations). The op keeps the gates and states of all steps, and
 its gradient is a second op that runs backwards over them. The gradient of that op is the gradient
 of a scan.
 

@@ -1,8 +1,8 @@
 """Recurrent networks along a sequence, in one direction or both. Public in `gf.nn`.
 
 One product multiplies the inputs of all steps; a scan over the cell does the rest. A plain LSTM is
-one op instead (`lstm_op`). A word with one letter for each gate gives the order of the weights'
-rows: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
+one op instead (`lstm_op`), also with lengths. A word with one letter for each gate gives the order
+of the weights' rows: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from graphflow.ops.networks.recurrent_cells import (
 )
 from graphflow.ops.pointwise.comparison import less
 from graphflow.ops.pointwise.select import where
+from graphflow.ops.reductions.reduce import sum
 from graphflow.ops.tensors.creation import arange, zeros
 from graphflow.ops.tensors.shape import expand_dims, moveaxis, reshape, squeeze
 from graphflow.ops.tensors.slicing import concat, stack
+from graphflow.ops.tensors.take import take
+from graphflow.ops.tensors.take_along_axis import take_along_axis
 
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 
@@ -61,14 +64,14 @@ def run_direction(
 
     Beyond its length a sequence keeps its state, and its outputs are 0.
     """
-    fused = _run_fused_lstm(cell, x, weights, state, reverse) if lengths is None else None
-    if fused is not None:
-        return fused
     inside = None
     if lengths is not None:
         times = expand_dims(arange(x.shape[0]), 1)
         inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
         x = where(inside, x, 0)  # padding may hold NaN; 0·NaN would reach the weights' gradients
+    fused = _run_fused_lstm(cell, x, weights, state, inside, reverse)
+    if fused is not None:
+        return fused
     z = project_inputs(cell, x, weights)
 
     def body(before: State, item: Any) -> tuple[State, Tensor]:
@@ -91,9 +94,18 @@ def run_step(cell: Cell, x: Tensor, state: State, weights: RecurrentWeights) -> 
 
 
 def _run_fused_lstm(
-    cell: Cell, x: Tensor, weights: RecurrentWeights, state: State, reverse: bool
+    cell: Cell,
+    x: Tensor,
+    weights: RecurrentWeights,
+    state: State,
+    inside: Tensor | None,
+    reverse: bool,
 ) -> tuple[Tensor, State] | None:
-    """Run a plain LSTM by the op for whole sequences; None for other cells."""
+    """Run a plain LSTM by the op for whole sequences; None for other cells.
+
+    Args:
+        inside: (T, B, 1), whether a step lies within the length of its sequence.
+    """
     usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
     plain = type(cell) is LstmCell and not cell.coupled and cell.limit is None
     half = is_half(weights.r.dtype)
@@ -103,9 +115,36 @@ def _run_fused_lstm(
     bias = parts[0] + parts[1] if len(parts) > 1 else parts[0] if parts else None
     if bias is None:
         bias = zeros((weights.r.shape[0],), weights.r.dtype)
+    turned = None
+    if inside is not None and reverse:  # each sequence from its own end
+        turned = _reversed_steps(inside)
+        x = _take_steps(x, turned)
     z = matmul(x, weights.w, transpose_b=True)
-    y, h, c, *_ = lstm_op(z, weights.r, bias, *state, gates=cell.gates, reverse=reverse)
-    return y, (h, c)
+    gates, backwards = cell.gates, reverse and inside is None
+    y, h, c, cs, _ = lstm_op(z, weights.r, bias, *state, gates=gates, reverse=backwards)
+    if inside is None:
+        return y, (h, c)
+    count = sum(inside.astype("int64"), 0, keepdims=True)
+    last = tuple(
+        squeeze(_take_steps(concat([expand_dims(first, 0), each], 0), squeeze(count, 2)), 0)
+        for first, each in zip(state, (y, cs), strict=True)
+    )
+    return where(inside, y if turned is None else _take_steps(y, turned), 0), last
+
+
+def _reversed_steps(inside: Tensor) -> Tensor:
+    """Return (T, B) the steps of each sequence from its last to its first; padding stays."""
+    mask = squeeze(inside, 2)
+    steps = expand_dims(arange(mask.shape[0]), 1)
+    count = sum(mask.astype("int64"), 0, keepdims=True)
+    return where(mask, count - 1 - steps, steps)
+
+
+def _take_steps(x: Tensor, steps: Tensor) -> Tensor:
+    """Return y[i, b] = x[steps[i, b], b] for x (T, B, n) and steps (S, B), as whole rows."""
+    time, batch, size = x.shape
+    rows = reshape(arange(time * batch), (time, batch))
+    return take(reshape(x, (time * batch, size)), take_along_axis(rows, steps, 0), 0)
 
 
 def initial_state(cell: Cell, batch: Size, weights: RecurrentWeights) -> State:

@@ -46,6 +46,7 @@ static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf
 static inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 static inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 static inline double __dsqrt_rn(double a) { return __builtin_sqrt(a); }
+static inline double atomicAdd(double* a, double b) { double o = *a; *a += b; return o; }
 static inline float __double2float_rn(double a) { return (float)a; }
 template <typename To, typename From> static inline To cast(From x) {
   To y; memcpy(&y, &x, sizeof y); return y;

@@ -263,6 +263,20 @@ def test_an_lstm_of_the_usual_activations_is_one_op_for_each_direction(direction
         np.testing.assert_allclose(m.run([x])["y"], expected, 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_an_lstm_with_lengths_is_one_op_for_each_direction(direction: str) -> None:
+    m = gf.onnx.load(layer("LSTM", 4, direction=direction))
+    names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
+    assert names.count("lstm") == 1 + (direction == "bidirectional") and "scan" not in names
+    x, lengths = normal(5, 2, 2), np.array([5, 3], "int32")
+    padded = m.run({"x": x, "lengths": lengths})
+    for b, length in enumerate(lengths):  # a sequence alone, without padding
+        alone = m.run({"x": x[:length, [b]], "lengths": lengths[[b]]})
+        np.testing.assert_allclose(padded["y"][:length, :, [b]], alone["y"], 1e-5, 1e-6)
+        np.testing.assert_allclose(padded["h"][:, [b]], alone["h"], 1e-5, 1e-6)
+    assert not padded["y"][3:, :, 1].any()
+
+
 def test_linear_attention_takes_any_batch_and_time() -> None:
     names = ["q", "k", "v", "", "decay", "beta"]
     node = helper.make_node("LinearAttention", names, ["y", "state"], q_num_heads=4, kv_num_heads=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ from typing import Any, Self
 import numpy as np
 
 from graphflow.base.progress import show_progress
+from graphflow.errors import LinearModelError
 from graphflow.linear.cocoa.local_steps import LocalSteps
 from graphflow.linear.cocoa.rounds import Rounds, choose_axis
-from graphflow.linear.cocoa.table_parts import TablePart, cut_table
+from graphflow.linear.cocoa.table_parts import FileTable, TablePart, cut_table, read_parts
 from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_fetches import plan
 from graphflow.sessions.session import Session
@@ -51,6 +54,10 @@ class ClusterFit:
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, unless the session is the user's."""
         if self._is_own:
             self.session.close()
 
@@ -86,23 +93,44 @@ class ClusterFit:
         where = f"{problem.rows:,} x {problem.columns:,} by {len(rounds.parts)} workers"
         with show_progress("fitting", where=where):
             try:
-                _RoundLoop(self.session, rounds, choice, monitor).run()
+                RoundLoop(self.session, rounds, choice, monitor).run()
             finally:
                 history.local_steps = choice.steps
         history.plan = plan(rounds.round, self.session.cluster, {rounds.steps: (choice.steps, 0)})
         assert monitor.best is not None
         return monitor.best
 
-    def _cut(self, x: Any, axis: str) -> list[TablePart]:
+    def read(self, table: SvmlightTable) -> FileTable:
+        """Let each worker read its part of a file."""
+        return read_parts(self.session, table, self.devices)
+
+    def _cut(self, x: Any, axis: str) -> Sequence[TablePart]:
         """Return the parts of a table, which are made once."""
+        if isinstance(x, FileTable):
+            if axis != "rows":
+                raise LinearModelError(
+                    "workers read rows of a file, and this problem is solved by columns; use "
+                    "fit_intercept=False and an l2 penalty, or give the table itself for X"
+                )
+            return x.parts
         known = self._parts.get(axis)
         if known is None or known[0] is not x:
             known = self._parts[axis] = x, cut_table(x, axis, self.devices)
         return known[1]
 
 
-class _RoundLoop:
-    """Runs rounds until the monitor has what it wants."""
+class RoundLoop:
+    """Runs rounds until the monitor has what it wants.
+
+    Args:
+        session: the session that has the parts.
+        rounds: the graphs.
+        choice: gives each round its number of steps.
+        monitor: is given certified models.
+
+    Attributes:
+        limit: seconds after which it ends in any case.
+    """
 
     def __init__(
         self, session: Session, rounds: Rounds, choice: LocalSteps, monitor: FitMonitor
@@ -111,10 +139,12 @@ class _RoundLoop:
         self._feeds: dict[int, dict[Any, Any]] = {}
         self._known_bytes: dict[int, int] = {}
         self._bytes = 0
+        self.limit = math.inf
 
     def run(self) -> None:
         """Run rounds, and certify models now and then."""
         monitor, choice = self._monitor, self._choice
+        self._session.run(self._rounds.start)
         self._warm_up(choice.first)
         if self._accept_model():
             return
@@ -125,9 +155,10 @@ class _RoundLoop:
                 since += self._run_round()
             seconds = time.perf_counter() - start
             monitor.passes += since
-            if self._accept_model() or monitor.is_exhausted:
+            is_late = monitor.seconds > self.limit
+            if self._accept_model() or monitor.is_exhausted or is_late:
                 return
-            choice.note_gap(before, monitor.history.gaps[-1], seconds)
+            choice.note_gap(before, monitor.history.gaps[-1], monitor.tol, seconds)
             wanted = monitor.passes_left(_MOST_PASSES)
 
     def _warm_up(self, sizes: Sequence[int]) -> None:
@@ -168,4 +199,4 @@ class _RoundLoop:
         return self._known_bytes[key]
 
 
-__all__ = ["ClusterFit"]
+__all__ = ["ClusterFit", "RoundLoop"]

@@ -1,7 +1,8 @@
 """The number of local steps between two exchanges: given, or chosen by measurement.
 
 A round takes `exchange + H · step` seconds. Few steps waste time on exchanges. With many steps,
-workers go on for long without what the others have found.
+workers go on for long without what the others have found: what a round gains grows about as
+h / (h + `HALF`), where h is H over the coordinates of a part.
 """
 
 from __future__ import annotations
@@ -13,20 +14,37 @@ import numpy as np
 from graphflow.base.formatting import show_seconds
 from graphflow.errors import LinearModelError
 
-RATIO = 4.0
-"""The steps of a round take so many times as long as its exchange."""
-_NEAR = 1.25
-"""A number of steps that differs by less than this factor is as good."""
-_BETTER = 1.1
+HALF = 0.25
+"""The share of a part at which a round gains half of what it can gain at most."""
+_SHARES = (0.25, 0.125, 0.5)
+"""Shares of a part that the first rounds visit; the first round, with all cold, is not measured."""
+_BETTER = 1.2
 """A number of steps has to shrink the gap by so much more in a second to be preferred."""
+_FAR = 8.0
+"""Another H is tried if the gap has to fall by so many times what it just did, as logarithms."""
+_CHANGES = 6
+"""The most changes before the seconds of a round count as known."""
+
+
+def best_share(exchange: float, whole: float) -> float:
+    """Return the share of a part that a round should visit: at most 1.
+
+    It maximises h / (h + `HALF`) / (exchange + h · whole).
+
+    Args:
+        exchange: seconds of an exchange.
+        whole: seconds of a pass over the part.
+    """
+    return min(1.0, math.sqrt(HALF * exchange / whole))
 
 
 class LocalSteps:
     """Chooses H, the steps of a round.
 
-    "auto" measures a short round and one that visits all coordinates of the smallest part. From
-    these it takes H = `RATIO` · exchange / step, at most one such pass. Then it tries twice and
-    half as many, and stays with what shrinks the gap most in a second.
+    "auto" measures a round that visits an eighth of the smallest part, and one that visits half.
+    From these it takes the best H, and learns from the rounds with it until H stays. Then it tries
+    twice and half as many, and keeps those that shrink the gap most in a second. All H are the part
+    divided by a power of two, because a new H has to be compiled.
 
     Args:
         given: H, or "auto".
@@ -40,56 +58,72 @@ class LocalSteps:
     def __init__(self, given: int | str, most: int) -> None:
         self._most = most
         self._is_free = isinstance(given, str)
-        self.steps = max(1, most // 8) if isinstance(given, str) else int(given)
+        self._probes = [self._on_grid(share) for share in _SHARES]
+        self.steps = self._probes.pop(0) if isinstance(given, str) else int(given)
         self.exchange: float | None = None
         self.step: float | None = None
         self._seconds: dict[int, float] = {}
+        self._changes = 0
         self._best, self._rate = self.steps, 0.0
         self._untried = [2.0, 0.5]
 
     @property
     def first(self) -> list[int]:
-        """The numbers of steps of the first rounds."""
-        return sorted({self.steps, self._most}) if self._is_free else [self.steps]
+        """The numbers of steps that are likely to come."""
+        if not self._is_free:
+            return [self.steps]
+        return sorted({self._on_grid(0.5**power) for power in range(5)})
 
     def note_round(self, steps: int, seconds: float) -> None:
         """Learn from the seconds of a round; this may change `steps`."""
-        self._seconds[steps] = min(seconds, self._seconds.get(steps, math.inf))
-        if not self._is_free or self.exchange is not None:
+        if self._is_free and len(self._probes) == len(_SHARES) - 1:
+            self.steps = self._probes.pop(0)
             return
-        if len(self._seconds) == 1 and steps != self._most:
-            self.steps = self._most
+        is_new = steps not in self._seconds
+        self._seconds[steps] = min(seconds, self._seconds.get(steps, math.inf))
+        if not self._is_free or not is_new or self._changes >= _CHANGES:
+            return
+        if self._probes:
+            self.steps = self._probes.pop(0)
             return
         few, many = min(self._seconds), max(self._seconds)
-        more = self._seconds[many] - self._seconds[few]
-        self.step = max(more, 1e-9) / max(many - few, 1)
+        if few == many:
+            return
+        slope = (self._seconds[many] - self._seconds[few]) / (many - few)
+        most = min(t / n for n, t in self._seconds.items())  # a step takes no longer than that
+        self.step = min(max(slope, 1e-3 * most), most)
         self.exchange = max(self._seconds[few] - few * self.step, 0.0)
-        self._best = self._limit(RATIO * self.exchange / self.step)
-        self.steps = self._best = self._nearest(self._best)
+        share = best_share(self.exchange, self.step * self._most)
+        self._changes += 1
+        self._best = self.steps = self._on_grid(max(share, 0.25 * few / self._most))
 
-    def note_gap(self, before: float | None, after: float | None, seconds: float) -> None:
-        """Learn how the gap fell in some seconds of rounds; this may change `steps`."""
-        if not self._is_free or self.exchange is None or not before or not after or seconds <= 0:
+    def note_gap(self, before: float, after: float, wanted: float, seconds: float) -> None:
+        """Learn how the gap fell in some seconds of rounds; this may change `steps`.
+
+        Args:
+            before, after: the relative gaps.
+            wanted: the gap at which the fit ends; another H is tried only if that is far off.
+            seconds: of the rounds between both.
+        """
+        is_known = self.exchange is not None and self.steps in self._seconds
+        if not self._is_free or not is_known or min(before, after, seconds) <= 0.0:
             return
         rate = math.log(before / after) / seconds
+        is_far = math.log(after / max(wanted, 1e-16)) > _FAR * rate * seconds
         if self.steps == self._best:
             self._rate = rate
         elif rate > _BETTER * self._rate:
             self._untried = [self.steps / self._best]
             self._best, self._rate = self.steps, rate
         self.steps = self._best
-        if self._untried and rate > 0.0:
-            tried = self._limit(self._best * self._untried.pop(0))
-            if max(tried, self._best) >= _NEAR * min(tried, self._best):
-                self.steps = tried
+        if self._untried and rate > 0.0 and is_far:
+            self._changes = _CHANGES
+            self.steps = self._on_grid(self._best * self._untried.pop(0) / self._most)
 
-    def _limit(self, steps: float) -> int:
-        return max(1, min(self._most, round(steps)))
-
-    def _nearest(self, steps: int) -> int:
-        """Return a number of steps that has run already, if it is about the same."""
-        near = [n for n in self._seconds if max(n, steps) < _NEAR * min(n, steps)]
-        return min(near, key=lambda n: abs(n - steps), default=steps)
+    def _on_grid(self, share: float) -> int:
+        """Return the number of steps of the grid that is the nearest to a share of the part."""
+        power = max(0, round(-math.log2(max(share, 1e-12))))
+        return max(1, self._most >> power)
 
     def __str__(self) -> str:
         text = f"{self.steps:,} local steps a round"
@@ -114,4 +148,4 @@ def check_local_steps(given: object) -> int | str:
     raise LinearModelError(f'local_steps must be "auto" or an int of at least 1, not {given!r}')
 
 
-__all__ = ["LocalSteps", "check_local_steps"]
+__all__ = ["LocalSteps", "best_share", "check_local_steps"]

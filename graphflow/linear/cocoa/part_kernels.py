@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError
+from graphflow.errors import ArgumentError, LinearModelError
 from graphflow.linear import losses
 from graphflow.linear.loops import column_passes, coordinate_orders, row_passes
 from graphflow.linear.losses import Floats, Loss
 from graphflow.linear.problem import multiply
+from graphflow.linear.tables.svmlight import byte_range, read_blocks
+from graphflow.linear.tables.svmlight_loops import MOST_COLUMNS
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 _LOSSES: tuple[Callable[[float], Loss], ...] = (
@@ -79,6 +81,15 @@ def multiply_part(own: Any, *matrix: Any, width: int, axis: str, bias: float) ->
     return np.append(found, bias * own.sum()) if axis == "rows" else found
 
 
+def square_part(*matrix: Any) -> Any:
+    """Compute `part_squares`."""
+    if len(matrix) == 1:
+        return np.einsum("ij,ij->i", *matrix, *matrix, dtype=np.float64)
+    values, _, offsets = matrix
+    rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    return np.bincount(rows, values[: len(rows)] ** 2.0, minlength=len(offsets) - 1)
+
+
 def add_certificate(
     own: Any, shared: Any, target: Any, weight: Any, *matrix: Any, axis: str, loss: int,
     parameter: float, l1: float, bias: float, is_positive: bool,
@@ -125,4 +136,44 @@ def _require_inside(order: Any, count: int, width: int, matrix: tuple[Any, ...])
         )
 
 
-__all__ = ["add_certificate", "multiply_part", "order_coordinates", "pass_coordinates"]
+def measure_file(path: str, part: int, parts: int) -> Any:
+    """Compute `svmlight_sizes`."""
+    rows, entries, lowest, highest = 0, 0, MOST_COLUMNS, -1
+    for block in read_blocks(path, *byte_range(path, part, parts)):
+        rows, entries = rows + len(block.targets), entries + len(block.values)
+        lowest, highest = min(lowest, block.lowest), max(highest, block.highest)
+    return np.array([rows, entries, lowest, highest])
+
+
+def read_file(
+    path: str, part: int, parts: int, rows: int, entries: int, first: int
+) -> tuple[Any, ...]:
+    """Compute `svmlight_rows`.
+
+    Raises:
+        LinearModelError: the file has other sizes now.
+    """
+    targets, values = np.empty(rows), np.empty(entries)
+    places, offsets = np.empty(entries, np.int32), np.zeros(rows + 1, np.int64)
+    row = entry = 0
+    for block in read_blocks(path, *byte_range(path, part, parts)):
+        after, end = row + len(block.targets), entry + len(block.values)
+        if after > rows or end > entries:
+            row = after
+            break
+        targets[row:after], values[entry:end] = block.targets, block.values
+        places[entry:end] = block.columns - np.int32(first)
+        offsets[row + 1 : after + 1] = block.offsets[1:] + entry
+        row, entry = after, end
+    if row != rows or entry != entries:
+        raise LinearModelError(
+            f"{path} has changed since it was opened: part {part} of {parts} had {rows:,} rows; "
+            "fit again"
+        )
+    return targets, values, places, offsets
+
+
+__all__ = [
+    "add_certificate", "measure_file", "multiply_part", "order_coordinates", "pass_coordinates",
+    "read_file", "square_part",
+]  # fmt: skip

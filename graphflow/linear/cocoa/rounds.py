@@ -23,7 +23,7 @@ from graphflow.errors import LinearModelError
 from graphflow.frontend.builders import assign, placeholder
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, device
 from graphflow.linear.cocoa.coordinate_ops import coordinate_order, coordinate_pass
-from graphflow.linear.cocoa.sum_ops import part_product, part_sums
+from graphflow.linear.cocoa.sum_ops import part_product, part_squares, part_sums
 from graphflow.linear.cocoa.table_parts import TablePart
 from graphflow.linear.losses import LOGISTIC, Floats
 from graphflow.linear.problem import Certificate, LinearProblem
@@ -62,6 +62,7 @@ class Rounds:
         w: coefficients to begin with, if coordinates are columns.
 
     Attributes:
+        start: the fetch to run first, which computes squared norms.
         round: the fetch of a round.
         steps: the placeholder (H, 0) that gives a round its number of steps.
         vectors: the variables of each part beside its matrix, by name.
@@ -79,6 +80,7 @@ class Rounds:
         self._is_rows = axis == "rows"
         self._width = problem.columns if self._is_rows else problem.rows
         self.vectors = [self._keep_vectors(part) for part in parts]
+        self.start = self._build_start()
         self.round = self._build_round()
         self.certificate = self._build_certificate()
 
@@ -96,7 +98,7 @@ class Rounds:
         targets, weights = problem.y, problem.c
         if self._is_rows:
             targets, weights = part.pick(targets), part.pick(weights)
-            squares = part.weighted_squares() + problem.bias**2
+            squares = np.zeros(part.count)  # `start` computes them
             if problem.loss.code == LOGISTIC:
                 own = targets * np.minimum(1e-3 * weights, 1e-8)
         else:
@@ -115,6 +117,18 @@ class Rounds:
         return list(all_reduce(values))
 
     # Graphs -----------------------------------------------------------------------------------
+
+    def _build_start(self) -> Tensor:
+        updates = []
+        for part, has in zip(self.parts, self.vectors, strict=True):
+            with device(part.device):
+                squares = has["square"]
+                if self._is_rows:
+                    squares = part_squares(*part.matrix) + self.problem.bias**2
+                updates.append(assign(has["square"], squares))
+        with device(self.parts[0].device):
+            made: Tensor = REGISTRY["group"](*updates, name="cocoa/start")
+        return made
 
     def _build_round(self) -> Tensor:
         problem = self.problem
@@ -199,7 +213,7 @@ class Rounds:
             return self._certify_rows(w, *sums.sum(axis=0)), w, 0.0
         w = np.empty(self.coordinates)
         for part, own in zip(self.parts, others[len(self.parts) :], strict=True):
-            w[part.number :: len(self.parts)] = own
+            w[part.chosen] = own
         return self._certify_columns(sums), w, float(model[0])
 
     def _certify_rows(self, w: Floats, losses: float, conjugates: float) -> Certificate:

@@ -59,6 +59,36 @@ part_product: Op = register(
     )
 )
 
+
+def _infer_squares(*matrix: TensorSpec) -> TensorSpec:
+    rows = matrix[0].shape[0] if len(matrix) == 1 else matrix[-1].shape[0] - 1
+    found = TensorSpec((rows,), F64)
+    check_part(found, matrix[0].shape[-1] if len(matrix) == 1 else None, matrix)
+    return found
+
+
+def _squares_kernel(xp: Any, *matrix: Any) -> Any:
+    from graphflow.linear.cocoa import part_kernels
+
+    return part_kernels.square_part(*matrix)
+
+
+# The squared norm of each row of a part.
+part_squares: Op = register(
+    Op(
+        "part_squares",
+        infer=_infer_squares,
+        kernel=_squares_kernel,
+        cost=lambda *matrix: Cost(flops=2 * matrix[0].size),
+        samples=(
+            sample(spec("float64", (3, 3))),
+            sample(spec("float32", (2, 3))),
+            sample(*_CSR, make=_make_offsets),
+        ),
+        device_kinds=("cpu",),
+    )
+)
+
 # Certificates -----------------------------------------------------------------------------------
 
 
@@ -108,4 +138,4 @@ part_sums: Op = register(
     )
 )
 
-__all__ = ["COLUMN_SUMS", "ROW_SUMS", "part_product", "part_sums"]
+__all__ = ["COLUMN_SUMS", "ROW_SUMS", "part_product", "part_squares", "part_sums"]

@@ -27,7 +27,9 @@ from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
+from graphflow.linear.solvers.duhl import Duhl
 from graphflow.linear.tables.disk_table import DiskTable
+from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.linear.tables.table_input import (
     as_disk_table,
     fits_memory,
@@ -55,7 +57,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     max_iter: int
     tol: float
-    solver: str
+    solver: str | Duhl
     threads: int | None = None
     cluster: Any = None
     local_steps: int | str = "auto"
@@ -63,6 +65,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.non_deterministic = getattr(self, "solver", "") in ("wild", "tpa")
         return tags
 
     def _check_parameters(self, **least: tuple[Any, float]) -> None:
@@ -76,9 +79,10 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             if not is_number or not value >= low:
                 raise LinearModelError(f"{name} must be a number of at least {low}, not {value!r}")
-        if self.solver not in SOLVERS:
+        if not isinstance(self.solver, Duhl) and self.solver not in SOLVERS:
             raise LinearModelError(
-                f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
+                f"solver must be one of {', '.join(SOLVERS)}, or a gf.linear.Duhl, not "
+                f"{self.solver!r}"
             )
         if self.cluster is not None and self.solver not in ("auto", "sdca", "cd"):
             raise LinearModelError(
@@ -93,6 +97,8 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         A table on disk that does not fit into memory becomes a `TableStream`.
         """
         table = as_disk_table(x)
+        if table is not None and self.cluster is not None and isinstance(table, SvmlightTable):
+            return self._check_parts(table, y, sample_weight, **more)
         if table is not None:
             y = table_targets(table, y)
             if not fits_memory(table):
@@ -130,6 +136,32 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             weights[used],
         )
 
+    def _check_parts(self, table: SvmlightTable, y: Any, sample_weight: Any, **more: Any) -> Any:
+        """Let workers read a file, each its part; return the table there, targets and weights."""
+        from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
+
+        workers = ClusterFit(self.cluster)
+        try:
+            x = workers.read(table)
+        except BaseException:
+            workers.close()
+            raise
+        self._workers = workers
+        y = _check_y(x.targets if y is None else y, estimator=self, **more)
+        if len(y) != x.shape[0]:
+            raise LinearModelError(f"{table.path} has {x.shape[0]:,} rows, and y has {len(y):,}")
+        weights = _check_sample_weight(
+            sample_weight, y.reshape(len(y), -1), dtype=np.float64, ensure_non_negative=True
+        )
+        if not (weights > 0).all():
+            raise LinearModelError(
+                f"sample_weight is 0 for {np.count_nonzero(weights == 0):,} rows of {table.path}, "
+                "which workers read; leave these rows out of the file"
+            )
+        self.n_features_in_ = x.shape[1]
+        self.__dict__.pop("feature_names_in_", None)
+        return x, y, weights
+
     def _solve(
         self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
     ) -> CertifiedModel:
@@ -148,6 +180,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             w, b: the model to begin with, for solvers that do not work on the dual.
         """
         most = self.max_iter
+        if self.cluster is not None and isinstance(problems[0].x, TableStream):
+            table = problems[0].x.table
+            raise LinearModelError(
+                f"cluster= takes tables that fit into memory, and {table.path} is larger than "
+                f"memory={table.memory:,} bytes; raise memory=, or leave out cluster="
+            )
         if self.cluster is None:
             return [
                 self._run_solver(partial(
@@ -158,7 +196,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             ]  # fmt: skip
         from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
 
-        with ClusterFit(self.cluster) as fit:
+        with self.__dict__.pop("_workers", None) or ClusterFit(self.cluster) as fit:
             return [
                 self._run_solver(partial(
                     fit.solve, problem, self.tol, most, local_steps=self.local_steps, seed=seed,
@@ -193,6 +231,9 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Drop what an earlier fit left."""
+        workers = self.__dict__.pop("_workers", None)
+        if workers is not None:  # of a fit that failed
+            workers.close()
         for name in ("certificate_", "history_", "dual_gap_", "solver_", "n_iter_"):
             self.__dict__.pop(name, None)
 

@@ -12,6 +12,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 
 
 class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
@@ -23,14 +24,15 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         fit_intercept: True for an intercept, on which no penalty acts.
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
-        solver: "auto", "cholesky", "cg", or "sdca" without an intercept.
+        solver: "auto", "cholesky", "cg", or without an intercept "sdca", "wild" or "tpa" as of
+            `LinearSVC`.
         threads: that the fit may use; None: as many as this process has cores.
         cluster, local_steps: as of `LinearSVC`.
     """
 
     def __init__(
         self, alpha: Any = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8,
-        max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        max_iter: int = 10_000, solver: str | Duhl = "auto", threads: int | None = None,
         cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
@@ -90,7 +92,7 @@ class ElasticNet(LinearRegressor):
     def __init__(
         self, alpha: float = 1.0, *, l1_ratio: float = 0.5, fit_intercept: bool = True,
         tol: float = 1e-6, max_iter: int = 10_000, positive: bool = False,
-        warm_start: bool = False, solver: str = "auto", threads: int | None = None,
+        warm_start: bool = False, solver: str | Duhl = "auto", threads: int | None = None,
         cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
@@ -155,7 +157,7 @@ class Lasso(ElasticNet):
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,
         max_iter: int = 10_000, positive: bool = False, warm_start: bool = False,
-        solver: str = "auto", threads: int | None = None, cluster: Any = None,
+        solver: str | Duhl = "auto", threads: int | None = None, cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha

@@ -11,6 +11,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier, LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 
 
 def _bias_of(estimator: Any) -> float:
@@ -44,7 +45,8 @@ class LinearSVC(LinearClassifier):
         class_weight: factors of classes by label, "balanced", or None.
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
-        solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty.
+        solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty. "wild" and
+            "tpa" are "sdca" with threads that race, and on a GPU; neither repeats bit for bit.
         threads: that the fit may use; None: as many as this process has cores. The same bits come
             of the same number of threads.
         random_state: seed of the order of rows; None is 0.
@@ -57,7 +59,7 @@ class LinearSVC(LinearClassifier):
     def __init__(
         self, penalty: str = "l2", loss: str = "squared_hinge", *, C: float = 1.0,
         fit_intercept: bool = True, intercept_scaling: float = 1.0, class_weight: Any = None,
-        tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
+        tol: float = 1e-6, max_iter: int = 10_000, solver: str | Duhl = "auto",
         threads: int | None = None, random_state: int | None = None, cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
@@ -121,13 +123,14 @@ class LinearSVR(LinearRegressor):
         loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
         fit_intercept, intercept_scaling, tol, max_iter, threads, random_state, cluster,
             local_steps: as of `LinearSVC`.
-        solver: "auto" or "sdca"; with the squared loss, "newton", "cholesky" or "cg", too.
+        solver: "auto", "sdca", "wild" or "tpa" as of `LinearSVC`; with the squared loss, "newton",
+            "cholesky" or "cg", too.
     """
 
     def __init__(
         self, *, epsilon: float = 0.0, C: float = 1.0, loss: str = "epsilon_insensitive",
         fit_intercept: bool = True, intercept_scaling: float = 1.0, tol: float = 1e-6,
-        max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        max_iter: int = 10_000, solver: str | Duhl = "auto", threads: int | None = None,
         random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.epsilon = epsilon

@@ -63,6 +63,19 @@ def write_order(order: Any, position: int, count: int, seed: int) -> None:
             key = mix(mix(seed & MASK) + turn)
 
 
+def shuffle(order: Any, count: int, seed: int) -> int:
+    """Shuffle the first `count` numbers of an order, at most 2**31; return the next seed.
+
+    Args:
+        seed: a number of 31 bits.
+    """
+    for k in range(count - 1):
+        seed = (seed + 0x9E3779B) & MASK
+        other = k + ((mix(seed) * (count - k)) >> 31)
+        order[k], order[other] = order[other], order[k]
+    return seed
+
+
 def find_wrong_row(order: Any, count: int, places: Any, offsets: Any, size: int) -> int:
     """Return the first step that visits no row, or a row with an entry outside the matrix; else -1.
 

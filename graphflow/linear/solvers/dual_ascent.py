@@ -27,6 +27,11 @@ _FIRST = 3
 """Passes before the first certificate."""
 _MOST = 8
 """Passes between two certificates, at most."""
+_SELDOM = 8
+"""The same for losses whose passes know about the gap."""
+_TRUST = 1.5
+"""How much larger than the gap of the rows that are left one of all rows may be, until rows return.
+"""
 _TINY, _TINY_PASSES = 1000, 1000
 """Numbers of a table that is solved as far as rounding errors allow, and the passes for that."""
 
@@ -46,7 +51,7 @@ def ascend_dual(
         the dual variables.
     """
     beta = first_dual(problem) if start is None else start
-    kind = _ShrinkingAscent if problem.loss.code in SHRINKS else DualAscent
+    kind = ShrinkingAscent if problem.loss.code in SHRINKS else DualAscent
     kind(problem, beta, np.random.default_rng(seed)).run(monitor)
     return beta
 
@@ -65,13 +70,17 @@ class DualAscent:
         w: the coefficients; always with one for a bias at the end.
     """
 
+    _rounding = 0.0
+    """The relative gap from which one that does not fall is due to rounding errors."""
+
     def __init__(self, problem: LinearProblem, beta: Floats, random: np.random.Generator) -> None:
         self.problem, self.beta, self.random = problem, beta, random
         x = problem.x
         if problem.is_sparse:
             self._kind = "sparse"
             self._arrays: tuple[Any, ...] = (x.data, x.indices, x.indptr)
-            squares = np.asarray(x.multiply(x).sum(axis=1), np.float64).ravel()
+            squares = np.empty(problem.rows)
+            native(row_passes, "sparse_squares")(x.data, x.indptr, squares)
         else:
             self._kind = "dense"
             self._arrays = (x.reshape(-1),)
@@ -84,18 +93,22 @@ class DualAscent:
         wanted = float(_FIRST)
         while True:
             monitor.passes += self._go(wanted)
-            self._compute_weights()
-            w = self.w if self.problem.bias else self.w[:-1]
-            is_enough = monitor.accept(w, 0.0, self.beta, v=w * self.problem.l2)
-            if (is_enough and not self._goes_further(monitor)) or monitor.is_exhausted:
+            if self._finish_passes(monitor):
                 return
             wanted = monitor.passes_left(_MOST)
             self._go_on()
 
+    def _finish_passes(self, monitor: FitMonitor) -> bool:
+        """Certify the model; return True if the work ends with it."""
+        self._compute_weights()
+        w = self.w if self.problem.bias else self.w[:-1]
+        is_enough = monitor.accept(w, 0.0, self.beta, v=w * self.problem.l2)
+        return (is_enough and not self._goes_further(monitor)) or monitor.is_exhausted
+
     def _go(self, wanted: float) -> float:
-        """Make so many passes, or fewer if a certificate is worth its time; return how many."""
+        """Make so many passes; return how many."""
         passes = 0.0
-        while passes < wanted and not self._is_ready():
+        while passes < wanted:
             passes += self._pass() / self.problem.rows
         return passes
 
@@ -106,7 +119,8 @@ class DualAscent:
         """
         gap = monitor.history.certificates[-1].relative_gap or 0.0
         is_tiny = self.problem.rows * self.problem.columns <= _TINY
-        return is_tiny and gap > 1e-15 and monitor.passes < _TINY_PASSES
+        is_rounding = gap <= self._rounding and monitor.is_stalled
+        return is_tiny and gap > 1e-15 and not is_rounding and monitor.passes < _TINY_PASSES
 
     def _compute_weights(self) -> None:
         """Compute the coefficients again from the dual variables."""
@@ -129,47 +143,57 @@ class DualAscent:
         self._visit("rows", (order,), (loss.code, loss.parameter))
         return self.problem.rows
 
-    def _is_ready(self) -> bool:
-        """Return True if a certificate is worth its time already."""
-        return False
-
     def _go_on(self) -> None:
         """Prepare for further passes after a certificate."""
 
 
-class _ShrinkingAscent(DualAscent):
-    """Leaves out rows at a bound.
+class ShrinkingAscent(DualAscent):
+    """Leaves out rows at a bound, until the gap of the other ones is small enough.
 
-    When the slopes of the rows that are left lie within a width, all rows come back.
+    Each visit knows the gap of its row, so passes know about when a certificate is worth its time.
     """
+
+    _rounding = 1e-11
 
     def __init__(self, problem: LinearProblem, beta: Floats, random: np.random.Generator) -> None:
         super().__init__(problem, beta, random)
         self._order = np.arange(problem.rows)
-        self._bounds = np.array([-np.inf, np.inf, -np.inf, np.inf])
-        self._active = problem.rows
-        self._width = 1.0
+        self._state = np.array([problem.rows, random.integers(1 << 31)])
+        self._bounds = np.array([-np.inf, np.inf, 0.0, 0.0, np.inf])
 
-    def _pass(self) -> int:
-        visited = self._active
-        self.random.shuffle(self._order[:visited])
-        is_squared = self.problem.loss.code == SQUARED_HINGE
-        before = (self._order, visited, self._bounds)
-        self._active = self._visit("svm_rows", before, (is_squared,))
-        least, most = self._bounds[2:]
-        self._bounds[0] = least if least < 0.0 else -np.inf
-        self._bounds[1] = most if most > 0.0 else np.inf
-        return visited
+    def run(self, monitor: FitMonitor) -> None:
+        """Pass over the rows until the monitor has what it wants."""
+        is_tiny = self.problem.rows * self.problem.columns <= _TINY
+        goal = 1e-15 if is_tiny else monitor.tol
+        dual, care = 0.0, 1.0
+        while True:
+            left, is_ready = min(_SELDOM, monitor.most_passes - monitor.passes), False
+            while left > 0.0 and not is_ready:
+                # The dual grows: where its last value lets passes go on, the newest one does.
+                passes = self._pass_until(3.0 * care * goal * dual, left if dual else _FIRST)
+                left -= passes
+                monitor.passes += passes
+                dual = self._dual()
+                is_ready = bool(self._bounds[4] <= care * goal * dual)
+            if self._finish_passes(monitor):
+                return
+            if (monitor.history.certificates[-1].gap or 0.0) > _TRUST * self._bounds[4]:
+                self._state[0] = self.problem.rows
+                self._bounds[:2] = -np.inf, np.inf
+            elif is_ready:
+                care *= 0.7
 
-    def _is_ready(self) -> bool:
-        least, most = self._bounds[2:]
-        return bool(most - least <= self._width)
+    def _pass_until(self, gap: float, passes: float) -> float:
+        """Pass over the active rows until their gap is that small; return the passes over all."""
+        problem = self.problem
+        is_squared = problem.loss.code == SQUARED_HINGE
+        visits = max(1, round(passes * problem.rows))
+        before = (visits, max(gap, 0.0), self._state, self._order, self._bounds)
+        return float(self._visit("svm_passes", before, (is_squared,))) / problem.rows
 
-    def _go_on(self) -> None:
-        if self._is_ready():
-            self._width *= 0.3
-            self._active = self.problem.rows
-            self._bounds[:] = [-np.inf, np.inf, -np.inf, np.inf]
+    def _dual(self) -> float:
+        w = self.w if self.problem.bias else self.w[:-1]
+        return max(self.problem.dual(self.beta, w * self.problem.l2), 0.0)
 
 
-__all__ = ["SHRINKS", "DualAscent", "ascend_dual", "first_dual"]
+__all__ = ["SHRINKS", "DualAscent", "ShrinkingAscent", "ascend_dual", "first_dual"]

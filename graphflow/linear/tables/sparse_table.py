@@ -146,6 +146,18 @@ class SvmlightTable(SparseTable):
         found._part, found._identity = (k, parts), self._identity
         return found
 
+    def place_columns(self, lowest: int, highest: int) -> tuple[int, int]:
+        """Return the number of the first column in the text, and the number of columns.
+
+        Args:
+            lowest, highest: the extreme columns in the text, as workers found them.
+
+        Raises:
+            LinearModelError: one is not within what the user gave.
+        """
+        self._note_columns(lowest, highest)
+        return self._base, self._columns
+
     def _fill(self, store: RowArrays) -> None:
         ends, at = [np.zeros(1, np.int64)], 0
         lowest, highest = MOST_COLUMNS, -1

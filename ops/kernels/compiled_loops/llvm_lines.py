@@ -140,6 +140,12 @@ class Lines:
         add = "fadd" if kind == "f" else "add"
         return self.emit(f"atomicrmw {add} ptr {place}, {item} {amount} seq_cst", kind)
 
+    def prefetch(self, array: LlvmValue, index: LlvmValue) -> LlvmValue:
+        """A hint to load an item of an array into all caches."""
+        item = STORED[array.kind]
+        place = self.emit(f"getelementptr {item}, ptr {array.text}, i64 {index.text}", array.kind)
+        return self.emit(f"call void @llvm.prefetch.p0(ptr {place.text}, i32 0, i32 3, i32 1)")
+
     def whole(self, rest: bool, left: str, right: str) -> LlvmValue:
         """Division that rounds down, as Python's does."""
         remainder = self.emit(f"srem i64 {left}, {right}", "i").text

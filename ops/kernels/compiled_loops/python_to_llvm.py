@@ -29,6 +29,7 @@ from graphflow.ops.kernels.compiled_loops.llvm_lines import (
     join_kinds,
     zero,
 )
+from graphflow.ops.kernels.compiled_loops.memory_hints import prefetch
 
 MATH = ("exp", "log", "sqrt")
 ATOMIC = ("atomic_add", "atomic_load", "yield_thread")
@@ -362,6 +363,10 @@ class _Body:
             if found is None:
                 raise self._error(node)
             return found
+        if name == "prefetch" and getattr(self.module, name, None) is prefetch:
+            if [v.kind in ITEM for v in values] != [True, False] or values[1].kind != "i":
+                raise self._error(node)
+            return self.out.prefetch(values[0], values[1])
         if name in self.unit.trees:
             return self._compile_call(name, values)
         if name in ("min", "max") and len(values) > 1:
@@ -435,6 +440,7 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
         lines.append(f"  ret {back} {'%wide' if result == 'b' else '%r'}")
     declared = "\n".join(f"declare double @{f}(double)" for f in MATH)
     declared += "\ndeclare i32 @sched_yield()"
+    declared += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
     entry = "\n".join([f"define {back} @{symbol}({', '.join(outside)}) {{", *lines, "}"])
     return f"{declared}\n{functions}\n{entry}\n", symbol, result
 

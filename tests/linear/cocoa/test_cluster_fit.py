@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,53 @@ def test_a_session_stays_open_and_traces_the_bytes_of_the_certificate() -> None:
     assert model.certificate_.bytes * 3 == given * 4  # a ring of three sends each sum 4/3 times
     assert again.coef_.tobytes() == model.coef_.tobytes()
     assert model.history_.local_steps == 4
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A svmlight file of 150 rows, whose columns are numbered from 1."""
+    x, y = table(True)
+    with (tmp_path / "rows.svm").open("w") as out:
+        for row, label in zip(x, np.where(y > 0, 1, -1), strict=True):
+            pairs = zip(row.indices, row.data, strict=True)
+            out.write(f"{label} " + " ".join(f"{j + 1}:{v:.17g}" for j, v in pairs) + "\n")
+    return tmp_path / "rows.svm"
+
+
+def test_workers_read_their_own_rows_of_a_file(file: Path) -> None:
+    handle = gf.linear.open(file)
+    model = gf.linear.LinearSVC(C=0.1, tol=1e-7, cluster=HERE).fit(handle)
+    alone = gf.linear.LinearSVC(C=0.1, tol=1e-7).fit(gf.linear.open(file))
+    assert handle._store is None  # this process has read no row
+    assert np.allclose(model.coef_, alone.coef_, atol=2e-3 * abs(alone.coef_).max())
+    assert list(model.classes_) == [-1, 1]
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, size=150)
+    ours, theirs = (
+        gf.linear.LinearSVC(C=0.1, tol=1e-7, cluster=c).fit(handle, None, weights).coef_
+        for c in (HERE, None)
+    )
+    assert np.allclose(ours, theirs, atol=2e-3 * abs(theirs).max())
+
+
+def test_a_broken_line_of_a_workers_part_is_named(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    lines[120] = "1 3:four"
+    file.write_text("\n".join(lines))
+    with pytest.raises(gf.errors.GraphflowError, match=r"line 121: '1 3:four'"):
+        gf.linear.LinearSVC(cluster=HERE).fit(gf.linear.open(file))
+
+
+def test_files_that_workers_cannot_use_are_refused(file: Path) -> None:
+    handle = gf.linear.open(file)
+    with pytest.raises(LinearModelError, match="solved by columns"):
+        gf.linear.Lasso(cluster=HERE).fit(handle)
+    with pytest.raises(LinearModelError, match="150 rows, and y has 3"):
+        gf.linear.LinearSVC(cluster=HERE).fit(handle, [0, 1, 0])
+    with pytest.raises(LinearModelError, match="12 columns, and n_features=5"):
+        gf.linear.LinearSVC(cluster=HERE).fit(gf.linear.open(file, n_features=5))
+    file.write_text("1 1:1\n-1 1:2\n")
+    with pytest.raises(LinearModelError, match="2 rows for 3 workers"):
+        gf.linear.LinearSVC(cluster=HERE).fit(gf.linear.open(file))
 
 
 @pytest.mark.slow

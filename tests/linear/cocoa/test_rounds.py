@@ -53,7 +53,7 @@ def count_rounds(problem: LinearProblem, steps: int, most: int = 150, **options:
     """Return the rounds until the relative gap is 1e-6; `most` if it is not by then."""
     rounds = make_rounds(problem, **options)
     with session() as s:
-        s.run(rounds.certificate)
+        s.run([rounds.start, rounds.certificate])
         for count in range(1, most):
             run_rounds(s, rounds, steps)
             gap = rounds.read(s.run(rounds.certificate))[0].relative_gap
@@ -73,7 +73,7 @@ def test_rounds_until_a_gap_of_a_millionth(ridge: LinearProblem, steps: int, mos
 def test_adding_diverges_if_workers_do_not_overrate_their_changes(ridge: LinearProblem) -> None:
     rounds = make_rounds(ridge, sigma=1.0)
     with session() as s:
-        s.run(rounds.certificate)
+        s.run([rounds.start, rounds.certificate])
         run_rounds(s, rounds, 1000, 20)
         assert rounds.read(s.run(rounds.certificate))[0].gap > 1.0
 
@@ -90,7 +90,7 @@ def test_the_certificate_of_rows_is_that_of_the_whole_problem(loss: Any, is_spar
     problem = random_problem(5, loss, l2=1.5, bias=0.7, is_sparse=is_sparse, rows=31)
     rounds = make_rounds(problem)
     with session() as s:
-        s.run(rounds.certificate)
+        s.run([rounds.start, rounds.certificate])
         run_rounds(s, rounds, 5, 3)
         owns = s.run([has["own"] for has in rounds.vectors])
         found, w, b = rounds.read(s.run(rounds.certificate))
@@ -115,7 +115,7 @@ def test_the_certificate_of_columns_is_that_of_the_whole_problem(
     )
     rounds = make_rounds(problem)
     with session() as s:
-        s.run(rounds.certificate)
+        s.run([rounds.start, rounds.certificate])
         run_rounds(s, rounds, 2, 4)
         found, w, b = rounds.read(s.run(rounds.certificate))
     whole = certify(problem, w, b)

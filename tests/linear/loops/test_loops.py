@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from graphflow.linear.loops import column_cycles, column_passes, pair_steps, row_passes
+from graphflow.linear.loops import (
+    column_cycles,
+    column_passes,
+    coordinate_orders,
+    pair_steps,
+    row_passes,
+)
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 
@@ -46,10 +52,29 @@ def test_passes_over_rows(dtype: Any, index: Any) -> None:
         both(row_passes, "dense_rows", order, dense.reshape(-1), *rest)
         both(row_passes, "sparse_rows", order, *parts, *rest)
     for is_squared in (False, True):
-        bounds = np.array([-0.5, 0.5, 0.0, 0.0])
+        bounds = np.array([-0.5, 0.5, 0.0, 0.0, 0.0])
         ends = (d, squares, y, c, is_squared, 0.7, 0.5, beta, w)
         both(row_passes, "dense_svm_rows", order, n, bounds, dense.reshape(-1), *ends)
         both(row_passes, "sparse_svm_rows", order, n, bounds, *parts, *ends)
+        start = (3 * n, 1e-3, np.array([n, 5]), order, bounds)
+        both(row_passes, "dense_svm_passes", *start, dense.reshape(-1), *ends)
+        both(row_passes, "sparse_svm_passes", *start, *parts, *ends)
+    both(row_passes, "sparse_squares", sparse.data, sparse.indptr, np.zeros(n))
+
+
+def test_a_shuffled_order_has_the_same_numbers_in_all_orders() -> None:
+    order, seed, seen = np.arange(40), 7, set()
+    for _ in range(20):
+        both(coordinate_orders, "shuffle", order, 30, seed)
+        seed = native(coordinate_orders, "shuffle")(order, 30, seed)
+        assert sorted(order[:30]) == list(range(30)) and list(order[30:]) == list(range(30, 40))
+        seen.add(tuple(order))
+    assert len(seen) == 20
+    firsts = set()
+    for _ in range(500):
+        seed = native(coordinate_orders, "shuffle")(order, 30, seed)
+        firsts.add(int(order[0]))
+    assert firsts == set(range(30))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -85,7 +110,11 @@ def test_cycles_over_columns(dtype: Any, limit: float, is_positive: bool) -> Non
     w[::3] = 0.0
     kept, ends = np.zeros(3 * d), (0.2, 0.1, is_positive, limit)
     flat = dense.reshape(-1, order="F")
-    both(column_cycles, "cycle_dense", 3, flat, n, squares, residual, w, kept, *ends)
+    places = random.permutation(d)
+    both(column_cycles, "cycle_dense", 3, places, flat, n, squares, residual, w, kept, *ends)
+    both(column_cycles, "add_columns", places, flat, n, w, residual)
+    both(column_cycles, "multiply_columns", places, flat, n, residual, np.zeros(d))
+    both(column_cycles, "square_columns", places, flat, n, np.zeros(d))
     csc = sp.csc_matrix(dense)
     sums, shift = random.normal(size=d), np.array([0.3])
     both(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from sklearn.utils import get_tags
 
 import graphflow as gf
 from graphflow.errors import LinearModelError
@@ -16,7 +17,7 @@ from graphflow.linear.fit_history import FitHistory, FitMonitor
 from graphflow.linear.losses import Floats, Loss
 from graphflow.linear.problem import LinearProblem, multiply
 from graphflow.linear.solve import solve
-from graphflow.linear.solvers import threaded_ascent
+from graphflow.linear.solvers import threaded_ascent, wild_ascent
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from tests.linear.problems import LOSSES, random_problem
 
@@ -30,15 +31,18 @@ def threads_work_on_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Monitor(FitMonitor):
-    """Notes the dual of each certificate's own variables."""
+    """Notes the dual of each certificate's own variables, and how far its weights are from them."""
 
     def __init__(self, problem: LinearProblem, tol: float, max_passes: float) -> None:
         super().__init__(problem, tol, max_passes, FitHistory())
         self.duals: list[float] = []
+        self.drifts: list[float] = []
 
     def accept(self, w: Floats, b: float, beta: Floats | None = None, **known: Any) -> bool:
         assert beta is not None
-        self.duals.append(self.problem.dual(beta, self.problem.correlate(beta)))
+        v = self.problem.correlate(beta)
+        self.duals.append(self.problem.dual(beta, v))
+        self.drifts.append(float(np.abs(w - v / self.problem.l2).max()))
         return super().accept(w, b, beta, **known)
 
 
@@ -99,3 +103,37 @@ def test_estimators_take_threads_and_say_what_they_cannot_be() -> None:
     for wrong in (0, 1.5, True, "2"):
         with pytest.raises(LinearModelError, match="threads must be a whole number"):
             gf.linear.Ridge(threads=wrong).fit(x, y)
+
+
+@pytest.mark.parametrize(
+    "loss", [losses.hinge, losses.logistic, losses.huber(0.7)], ids=lambda loss: loss.name
+)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_racing_threads_are_certified_from_weights_computed_again(
+    loss: Loss, is_sparse: bool
+) -> None:
+    problem = random_problem(2, loss, l2=10.0, rows=200, columns=8, bias=0.5, is_sparse=is_sparse)
+    monitor = _Monitor(problem, 1e-5, 5000.0)
+    with closing(Pool(3)) as pool:
+        wild_ascent.ascend_wildly(problem, monitor, pool)
+    assert monitor.best is not None
+    gap = monitor.best.certificate.relative_gap
+    assert gap is not None and gap <= 1e-5
+    assert max(monitor.drifts) < 1e-12
+    # The certificate holds against a model of one thread, too.
+    best = solve(problem, "sdca", 1e-7, 5000, FitHistory()).certificate.primal
+    assert monitor.best.certificate.dual is not None and monitor.best.certificate.dual <= best
+
+
+def test_estimators_say_which_solvers_do_not_repeat() -> None:
+    assert get_tags(gf.linear.LinearSVC(solver="wild")).non_deterministic
+    assert not get_tags(gf.linear.LinearSVC()).non_deterministic
+    x, y = random_table(3)
+    model = gf.linear.LinearSVC(solver="wild", threads=2, tol=1e-4).fit(x, y)
+    assert model.solver_ == "wild" and model.certificate_.relative_gap <= 1e-4
+
+
+def random_table(seed: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(300, 6))
+    return x, x @ random.normal(size=6) + random.normal(size=300) > 0

@@ -17,6 +17,8 @@ from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 SOURCE = """
 from math import exp, log, sqrt
 
+from graphflow.ops.kernels.compiled_loops.memory_hints import prefetch
+
 INF = float("inf")
 LIMIT = 7
 
@@ -105,6 +107,19 @@ def flagged(x, wanted: bool):
     for i in range(len(x)):
         n += wanted == (x[i] > 0.0)
     return n
+
+
+def fetched(x, index):
+    total = 0.0
+    for i in range(len(x)):
+        prefetch(x, i + 1000000)
+        prefetch(index, i + 2)
+        total += float(x[i]) * int(index[i])
+    return total
+
+
+def fetches_a_number(a):
+    prefetch(a, 1)
 """
 
 
@@ -165,6 +180,16 @@ def test_arrays_of_32_bits_give_the_same_bits(
         x, index = np.array(values, np.float32), np.array(places, np.int32)
         found.append((function(x, index, factor), x.tobytes(), index.tobytes()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("item", [np.float32, np.float64])
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+def test_hints_to_fetch_change_nothing_even_outside_arrays(
+    source: ModuleType, item: type, index: type
+) -> None:
+    assert same(source, "fetched", np.linspace(-1, 2, 9, dtype=item), np.arange(9, dtype=index))
+    with pytest.raises(CompileError, match=r"fetches_a_number.*prefetch\(a, 1\)"):
+        native(source, "fetches_a_number")(3.0)
 
 
 def test_what_a_condition_need_not_look_at_is_not_read(source: ModuleType) -> None:
