@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from command_line import positive_int, run_program
 
 import graphflow as gf
 
@@ -44,9 +45,9 @@ def write_rows(path: Path, rows: int, columns: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--columns", type=int, default=20_000)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=positive_int, default=100_000)
+    parser.add_argument("--columns", type=positive_int, default=20_000)
+    parser.add_argument("--workers", type=positive_int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "webspam.svm"
@@ -69,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)
