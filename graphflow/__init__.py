@@ -157,11 +157,14 @@ if TYPE_CHECKING:
     from graphflow import onnx as onnx
     from graphflow import parallel as parallel
     from graphflow import placement as placement
+    from graphflow import training as training
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.placement.clusters.devices import Device, Link, Worker
     from graphflow.placement.plans.plan import Plan
     from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
+    from graphflow.training.fit import fit
+    from graphflow.training.one_batch import check_training
 
 for _family in ("coordinate_ops", "file_ops", "sum_ops"):  # workers find ops of linear models, too
     import_module(f"graphflow.linear.cocoa.{_family}")
@@ -174,6 +177,8 @@ _LATER = {
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "",
+    "training": "", "fit": "graphflow.training.fit",
+    "check_training": "graphflow.training.one_batch",
 }  # fmt: skip
 """Names, and the modules that they are in; "" for those that are modules themselves."""
 _ROOMS = ("nn", "optim", "linalg", "random", "init", "fft", "sparse", "signal", "debug", "parallel",
@@ -261,6 +266,7 @@ __all__ = [
     "call",
     "ceil",
     "check_op",
+    "check_training",
     "checkpoint",
     "clip",
     "complex",
@@ -297,6 +303,7 @@ __all__ = [
     "eye",
     "fft",
     "flip",
+    "fit",
     "floor",
     "floor_divide",
     "fmod",
@@ -409,6 +416,7 @@ __all__ = [
     "tile",
     "top_k",
     "trace",
+    "training",
     "tril",
     "triu",
     "trunc",

@@ -154,6 +154,11 @@ def wrap(rows: Any, names: Sequence[str] | None = None) -> Dataset:
         rows: answers a list or array of row numbers with a dict of arrays, or one number with a
         row. names: names of the columns of rows that are tuples; default: x, y, z.
     """
+    listed = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    if names is not None and not listed:
+        raise ArgumentError(
+            f"gf.data.wrap at {user_location()}: names must be a list of strings, not {names!r}"
+        )
     return Dataset(WrappedSource(rows, tuple(names or ())))
 
 

@@ -6,13 +6,13 @@ import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 
 from graphflow.base.environment import DEVICES, setting
 from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibration.calibrate import LinkSpeed
+from graphflow.placement.clusters.automatic_cluster import without_gpus
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.clusters.machine_devices import CPU, has_cupy
@@ -73,13 +73,6 @@ def cluster_of(
     if cluster.is_automatic and used <= {*(begun := without_gpus(cluster)).devices}:
         return begun, lambda: cluster
     return cluster, None
-
-
-def without_gpus(cluster: Cluster) -> Cluster:
-    """Return an automatic cluster with the CPUs of this process alone."""
-    (worker,) = cluster.workers
-    cpus = tuple(device for device in worker.devices if device.kind == "cpu")
-    return replace(cluster, workers=(replace(worker, devices=cpus),), is_automatic=False)
 
 
 def hosts_of(

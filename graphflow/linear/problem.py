@@ -180,7 +180,8 @@ def certify(
         w, b: the model.
         beta: dual variables to prove it by; None: those of the slopes of the loss at the model.
         predictions: X @ w + b, if it is known.
-        v: Xᵀβ computed from `beta` itself, if it is known; without an intercept.
+        v: Xᵀβ computed from `beta` itself, if it is known; `beta` then meets the intercept's
+            constraint (`meet_intercept`).
         passes, seconds: to be noted in the certificate.
     """
     f = problem.predict(w, b) if predictions is None else predictions
@@ -189,14 +190,14 @@ def certify(
         return Certificate(primal, None, None, passes, seconds)
     if beta is None:
         beta = -problem.c * problem.loss.slopes(f, problem.y)
-    if v is None or problem.has_intercept:
-        beta = _meet_intercept(problem, beta)
+    if v is None:
+        beta = meet_intercept(problem, beta)
         v = problem.correlate(beta)
     dual = _best_dual(problem, beta, v)
     return Certificate(primal, dual, max(primal - dual, 0.0), passes, seconds)
 
 
-def _meet_intercept(problem: LinearProblem, beta: Floats) -> Floats:
+def meet_intercept(problem: LinearProblem, beta: Floats) -> Floats:
     """Return dual variables that sum to 0, if there is an intercept.
 
     Positive and negative ones are scaled towards 0, which keeps any of them feasible: a feasible
@@ -230,4 +231,7 @@ def _best_dual(problem: LinearProblem, beta: Floats, v: Floats) -> float:
     return problem.dual(within * beta, within * v)
 
 
-__all__ = ["Certificate", "LinearProblem", "Matrix", "certify", "multiply", "sum_squares"]
+__all__ = [
+    "Certificate", "LinearProblem", "Matrix", "certify", "meet_intercept", "multiply",
+    "sum_squares",
+]  # fmt: skip

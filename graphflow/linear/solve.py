@@ -15,7 +15,8 @@ from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
 from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
-from graphflow.linear.solvers.newton import FEW, MANY, minimize_smooth
+from graphflow.linear.solvers.hessian import MANY
+from graphflow.linear.solvers.newton import choose_method, minimize_smooth
 from graphflow.linear.solvers.streamed import solve_stream
 from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
 from graphflow.linear.solvers.wild_ascent import ascend_wildly
@@ -27,11 +28,6 @@ SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa")
 BY_ROWS = ("sdca", "wild", "tpa")
 """Solvers that visit rows, one dual variable at a time."""
 
-_ROW_NS, _ENTRY_NS, _PASSES = 60.0, 1.2, 25.0
-"""What a row and an entry of dual ascent cost, and the passes that it takes; in nanoseconds."""
-_FLOPS_NS, _STEPS = 20.0, 7.0
-"""Operations of a matrix product in a nanosecond, and the steps that Newton's method takes."""
-
 
 def choose_solver(problem: LinearProblem) -> str:
     """Return the name of the solver that is likely to be the fastest.
@@ -40,27 +36,18 @@ def choose_solver(problem: LinearProblem) -> str:
     |---|---|
     | l1 penalty, or coefficients that may not be negative | "cd": working sets of columns |
     | hinge and insensitive losses | "sdca": dual ascent by rows |
-    | squared loss, a table with few columns or few rows | "cholesky" |
-    | other squared losses | "cg" |
-    | other smooth losses | "newton", or "sdca" where its passes cost less |
+    | squared loss, a small dense table | "cholesky" |
+    | squared loss, a sparse table with many columns | "cg" |
+    | other smooth problems | "newton" |
     """
     if problem.l1 or problem.is_positive:
         return "cd"
     if problem.loss.slope is None:
         return "sdca"
-    if not problem.l2:
-        return "newton"
-    n, d = problem.rows, problem.columns
-    is_small = min(n, d) <= MANY and (not problem.is_sparse or n * d <= FEW)
-    if problem.loss.name == "squared":
-        return "cholesky" if is_small else "cg"
-    if problem.has_intercept:
-        return "newton"
-    entries = problem.x.nnz if problem.is_sparse else n * d
-    ascent = _PASSES * (_ROW_NS * n + 2 * _ENTRY_NS * entries)
-    products = float(n) * d * min(n, d)
-    newton = _STEPS * (products / _FLOPS_NS if is_small else 14 * _ENTRY_NS * entries)
-    return "sdca" if ascent < newton else "newton"
+    if problem.loss.name == "squared" and problem.l2:
+        is_wide = problem.is_sparse and problem.columns > MANY
+        return "cg" if is_wide else choose_method(problem)
+    return "newton"
 
 
 def solve(
@@ -106,7 +93,7 @@ def solve(
         elif chosen == "cd":
             descend_columns(given, monitor, w=w, b=b)
         else:
-            method = "auto" if solver == "auto" or chosen == "newton" else chosen
+            method = "auto" if solver == "auto" or not given.l2 else chosen
             minimize_smooth(given, monitor, method=method, w=w, b=b)
     assert monitor.best is not None
     return monitor.best

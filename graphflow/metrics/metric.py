@@ -64,7 +64,7 @@ class Metric:
 
 @checks_argument_names(ArgumentError)
 def evaluate(
-    session: Any, metrics: Mapping[str, Metric], batches: Iterable[Mapping[Tensor, Any]]
+    session: Any, metrics: Mapping[str, Metric], batches: Iterable[Mapping[Any, Any]]
 ) -> dict[str, Any]:
     """Return metrics over batches.
 

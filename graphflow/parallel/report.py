@@ -26,6 +26,7 @@ from graphflow.parallel.pipelining.stage_report import (
 from graphflow.parallel.pipelining.timeline import ScheduleTimeline, draw
 from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
+from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import Strategy, divide_with
 
@@ -280,6 +281,6 @@ def report_of(strategy: Strategy, fetches: Any, cluster: Cluster | None) -> Stra
             f"report at {user_location()}: the cluster must be a gf.Cluster, not {cluster!r}"
         )
     graph = Graph(flatten(fetches)[0]).verify()
-    there = Cluster.here() if cluster is None else cluster
+    there = measured_cluster() if cluster is None else cluster
     division: Any = divide_with(strategy, graph, there)
     return StrategyReport(division, there)

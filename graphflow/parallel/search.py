@@ -23,6 +23,7 @@ from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_arguments import check_arguments
 from graphflow.parallel.searching.search_result import Search
 from graphflow.parallel.searching.strategy_search import StrategySearch
+from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 
 
@@ -73,7 +74,7 @@ def auto(
         SessionError: `measure` is given and the cluster is hypothetical.
     """
     check_arguments(loss, cluster, optimizer, memory, trial, measure, exact)
-    there = Cluster.here() if cluster is None else cluster
+    there = measured_cluster() if cluster is None else cluster
     found = StrategySearch(loss, there, shapes or {}, optimizer or optim.Adam(), memory, trial)
     with show_wait(found.progress, lambda seconds: None):
         tried = found.run()

@@ -101,6 +101,7 @@ class Deployment:
         self.check: PlacementCheck | None = None
         self.lost: deque[LostPlacement] = deque(maxlen=MAX_LOST)
         self._plan = plan  # None after its first use
+        self._has_given_plan = plan is not None
         self._checks_first_plans = plan is None and planner.checks_first_plans
         self._whole = cluster  # strategies partition for it even after workers were lost
         self._counts = TurnCounts(state, steps)
@@ -236,13 +237,15 @@ class Deployment:
         """Let fetches be planned again if their feeds outgrew those that were planned for.
 
         A batch of one runs on the CPU, and a batch of thousands of the same model may gain by a
-        GPU. Placements on devices that the user named stay.
+        GPU. Given plans, and placements on devices that the user named, stay.
         """
         if self.gpus is not None:
             self._open_gpus_for(compiled.source, shapes)
             if self.gpus is None:
                 compiled.sizes = shapes
-        elif self.cluster.is_automatic and _elements(shapes) >= GROWTH * _elements(compiled.sizes):
+        elif self._has_given_plan or not self.cluster.is_automatic:
+            return
+        elif _elements(shapes) >= GROWTH * _elements(compiled.sizes):
             compiled.sizes, self.should_replan = shapes, True
 
     # Before the first step --------------------------------------------------------------------

@@ -4,8 +4,9 @@
     assign(v', scatter_rows(v', ids, g)) on another one, which receives ids and g
 
 A mirror is a variable of its own in another process. Its update is computed there again if what
-that takes has no more bytes than the new value: elementwise nodes, and changes of some rows.
-Otherwise the new value travels. Both updates are parts of one step, so that they commit together.
+that takes has no more bytes than the new value: elementwise nodes, changes of some rows, and
+lookups in other mirrors. Otherwise the new value travels. Both updates are parts of one step, so
+that they commit together.
 """
 
 from __future__ import annotations
@@ -208,6 +209,8 @@ class _PlaceBuilder:
             return False
         if self._device.kind not in op.device_kinds:
             return False
+        if op.name == "take":  # rows of a mirror that is here
+            return not node.attrs["axis"] and self._is_free(node.inputs[0])
         return op.elementwise or (op.in_place and self._is_light(node))
 
     def _is_light(self, node: Node) -> bool:

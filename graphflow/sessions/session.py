@@ -11,7 +11,7 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -34,6 +34,7 @@ from graphflow.base.user_modules import import_allowed, module_names
 from graphflow.errors import (
     CheckpointError,
     FetchError,
+    MemoryLimitError,
     SessionError,
     VariableError,
 )
@@ -510,8 +511,10 @@ class Session:
         if self._deployment.should_replan:
             self._deployment.should_replan = False
             check = self._deployment.check
-            replanned = migrate(self._deployment, 0.0)
-            if replanned.after == replanned.before:
+            replanned = None
+            with suppress(MemoryLimitError):  # raised before anything has moved
+                replanned = migrate(self._deployment, 0.0)
+            if replanned is None or replanned.after == replanned.before:
                 self._deployment.begin_check(check)
         elif self._deployment.check is not None:
             advance_check(self._deployment)

@@ -19,6 +19,7 @@ from graphflow.placement.calibration.calibrate import StepCost
 from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.calibration.corrections_file import read_corrections
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
+from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.plan import Plan
@@ -51,7 +52,7 @@ def plan(
         DeviceError, MemoryLimitError: a pin fits no device; the graph fits in no memory.
     """
     if cluster is None:
-        cluster = Cluster.here()
+        cluster = measured_cluster()
     elif isinstance(cluster, str | os.PathLike):
         cluster = Cluster.load(cluster)
     elif not isinstance(cluster, Cluster):

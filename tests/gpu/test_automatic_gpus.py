@@ -222,6 +222,23 @@ def test_a_gpu_that_fails_when_it_is_opened_is_left_out(
     assert len(told) == 1 and "out of memory" in told[0]
 
 
+def test_a_plan_without_a_session_leaves_out_gpus_that_cannot_be_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch)
+
+    def fail(kinds: Sequence[str]) -> dict[str, Any]:
+        if "gpu" in kinds:
+            raise fake_cupy.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        return measured(kinds)
+
+    monkeypatch.setattr(calibrate, "measure_machine", fail)
+    x, _, loss = large()
+    with pytest.warns(RuntimeWarning, match=r"GPUs are left out: .*out of memory"):
+        plan = gf.plan(loss, shapes={x: X.shape})
+    assert plan.cluster.devices == (CPU,)
+
+
 @needs_compiler
 def test_one_of_two_gpus_that_fails_is_left_out_and_the_other_computes(
     monkeypatch: pytest.MonkeyPatch,

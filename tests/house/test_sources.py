@@ -174,7 +174,7 @@ def _undeclared(files: tuple[Source, ...]) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"], *extras["gpu"], *extras["viz"], *extras["onnx"]]
-    declared += [*extras["metrics"], *extras["linear"], *extras["data"]]
+    declared += [*extras["metrics"], *extras["linear"], *extras["data"], *extras["tensorboard"]]
     names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
     known = {one for name in names for one in IMPORT_NAMES.get(name, name).split()}
     known |= {"graphflow", *sys.stdlib_module_names, *LATER}

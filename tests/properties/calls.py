@@ -37,6 +37,11 @@ v = gf.variable(np.ones((3, 4), "float32"), name="v")
 loss = gf.mean(gf.square(F * v))
 AVERAGING = gf.optim.MovingAverage(gf.optim.SGD(0.1)).minimize(loss)
 DATA = gf.data.arrays(x=np.arange(10)).batch(4)
+NAMED = gf.placeholder("float32", (None, 4), name="named")
+NAMED_LOSS = gf.mean(gf.square(NAMED * gf.variable(np.ones(4, "float32"), name="named/w")))
+TRAINING: dict[str, Any] = {
+    "train": gf.optim.SGD(0.1).minimize(NAMED_LOSS), "loss": NAMED_LOSS,
+}  # fmt: skip
 SPARSE = gf.sparse.from_dense(np.eye(4, dtype="float32"))
 HERE = gf.Cluster.here(devices=["cpu:0", "cpu:1"])
 SCHEDULE = gf.parallel.one_f_one_b(2, 4)
@@ -51,11 +56,16 @@ def _arrays() -> dict[str, Any]:
 PROBLEM = gf.placement.Problem(**_arrays())
 
 
+def _arrays_of(columns: Any) -> Any:
+    return gf.data.arrays(columns)
+
+
 def _same(arguments: dict[str, Any], *names: str) -> dict[str, dict[str, Any]]:
     return dict.fromkeys(names, arguments)
 
 
 BUILDING: dict[str, Any] = {
+    "check_training": TRAINING | {"batch": {"named": np.ones((2, 4), "float32")}, "steps": 2},
     "arange": {"start": 3}, "assign": {"variable": v, "value": F},
     "astype": {"x": F, "dtype": "float64"}, "bitcast": {"x": F, "dtype": "int32"},
     "autocast": {"dtype": "bfloat16"}, "bincount": {"x": INTS, "size": 4},
@@ -261,7 +271,7 @@ NOT_CALLED = {
     "PipePlan", "Placer", "Filter", "FilterCheck", "BlockProgress",
     "Product", "Split", "Sweep", "Timeline", "Wire", "check_op",
     "register_op", "register_placer", "placer_names", "from_scipy", "training", "auto",
-    "evaluate",
+    "evaluate", "fit",
 }  # fmt: skip
 """Results, bases, what changes a registry, and what takes long or takes nothing."""
 
@@ -311,7 +321,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Dataset.row_numbers": (DATA.row_numbers, {"position": (0, 1)}),
         "Dataset.columns": (DATA.columns, {}),
         "Dataset.start": (DATA.start, {"step": 3}),
-        "Dataset, arrays": (gf.data.arrays, {"columns": {"x": np.ones(3)}}),
+        "Dataset, arrays": (_arrays_of, {"columns": {"x": np.ones(3)}}),
         "Dataset, rows": (lambda rows, names: gf.data.wrap(rows, names).batch(2).read((0, 0)),
                       {"rows": [1.0, 2.0, 3.0], "names": ["x"]}),
         "Session.run, steps": (streamed, {"fetches": loss, "feeds": [feeds], "steps": 1}),
@@ -350,6 +360,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 OF_THE_HOUSE = {
     "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx",
     "Cluster.to_dict", "Graph.verify", "Graph.walk",
+    "Session.add_server", "Session.remove_server", "Cluster.join",
     "Plan.maker", "Plan.with_measured", "Cluster.link", "Cluster.pinned", "Cluster.without",
 }  # fmt: skip
 """Methods that take nothing, or what only other rooms give them, often."""

@@ -31,7 +31,11 @@ class WrappedSource:
             )
         self._rows = rows
         self._names = names
-        self._by_list = len(rows) > 0 and self._answers_lists()
+        try:
+            count = len(rows)
+        except TypeError as error:
+            raise ArgumentError(f"{at}: {rows!r} has no rows: {error}") from error
+        self._by_list = count > 0 and self._answers_lists()
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.linear.loops import column_cycles
+from graphflow.linear.loops import column_cycles, row_passes
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
@@ -164,7 +164,9 @@ class DenseColumns(ColumnSet):
     def _multiply_from(self, before: int) -> Any:
         """Return the products of all scaled columns with those from a number on."""
         x = self._x.astype(np.float64, copy=False)
-        return x @ x[before:].T
+        added = x[before:]
+        among = added @ added.T  # a product with its own transpose costs half
+        return np.concatenate([x[:before] @ added.T, among]) if before else among
 
 
 class SparseColumns(ColumnSet):
@@ -191,7 +193,8 @@ class SparseColumns(ColumnSet):
             means = multiply(x.T, self._h) / (self._total * self.factor)
         if self._scales is not None:
             x.data = x.data * self._scales[x.indices]
-        squares = np.asarray(x.multiply(x).sum(axis=0), np.float64).ravel()
+        squares = np.empty(len(columns))
+        native(row_passes, "sparse_squares")(x.data, x.indptr, squares)
         squares = np.maximum(squares - self._total * means**2, 0.0)
         self.squares = np.append(self.squares, squares)
         self.means = np.append(self.means, means)

@@ -1,18 +1,20 @@
 """Newton's method on the coefficients, for smooth losses without an l1 penalty.
 
 With the second derivatives h of the rows' losses, and columns less their means under h if there is
-an intercept, a step solves (XᵀHX + l2 I) p = -slope, in one of three ways:
+an intercept, a step solves (XᵀHX + l2 I) p = -slope:
 
-- "cholesky": factorises the matrix of the columns' products (few columns);
-- "kernel": factorises that of the rows' products, by Woodbury's identity (few rows);
-- "cg": conjugate gradients, which only multiply by X and Xᵀ.
+- "cholesky": by factorising the matrix of the products of the columns, or of the rows;
+- "cg": by conjugate gradients, which only multiply by X and Xᵀ;
+- "newton": by conjugate gradients, with a factor as preconditioner where they are slow.
 
+A step is as exact as the gap demands: with an l2 penalty alone the gap is |slope|² / (2 l2).
 Without any penalty a step is the shortest least-squares solution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,15 +22,15 @@ import numpy as np
 
 from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.losses import Floats
-from graphflow.linear.problem import LinearProblem, multiply, sum_squares
+from graphflow.linear.problem import LinearProblem, meet_intercept, multiply
+from graphflow.linear.solvers.conjugate_gradients import Goal, StepFinder
+from graphflow.linear.solvers.hessian import DenseHessian, Solve
 from graphflow.linear.solvers.line_search import search_line
 
-MANY = 2000
-"""Columns, or rows, up to which a step factorises a matrix of their products."""
-_LARGE = 100_000
-"""Numbers of a table from which conjugate gradients are tried before a matrix is factorised."""
-FEW = 4_000_000
-"""Numbers of a sparse table up to which it is made dense for that."""
+_SMALL, _SMALL_SQUARED = 1_000_000, 30_000_000
+"""Operations up to which a factorisation costs less than the overhead of anything else."""
+_TINY = 100_000
+"""Numbers of a sparse table that are made dense for a factorisation in any case."""
 
 
 def minimize_smooth(
@@ -40,49 +42,107 @@ def minimize_smooth(
     Args:
         problem: the problem.
         monitor: is given certified models.
-        method: "cholesky", "kernel", "cg", or "auto" for the fastest.
+        method: "newton", "cholesky", "cg", "lstsq", or "auto" for the fastest.
         w, b: the model to begin with.
     """
+    f = np.full(problem.rows, b) if w is None else problem.predict(w, b)
     w = np.zeros(problem.columns) if w is None else w.copy()
-    f = problem.predict(w, b)
     loss, c, y = problem.loss, problem.c, problem.y
-    chosen = _choose(problem) if method == "auto" else method
-    # On a well-conditioned table a few products are enough, and cost less than a matrix.
-    tries_cg = method == "auto" and chosen == "cholesky" and loss.name == "squared"
-    tries_cg = tries_cg and problem.rows * problem.columns > _LARGE
+    steps = _Steps(problem, choose_method(problem) if method == "auto" else method, monitor)
     first: float | None = None
     while True:
         if problem.has_intercept:
             moved = best_intercept(problem, f)
             b, f = b + moved, f + moved
-        beta = -c * loss.slopes(f, y)
+        beta = meet_intercept(problem, -c * loss.slopes(f, y))
         v = problem.correlate(beta)
-        known = {} if problem.has_intercept else {"v": v}
-        done = monitor.accept(w, b, beta, predictions=f, **known)
+        done = monitor.accept(w, b, beta, predictions=f, v=v)
         slope = v - problem.l2 * w
         size = float(np.linalg.norm(slope))
         first = size if first is None else first
         if done or monitor.is_exhausted or size <= 1e-15 * first:
             return
         h = c * loss.curvatures(f, y)
-        accuracy = min(0.1, (size / first) ** 0.5) if loss.name != "squared" else 1e-4
-        if tries_cg:
-            p, passes = _cg_step(problem, slope, h, accuracy, problem.columns // 16)
-            tries_cg = False
-        else:
-            p, passes = _STEPS[chosen](problem, slope, h, accuracy)
-        monitor.passes += 1 + passes
+        primal = problem.primal(w, f)
+        p = steps.find(slope, h, primal)
         along = multiply(problem.x, p)
         beside = -float(h @ along) / max(float(h.sum()), 1e-300) if problem.has_intercept else 0.0
         moves = along + beside
-        size = search_line(
-            partial(_primal_along, problem, w, f, p, moves),
-            problem.primal(w, f),
-            float(slope @ p),
+        length = search_line(
+            partial(_primal_along, problem, w, f, p, moves), primal, float(slope @ p)
         )
-        if size == 0.0:
+        if length == 0.0 and not steps.try_exact():
             return
-        w, b, f = w + size * p, b + size * beside, f + size * moves
+        w, b, f = w + length * p, b + length * beside, f + length * moves
+
+
+class _Steps:
+    """Steps by a method, and how exact they have to be.
+
+    Args:
+        problem: the problem.
+        method: as of `minimize_smooth`.
+        monitor: counts passes.
+    """
+
+    def __init__(self, problem: LinearProblem, method: str, monitor: FitMonitor) -> None:
+        self._method, self._monitor = method, monitor
+        self._is_squared = problem.loss.name == "squared"
+        if problem.is_sparse and method == "cholesky":
+            problem = replace(problem, x=problem.x.toarray())
+        self._problem = problem
+        self._finder: StepFinder | None = None
+        self._solve: Solve | None = None
+        self._sizes: list[float] = []
+
+    def find(self, slope: Floats, h: Floats, primal: float) -> Floats:
+        """Return a step from a slope, the rows' second derivatives and the objective."""
+        monitor = self._monitor
+        if self._method == "lstsq":
+            monitor.passes += 2.0
+            return _least_squares_step(self._problem, slope, h)
+        if self._method == "cholesky":
+            monitor.passes += 2.0
+            if self._solve is None or not self._is_squared:
+                hessian = DenseHessian(self._problem, is_exact=True)
+                hessian.set_weights(h)
+                self._solve = hessian.factorize()
+            return self._solve(slope)
+        size = float(np.linalg.norm(slope))
+        self._sizes.append(size)
+        last = self._sizes[-3:]
+        if len(last) == 3 and last[2] > 0.7 * last[1] > 0.49 * last[0]:
+            self.try_exact()
+        if self._finder is None:
+            self._finder = StepFinder(self._problem, self._method == "newton")
+        finder = self._finder
+        before = finder.passes
+        p = finder.find(slope, h, self._goal(size, primal, finder.hessian.is_exact))
+        monitor.passes += 1.0 + finder.passes - before
+        return p
+
+    def try_exact(self) -> bool:
+        """Go over to products of float64; return False if there is nothing to go over from."""
+        if self._finder is None or self._finder.hessian.is_exact:
+            return False
+        self._finder = StepFinder(self._problem, self._method == "newton", is_exact=True)
+        self._sizes = []
+        return True
+
+    def _goal(self, size: float, primal: float, is_exact: bool) -> Goal:
+        """Return how small a slope has to become."""
+        l2, tol = self._problem.l2, self._monitor.tol
+        if self._is_squared:
+            least = (1e-10 if is_exact else 1e-5) * size
+        else:
+            fall = size / self._sizes[-2] if len(self._sizes) > 1 else 1.0
+            least = max(min(0.3, 0.5 * fall), 1e-3) * size
+
+        def goal(gained: float) -> float:
+            enough = 0.5 * math.sqrt(2.0 * l2 * tol * max(primal - gained, 0.0))
+            return max(enough, least)
+
+        return goal
 
 
 def _primal_along(
@@ -118,107 +178,28 @@ def best_intercept(problem: LinearProblem, f: Floats) -> float:
     return float(at)
 
 
-def _choose(problem: LinearProblem) -> str:
+def choose_method(problem: LinearProblem) -> str:
     """Return the method that is likely to be the fastest."""
+    n, d = problem.rows, problem.columns
     if not problem.l2:
         return "lstsq"
-    if problem.is_sparse and problem.rows * problem.columns > FEW:
-        return "cg"
-    if problem.columns <= min(MANY, problem.rows):
-        return "cholesky"
-    return "kernel" if problem.rows <= min(MANY, problem.columns) else "cg"
+    if problem.is_sparse and n * d > 10 * problem.x.nnz + _TINY:
+        return "newton"
+    most = _SMALL_SQUARED if problem.loss.name == "squared" else _SMALL
+    return "cholesky" if float(n) * d * min(n, d) <= most else "newton"
 
 
-def _means(problem: LinearProblem, h: Floats) -> Floats:
-    """Return the columns' means under weights; 0 without an intercept."""
-    total = float(h.sum())
-    if not problem.has_intercept or total <= 0.0:
-        return np.zeros(problem.columns)
-    return multiply(problem.x.T, h) / total
-
-
-def _to_dense(problem: LinearProblem) -> Any:
-    x = problem.x.toarray() if problem.is_sparse else problem.x
-    return np.asarray(x, np.float64)
-
-
-def _cholesky_step(
-    problem: LinearProblem, slope: Floats, h: Floats, accuracy: float
-) -> tuple[Floats, float]:
-    from scipy.linalg import cho_factor, cho_solve
-
-    x, means = _to_dense(problem), _means(problem, h)
-    scaled = x if (h == 1.0).all() else x * np.sqrt(h)[:, None]
-    products = scaled.T @ scaled
-    if problem.has_intercept:
-        products -= float(h.sum()) * np.outer(means, means)
-    products[np.diag_indices_from(products)] += problem.l2
-    return cho_solve(cho_factor(products), slope), 1.0
-
-
-def _kernel_step(
-    problem: LinearProblem, slope: Floats, h: Floats, accuracy: float
-) -> tuple[Floats, float]:
-    from scipy.linalg import cho_factor, cho_solve
-
-    used = h > 0.0
-    rows = (_to_dense(problem) - _means(problem, h))[used]
-    products = rows @ rows.T
-    products[np.diag_indices_from(products)] += problem.l2 / h[used]
-    inner = cho_solve(cho_factor(products), rows @ slope)
-    return (slope - rows.T @ inner) / problem.l2, 1.0
-
-
-def _least_squares_step(
-    problem: LinearProblem, slope: Floats, h: Floats, accuracy: float
-) -> tuple[Floats, float]:
+def _least_squares_step(problem: LinearProblem, slope: Floats, h: Floats) -> Floats:
     from scipy.linalg import lstsq
 
-    root = np.sqrt(h)
-    rows = (_to_dense(problem) - _means(problem, h)) * root[:, None]
+    x: Any = problem.x.toarray() if problem.is_sparse else problem.x
+    means, total = np.zeros(problem.columns), float(h.sum())
+    if problem.has_intercept and total > 0.0:
+        means = multiply(problem.x.T, h) / total
+    rows = (np.asarray(x, np.float64) - means) * np.sqrt(h)[:, None]
     # The shortest p with rowsᵀ rows p = slope; the slope lies in the span of the rows.
     target = lstsq(rows.T, slope, lapack_driver="gelsy")[0]
-    return np.asarray(lstsq(rows, target, lapack_driver="gelsy")[0]), 1.0
+    return np.asarray(lstsq(rows, target, lapack_driver="gelsy")[0])
 
 
-def _cg_step(
-    problem: LinearProblem, slope: Floats, h: Floats, accuracy: float, most: int = 1000
-) -> tuple[Floats, float]:
-    """Solve by conjugate gradients, preconditioned by the diagonal; `most` steps at most."""
-    means = _means(problem, h)
-
-    def apply(p: Floats) -> Floats:
-        along = h * (multiply(problem.x, p) - float(means @ p))
-        return multiply(problem.x.T, along) - means * float(along.sum()) + problem.l2 * p
-
-    squares = sum_squares(problem.x, h)
-    diagonal = np.maximum(squares - float(h.sum()) * means**2, 0.0) + problem.l2
-    p, rest = np.zeros_like(slope), slope.copy()
-    preconditioned = rest / diagonal
-    direction, rho = preconditioned.copy(), float(rest @ preconditioned)
-    goal, passes = accuracy**2 * rho, 1.0
-    for _ in range(min(10 * problem.columns, most)):
-        if rho <= goal or rho == 0.0:
-            break
-        image = apply(direction)
-        passes += 2.0
-        length = rho / float(direction @ image)
-        p += length * direction
-        rest -= length * image
-        preconditioned = rest / diagonal
-        rho, before = float(rest @ preconditioned), rho
-        direction = preconditioned + (rho / before) * direction
-    return p, passes
-
-
-_Step = Callable[[LinearProblem, Floats, Floats, float], tuple[Floats, float]]
-"""(problem, slope, h, accuracy) to a step and the passes over the data that it took."""
-_STEPS: dict[str, _Step] = {
-    "cholesky": _cholesky_step,
-    "kernel": _kernel_step,
-    "cg": _cg_step,
-    "lstsq": _least_squares_step,
-}
-
-
-__all__ = ["best_intercept", "minimize_smooth"]
+__all__ = ["best_intercept", "choose_method", "minimize_smooth"]

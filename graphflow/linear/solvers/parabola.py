@@ -47,7 +47,9 @@ class Parabola:
         self._spent = 0.0
         self.passes = 0.0
 
-    def descend(self, old: Floats, v: Floats, beta: Floats, goal: float) -> Floats:
+    def descend(
+        self, old: Floats, v: Floats, beta: Floats, goal: float, *, is_careful: bool
+    ) -> Floats:
         """Return better coefficients of the columns.
 
         Args:
@@ -55,6 +57,7 @@ class Parabola:
             v: their products with `beta`.
             beta: the negative slopes of the rows' losses.
             goal: the gap that is small enough.
+            is_careful: True to compute the gap at the end; else the last pass tells about it.
         """
         columns, w = self._set, old.copy()
         columns.start(beta)
@@ -77,7 +80,8 @@ class Parabola:
             spent += 2.0 * visited * steps.entries
             since += done
             if done == 0:
-                if self._gap(w, steps.slopes()) <= goal:
+                is_known = isinstance(steps, _ProductSteps) or is_careful
+                if not is_known or self._gap(w, steps.slopes()) <= goal:
                     break
                 care *= 0.3
                 continue

@@ -26,7 +26,9 @@ from graphflow.linear.solvers.parabola import Parabola
 _CLOSE = 0.9
 """Share of the l1 penalty from which a slope puts its column into the set."""
 _FEW, _SHARE = 100, 0.05
-"""Columns by which a set grows: at least a number, and a share of all columns."""
+"""Columns by which a set may grow in any case: a number, and a share of all columns."""
+_GROWTH = 3
+"""Columns of a set for each column in use, at most."""
 _CARE = 0.5
 """Share of the gap that is left on a set."""
 _PATIENCE = 5
@@ -69,7 +71,9 @@ def descend_columns(
             columns.add(added)
         chosen = columns.columns
         goal = _goal(monitor) * 0.1**stalled
-        new = parabola.descend(w[chosen], v[chosen], beta, goal)
+        new = parabola.descend(
+            w[chosen], v[chosen], beta, goal, is_careful=len(before) == len(chosen)
+        )
         monitor.passes += 1 + parabola.passes
         change, length = new - w[chosen], 1.0
         if is_squared:
@@ -111,7 +115,7 @@ def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) ->
     slopes[w != 0.0] = np.inf
     slopes[known] = -np.inf
     found = np.flatnonzero(slopes >= _CLOSE * problem.l1)
-    most = max(_FEW, int(_SHARE * problem.columns), 2 * int(np.count_nonzero(w)) - len(known))
+    most = max(_FEW, int(_SHARE * problem.columns), _GROWTH * int(np.count_nonzero(w)) - len(known))
     if problem.l1 and len(found) > most:
         found = np.sort(found[np.argpartition(-slopes[found], most)[:most]])
     return found

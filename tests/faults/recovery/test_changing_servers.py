@@ -136,8 +136,11 @@ def test_what_has_moved_has_mirrors_at_once(victim: int) -> None:
     model = Clicks()
     with local(replicas=2) as s:
         model.run(s)
-        assert s.add_server().servers == 3
+        with s.trace() as trace:
+            done = s.add_server()
         assert not s.mirrors().missing
+        sent = sum(e.bytes * e.count for e in trace.edges if "client" not in e.source + e.target)
+        assert 2 * done.nbytes <= sent < 0.85 * done.total  # rows that stay come from mirrors
         kill(s, victim)
         model.run(s)
         assert model.state(s) == undisturbed(2)

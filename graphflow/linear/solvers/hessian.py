@@ -1,0 +1,325 @@
+"""Products with second derivatives, XᵀHX, for Newton's method by conjugate gradients.
+
+Columns count less their means under H if there is an intercept. Dense tables are multiplied in
+float32, in half the time: a step need not be exact, since the next one starts from a slope in
+float64. Tables of which float32 would lose too much are multiplied in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphflow.linear.loops import hessian_rows
+from graphflow.linear.losses import Floats
+from graphflow.linear.problem import LinearProblem, multiply, sum_squares
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
+from graphflow.ops.kernels.jit.thread_pool import current_pool
+
+Solve = Callable[[Floats], Floats]
+"""A slope to a step."""
+
+MANY = 2000
+"""Columns, or rows, up to which a matrix of their products may be factorised."""
+_COPY_BYTES = 1 << 30
+"""Size of a table up to which a copy in float32 is made."""
+_BLOCK = 1 << 17
+"""Numbers of a block of rows that is converted at once: they stay in the second cache."""
+_ENTRY_NS = {"sparse": 2.0, "float32": 0.42, "float64": 1.1}
+"""What an entry costs in a product with XᵀHX."""
+_SYRK_NS = {"float32": 0.016, "float64": 0.027}
+"""What a product of two entries costs in a matrix of the columns' products."""
+_PAIR_NS = 6.0
+"""The same of a sparse table."""
+_JITTER = 1e-6
+"""Share that is added to the diagonal of a matrix in float32 before it is factorised."""
+
+
+class Hessian:
+    """XᵀHX + l2 I of a problem, as an operator; of any table that can be multiplied.
+
+    Attributes:
+        is_exact: True if products are of float64.
+        product_ns: estimate of the time of a product, in nanoseconds.
+        factor_ns: that of a factorisation; infinite if there is none.
+    """
+
+    is_exact = True
+    product_ns = math.inf
+    factor_ns = math.inf
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem = problem
+        self.h = self.means = np.zeros(0)
+
+    def set_weights(self, h: Floats) -> None:
+        """Set the second derivatives of the rows' losses."""
+        self.h, total = h, float(h.sum())
+        self.means = np.zeros(self.problem.columns)
+        if self.problem.has_intercept and total > 0.0:
+            self.means = self.correlate(h) / total
+
+    def correlate(self, beta: Floats) -> Floats:
+        """Return the product of the transposed table, as it is kept here, with a vector."""
+        return multiply(self.problem.x.T, beta)
+
+    def apply(self, p: Floats) -> Floats:
+        """Return the product with a vector."""
+        along = self.h * (multiply(self.problem.x, p) - float(self.means @ p))
+        return multiply(self.problem.x.T, along) + self.problem.l2 * p
+
+    def factorize(self) -> Solve:
+        """Return the solution of a system with this matrix, or nearly this matrix."""
+        raise NotImplementedError
+
+    def diagonal(self) -> Floats:
+        """Return about the diagonal."""
+        return float(self.h.mean()) * self._squares + self.problem.l2
+
+    @cached_property
+    def _squares(self) -> Floats:
+        """Squared norms of the columns, less their means with an intercept."""
+        problem = self.problem
+        squares = self._square_columns()
+        if problem.has_intercept:
+            means = multiply(problem.x.T, np.ones(problem.rows)) / problem.rows
+            squares = np.maximum(squares - problem.rows * means**2, 0.0)
+        return squares
+
+    def _square_columns(self) -> Floats:
+        return sum_squares(self.problem.x, np.ones(self.problem.rows))
+
+    def _invert(self, products: Any, is_double: bool = True) -> Solve:
+        """Return the solution of systems of a matrix, of which the upper half counts, plus l2."""
+        from scipy.linalg import cho_factor, cho_solve
+
+        diagonal, more = np.einsum("ii->i", products), _JITTER
+        diagonal += self.problem.l2 + (0.0 if is_double else more) * diagonal
+        while True:
+            try:
+                factor = cho_factor(products, lower=False, check_finite=False)
+            except np.linalg.LinAlgError:  # rounding errors are larger than the least eigenvalue
+                diagonal += more * max(float(diagonal.mean()), 1e-300)
+                more *= 100.0
+                continue
+            return lambda slope: np.asarray(cho_solve(factor, slope, check_finite=False))
+
+
+class SparseHessian(Hessian):
+    """XᵀHX + l2 I of a table in CSR form; each product reads the table once."""
+
+    def __init__(self, problem: LinearProblem) -> None:
+        super().__init__(problem)
+        x = problem.x
+        self._parts = (x.data, x.indices, x.indptr)
+        self._loop = native(hessian_rows, "sparse_products")
+        self.product_ns = _ENTRY_NS["sparse"] * x.nnz
+        if problem.columns <= MANY:
+            lengths = np.diff(x.indptr).astype(np.float64)
+            self.factor_ns = _PAIR_NS * float(lengths @ lengths) + problem.columns**3 / 60.0
+
+    def _square_columns(self) -> Floats:
+        values, places, _ = self._parts
+        squares = np.zeros(self.problem.columns)
+        native(hessian_rows, "column_squares")(len(values), values, places, squares)
+        return squares
+
+    def factorize(self) -> Solve:
+        """Return the solution of a system with this matrix."""
+        x: Any = self.problem.x
+        products = (x.T @ x.multiply(self.h[:, None]).tocsr()).toarray(order="F")
+        products = np.asarray(products, np.float64)
+        if self.problem.has_intercept:
+            products -= float(self.h.sum()) * np.outer(self.means, self.means)
+        return self._invert(products)
+
+    def apply(self, p: Floats) -> Floats:
+        """Return the product with a vector."""
+        if current_pool() is not None:
+            return super().apply(p)
+        image = self.problem.l2 * p
+        self._loop(self.problem.rows, *self._parts, self.h, p, float(self.means @ p), image)
+        return image
+
+
+class DenseHessian(Hessian):
+    """XᵀHX + l2 I of a dense table.
+
+    Args:
+        problem: the problem.
+        is_exact: True for products of float64.
+    """
+
+    def __init__(self, problem: LinearProblem, is_exact: bool = False) -> None:
+        super().__init__(problem)
+        x, n, d = problem.x, problem.rows, problem.columns
+        is_double = x.dtype == np.float64
+        self.is_exact = is_exact or (is_double and x.nbytes > _COPY_BYTES)
+        self._is_converted, self._kernel = False, np.zeros((0, 0))
+        self._z, self._center = x, np.zeros(d)
+        if problem.has_intercept and not self.is_exact:
+            if is_double:
+                self._center = multiply(x.T, np.ones(n)) / n
+            else:  # it is not copied, so the means must not be much larger than what is beside
+                self.is_exact = bool((_square_columns(x) > 1e4 * self._squares).any())
+        kind = "float64" if self.is_exact else "float32"
+        self.product_ns = _ENTRY_NS[kind] * n * d
+        small = min(n, d)
+        if small <= MANY:
+            kind = kind if small == d else "float64"
+            self.factor_ns = _SYRK_NS[kind] * small * (float(n) * d + small * small)
+
+    def _square_columns(self) -> Floats:
+        return _square_columns(self.problem.x)
+
+    def _convert(self) -> None:
+        """Make the copy in float32, if there is to be one."""
+        if self._is_converted or self.is_exact:
+            return
+        self._is_converted = True
+        if self.problem.x.dtype == np.float64:
+            self._z, self._squares = _convert(self.problem.x, self._center)
+        if not _is_tame(self._squares):
+            self._make_exact()
+
+    def _make_exact(self) -> None:
+        """Go over to float64, since squares of columns are close to the limits of float32."""
+        self._z, self.is_exact = self.problem.x, True
+        self._center = np.zeros(self.problem.columns)
+        self.set_weights(self.h)
+
+    def set_weights(self, h: Floats) -> None:
+        """Set the second derivatives of the rows' losses."""
+        super().set_weights(h)
+        self._h = h if self.is_exact else h.astype(np.float32)
+
+    def correlate(self, beta: Floats) -> Floats:
+        """Return the product of the transposed table, as it is kept here, with a vector."""
+        if self.is_exact:
+            return super().correlate(beta)
+        if not self._is_converted and self.problem.x.dtype == np.float64:
+            return super().correlate(beta) - self._center * float(beta.sum())
+        return np.asarray(beta.astype(np.float32) @ self._z, np.float64)
+
+    def apply(self, p: Floats) -> Floats:
+        """Return the product with a vector."""
+        self._convert()
+        beside, l2 = float(self.means @ p), self.problem.l2
+        if self.is_exact:
+            return super().apply(p)
+        part = self._z @ p.astype(np.float32)
+        part -= np.float32(beside)
+        part *= self._h
+        return np.asarray(part @ self._z + l2 * p, np.float64)
+
+    def factorize(self) -> Solve:
+        """Return the solution of a system with this matrix, or nearly this matrix."""
+        if self.problem.rows < self.problem.columns and self.problem.l2 > 0.0:
+            return self._factorize_rows()
+        products = _products(self._z, np.sqrt(self.h), self._dtype, self._center)
+        if not self.is_exact and not _is_tame(np.diag(products)):
+            self._make_exact()
+            return self.factorize()
+        if self.problem.has_intercept:
+            products -= float(self.h.sum()) * np.outer(self.means, self.means)
+        return self._invert(products, self.is_exact)
+
+    @property
+    def _dtype(self) -> Any:
+        return np.float64 if self.is_exact else np.float32
+
+    def _factorize_rows(self) -> Solve:
+        """Factorise the matrix of the rows' products, by Woodbury's identity; all in float64."""
+        h, l2, x, d = self.h, self.problem.l2, self.problem.x, self.problem.columns
+        if not len(self._kernel):
+            upper = _products(x.T, np.ones(d), np.float64)
+            self._kernel = np.triu(upper) + np.triu(upper, 1).T
+        root, products, means = np.sqrt(h), self._kernel, np.zeros(d)
+        if self.problem.has_intercept and h.any():
+            share = h / h.sum()
+            means, beside = multiply(x.T, share), products @ share
+            products = products - (beside + beside[:, None]) + float(share @ beside)
+        inner = self._invert(products * root * root[:, None])
+
+        def solve(slope: Floats) -> Floats:
+            along = root * inner(root * (multiply(x, slope) - float(means @ slope)))
+            taken = multiply(x.T, along) - means * float(along.sum())
+            return np.asarray((slope - taken) / l2)
+
+        return solve
+
+
+def _products(x: Any, root: Floats, dtype: Any, center: Floats | None = None) -> Any:
+    """Return the upper half of XᵀHX, h = root², in float64, of sums in `dtype`.
+
+    The table's center counts only where the table is in a higher precision.
+    """
+    from scipy.linalg import blas
+
+    syrk = blas.ssyrk if dtype == np.float32 else blas.dsyrk
+    n, d = x.shape
+    total = np.zeros((d, d), dtype, order="F")
+    is_uniform, is_ready = bool((root == root[0]).all()), x.dtype == dtype
+    if is_uniform and is_ready and x.flags.c_contiguous:
+        total = syrk(root[0] ** 2, x.T, 0.0, total, overwrite_c=1)
+        return np.asarray(total, np.float64, order="F")
+    rows = max(4 * _BLOCK // d, 64)
+    block = np.empty((min(rows, n), d), dtype)
+    if center is None or is_ready:
+        center = np.zeros(d)
+    is_moved = bool(center.any())
+    factors = root.astype(dtype)[:, None]
+    for i in range(0, n, rows):
+        part = block[: min(rows, n - i)]
+        if is_moved:
+            np.subtract(x[i : i + rows], center, out=part, casting="same_kind")
+        else:
+            np.copyto(part, x[i : i + rows], casting="same_kind")
+        if not is_uniform:
+            part *= factors[i : i + rows]
+        factor = float(root[0]) ** 2 if is_uniform else 1.0
+        total = syrk(factor, part.T, 1.0, total, overwrite_c=1)
+    return np.asarray(total, np.float64, order="F")
+
+
+def _convert(x: Any, center: Floats) -> tuple[Any, Floats]:
+    """Return a table less its center in float32, and the squared norms of its columns."""
+    n, d = x.shape
+    is_moved = bool(center.any())
+    rows = max(_BLOCK // d, 16)
+    z = np.empty((n, d), np.float32)
+    squares, block = np.zeros(d), np.empty((min(rows, n), d), np.float32)
+    with np.errstate(over="ignore", under="ignore"):
+        for i in range(0, n, rows):
+            part = z[i : i + rows]
+            if is_moved:
+                np.subtract(x[i : i + rows], center, out=part, casting="same_kind")
+            else:
+                np.copyto(part, x[i : i + rows], casting="same_kind")
+            square = np.multiply(part, part, out=block[: len(part)])
+            squares += np.ones(len(part), np.float32) @ square
+    return z, squares
+
+
+def _square_columns(x: Any) -> Floats:
+    """Return the squared norms of columns."""
+    n, d = x.shape
+    rows = max(_BLOCK // d, 16)
+    squares = np.zeros(d)
+    for i in range(0, n, rows):
+        part = np.asarray(x[i : i + rows], np.float64)
+        squares += np.ones(len(part)) @ (part * part)
+    return squares
+
+
+def _is_tame(squares: Floats) -> bool:
+    """Return True if squares of columns are far from the limits of float32."""
+    used = squares[squares != 0.0]
+    return bool(np.isfinite(used).all() and ((used > 1e-24) & (used < 1e24)).all())
+
+
+__all__ = ["MANY", "DenseHessian", "Hessian", "Solve", "SparseHessian"]
