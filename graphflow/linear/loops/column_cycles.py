@@ -51,14 +51,15 @@ def cycle_products(
 
 
 def cycle_dense(
-    most: int, x: Any, n: int, squares: Any, residual: Any, w: Any, kept: Any, l1: float,
-    l2: float, is_positive: bool, limit: float,
+    most: int, places: Any, x: Any, n: int, squares: Any, residual: Any, w: Any, kept: Any,
+    l1: float, l2: float, is_positive: bool, limit: float,
 ) -> int:  # fmt: skip
     """Run a cycle on dense columns; without b, since the caller centres them.
 
     Args:
         most, w, kept, limit: as of `cycle_products`.
-        x: (m * n,) the matrix, column by column.
+        places: (m,) where the columns stand in the matrix.
+        x: (columns * n,) the matrix, column by column.
         squares: (m,) squared norms of the columns.
         residual: (n,) follows.
     """
@@ -69,11 +70,11 @@ def cycle_dense(
             old = w[j]
             curvature = squares[j] + l2
             if curvature > 0.0 and (turn == 0 or old != 0.0):
-                slope = dense_dot(x, j * n, residual, n)
+                slope = dense_dot(x, places[j] * n, residual, n)
                 new = shrink(slope + squares[j] * old, l1, curvature, is_positive)
                 if new != old:
                     w[j] = new
-                    dense_add(x, j * n, old - new, residual, n)
+                    dense_add(x, places[j] * n, old - new, residual, n)
                     worst = max(worst, curvature * (new - old), curvature * (old - new))
             kept[turn * m + j] = w[j]
         if worst <= limit:
@@ -118,3 +119,33 @@ def cycle_sparse(
             return 0 if turn == 0 else turn + 1
     shift[0] = beside
     return most
+
+
+def add_columns(places: Any, x: Any, n: int, w: Any, out: Any) -> None:
+    """Add the products of dense columns and their coefficients to an array; see `cycle_dense`."""
+    for j in range(len(places)):
+        if w[j] != 0.0:
+            dense_add(x, places[j] * n, w[j], out, n)
+
+
+def multiply_columns(places: Any, x: Any, n: int, residual: Any, out: Any) -> None:
+    """Write the product of each dense column and the residual; see `cycle_dense`."""
+    for j in range(len(places)):
+        out[j] = dense_dot(x, places[j] * n, residual, n)
+
+
+def square_columns(places: Any, x: Any, n: int, out: Any) -> None:
+    """Write the squared norm of each dense column; see `cycle_dense`."""
+    for j in range(len(places)):
+        s0 = s1 = s2 = s3 = 0.0
+        p, stop = places[j] * n, places[j] * n + n
+        while p + 4 <= stop:
+            s0 += float(x[p]) * float(x[p])
+            s1 += float(x[p + 1]) * float(x[p + 1])
+            s2 += float(x[p + 2]) * float(x[p + 2])
+            s3 += float(x[p + 3]) * float(x[p + 3])
+            p += 4
+        while p < stop:
+            s0 += float(x[p]) * float(x[p])
+            p += 1
+        out[j] = (s0 + s2) + (s1 + s3)

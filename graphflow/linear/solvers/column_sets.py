@@ -81,7 +81,7 @@ class ColumnSet:
 
     @property
     def gram_cost(self) -> float:
-        """What all products cost, as the numbers that passes read in that time."""
+        """What the products not known yet cost, as the numbers that passes read in that time."""
         raise NotImplementedError
 
     def cycle(self, passes: int, w: Floats, *rest: Any) -> int:
@@ -102,59 +102,91 @@ class ColumnSet:
 
 
 class DenseColumns(ColumnSet):
-    """Columns of a dense matrix; the rows of `x` are the columns."""
+    """Columns of a dense matrix.
+
+    They are used where they are if their entries lie beside each other and need no change; else
+    they are copied, to the rows of `_x`.
+    """
 
     def __init__(self, problem: LinearProblem, h: Floats) -> None:
         super().__init__(problem, h)
-        self._is_raw = self._scales is None and not problem.has_intercept
-        self._x: Any = np.zeros((0, problem.rows), problem.x.dtype if self._is_raw else np.float64)
+        x = problem.x
+        is_raw = self._scales is None and not problem.has_intercept
+        self._is_in_place = is_raw and x.flags.f_contiguous
+        self._x: Any = np.zeros((0, problem.rows), x.dtype if is_raw else np.float64)
+        self._flat: Any = x.reshape(-1, order="F") if self._is_in_place else self._x.reshape(-1)
+        self._places = self.columns
 
     def add(self, columns: Any) -> None:
         """Add columns of the matrix."""
+        before = len(self.columns)
         super().add(columns)
-        added = _transpose_columns(self.problem.x, columns)
-        means = np.zeros(len(columns))
-        if not self._is_raw:
-            added = added.astype(np.float64, copy=False)
-            if self.problem.has_intercept:
-                means = (added @ self._h) / (self._total * self.factor)
-                added -= means[:, None]
-            if self._scales is not None:
-                added *= self._scales
-        self.means = np.append(self.means, means)
-        squares = np.einsum("ij,ij->i", added, added, dtype=np.float64)
+        if self._is_in_place:
+            self._places = self.columns
+            self.means = np.zeros(len(self.columns))
+        else:
+            self._copy(columns)
+            self._flat, self._places = self._x.reshape(-1), np.arange(len(self.columns))
+        squares = np.empty(len(columns))
+        native(column_cycles, "square_columns")(
+            self._places[before:], self._flat, self.problem.rows, squares
+        )
         self.squares = np.append(self.squares, squares)
+
+    def _copy(self, columns: Any) -> None:
+        """Copy columns; centre and scale them."""
+        added = _transpose_columns(self.problem.x, columns).astype(self._x.dtype, copy=False)
+        means = np.zeros(len(columns))
+        if self.problem.has_intercept:
+            means = (added @ self._h) / (self._total * self.factor)
+            added -= means[:, None]
+        if self._scales is not None:
+            added *= self._scales
+        self.means = np.append(self.means, means)
         self._x = np.concatenate([self._x, added]) if len(self._x) else added
 
     def predict(self, w: Floats) -> Floats:
         """Return the products of the matrix's own columns with coefficients, for each row."""
         if self._scales is not None:
             return super().predict(w)
-        return multiply(self._x.T, w) + float(self.means @ w)
+        return self._combine(w, np.full(self.problem.rows, float(self.means @ w)))
+
+    def _combine(self, w: Floats, out: Floats) -> Floats:
+        """Add the products of the scaled columns and coefficients to an array; return it."""
+        loop = native(column_cycles, "add_columns")
+        loop(self._places, self._flat, self.problem.rows, w, out)
+        return out
 
     @property
     def entries(self) -> int:
         """How many numbers a pass over the columns reads."""
-        return int(self._x.size)
+        return len(self.columns) * self.problem.rows
 
     @property
     def gram_cost(self) -> float:
-        """What all products cost, as the numbers that passes read in that time."""
-        return 0.04 * len(self._x) * float(self._x.size)
+        """What the products not known yet cost, as the numbers that passes read in that time."""
+        missing = len(self.columns) ** 2 - len(self._gram) ** 2
+        return 0.05 * missing * self.problem.rows
 
     def cycle(self, passes: int, w: Floats, *rest: Any) -> int:
         """Run a cycle of passes; see `loops/column_cycles.py`."""
         loop = native(column_cycles, "cycle_dense")
-        flat = self._x.reshape(-1)
-        return int(loop(passes, flat, len(self.residual), self.squares, self.residual, w, *rest))
+        return int(loop(
+            passes, self._places, self._flat, self.problem.rows, self.squares, self.residual, w,
+            *rest,
+        ))  # fmt: skip
 
     def slopes(self) -> Floats:
         """Return the products of the scaled columns with the residual."""
-        return multiply(self._x, self.residual)
+        out = np.empty(len(self.columns))
+        native(column_cycles, "multiply_columns")(
+            self._places, self._flat, self.problem.rows, self.residual, out
+        )
+        return out
 
     def try_change(self, change: Floats, penalty: float) -> bool:
         """Change coefficients if that and the change of the penalty make the objective smaller."""
-        new = self.residual - multiply(self._x.T, change)
+        new = self._combine(-change, self.residual.copy())
         gained = 0.5 * float(new @ new - self.residual @ self.residual)
         if not gained + penalty < 0.0:
             return False
@@ -163,6 +195,9 @@ class DenseColumns(ColumnSet):
 
     def _multiply_from(self, before: int) -> Any:
         """Return the products of all scaled columns with those from a number on."""
+        if self._is_in_place:
+            copied = _transpose_columns(self.problem.x, self.columns[len(self._x) :])
+            self._x = np.concatenate([self._x, copied]) if len(self._x) else copied
         x = self._x.astype(np.float64, copy=False)
         added = x[before:]
         among = added @ added.T  # a product with its own transpose costs half
@@ -218,8 +253,10 @@ class SparseColumns(ColumnSet):
 
     @property
     def gram_cost(self) -> float:
-        """What all products cost, as the numbers that passes read in that time."""
+        """What the products not known yet cost, as the numbers that passes read in that time."""
         size = len(self.columns)
+        if size == len(self._gram):
+            return 0.0
         if size * size > 4 * self._x.nnz:
             return np.inf
         counts = np.bincount(self._x.indices, minlength=1).astype(np.float64)

@@ -1,9 +1,9 @@
 """Coordinate descent on the parabola of a loss, in the coefficients of a set of columns.
 
 A step costs the entries of its column. Once steps have cost as much as the products of the columns
-with each other, these are computed: a step then costs as many numbers as there are columns. Every
-few passes the last iterates are combined to one that is usually much better. Where that is slow,
-Newton's method finds the best coefficients of the columns in use.
+with each other that are not known yet, these are computed: a step then costs as many numbers as
+there are columns. Every few passes the last iterates are combined to one that is usually much
+better. Where that is slow, Newton's method finds the best coefficients of the columns in use.
 
 Source: Bertrand and Massias, AISTATS 2021 (Anderson's extrapolation).
 """
@@ -67,8 +67,8 @@ class Parabola:
         kept = np.zeros((_PASSES + 1, len(w)))
         since, leaps, care = 0, 1, 1.0
         for cycle in range(_CYCLES):
-            if steps is columns and self._spent + spent >= gram_cost:
-                self._spent += spent
+            if steps is columns and self._spent >= gram_cost:
+                self._spent = 0.0
                 slopes = columns.slopes() if cycle else v / columns.factor
                 steps = _ProductSteps(columns.extend_gram(), slopes)
             kept[0] = w
@@ -78,6 +78,7 @@ class Parabola:
             )  # fmt: skip
             visited = 1.0 + max(done - 1, 0) * np.count_nonzero(w) / len(w)
             spent += 2.0 * visited * steps.entries
+            self._spent += 2.0 * visited * steps.entries
             since += done
             if done == 0:
                 is_known = isinstance(steps, _ProductSteps) or is_careful
@@ -92,8 +93,6 @@ class Parabola:
                 self._try_coefficients(steps, w, extrapolate(kept))
                 spent += steps.entries
         self.passes = spent / max(columns.matrix_entries, 1)
-        if steps is columns:
-            self._spent += spent
         return w
 
     def _run_newton(self, steps: _ProductSteps, w: Floats, most: int) -> None:

@@ -110,7 +110,11 @@ def test_cycles_over_columns(dtype: Any, limit: float, is_positive: bool) -> Non
     w[::3] = 0.0
     kept, ends = np.zeros(3 * d), (0.2, 0.1, is_positive, limit)
     flat = dense.reshape(-1, order="F")
-    both(column_cycles, "cycle_dense", 3, flat, n, squares, residual, w, kept, *ends)
+    places = random.permutation(d)
+    both(column_cycles, "cycle_dense", 3, places, flat, n, squares, residual, w, kept, *ends)
+    both(column_cycles, "add_columns", places, flat, n, w, residual)
+    both(column_cycles, "multiply_columns", places, flat, n, residual, np.zeros(d))
+    both(column_cycles, "square_columns", places, flat, n, np.zeros(d))
     csc = sp.csc_matrix(dense)
     sums, shift = random.normal(size=d), np.array([0.3])
     both(
