@@ -24,7 +24,7 @@ PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", 
           "first_step", "memory", "data", "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "frameworks", "pipeline", "tables", "turns", "auto",
-          "checkpoints", "little_memory")  # fmt: skip
+          "checkpoints", "linear_threads", "little_memory")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
 
