@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphflow.linear.estimators.logistic import LogisticRegression
     from graphflow.linear.estimators.pca import PCA
     from graphflow.linear.estimators.support_vectors import LinearSVC, LinearSVR
+    from graphflow.linear.solvers.duhl import Duhl
     from graphflow.linear.tables.open_table import open_table as open
 
 _ESTIMATORS = {
@@ -27,10 +28,13 @@ _ESTIMATORS = {
     "PCA": "pca", "Ridge": "least_squares", "SVC": "kernel_svm",
 }  # fmt: skip
 
+_OTHERS = {"Duhl": ("solvers.duhl", "Duhl"), "open": ("tables.open_table", "open_table")}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "open":
-        return import_module(f"{__name__}.tables.open_table").open_table
+    if name in _OTHERS:
+        module, attribute = _OTHERS[name]
+        return getattr(import_module(f"{__name__}.{module}"), attribute)
     if name not in _ESTIMATORS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -48,10 +52,10 @@ sys.modules[__name__].__class__ = HintingModule
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ESTIMATORS, "open"})
+    return sorted({*globals(), *_ESTIMATORS, *_OTHERS})
 
 
 __all__ = [
-    "L1", "L1L2", "L2", "PCA", "SVC", "Bounds", "ElasticNet", "Glm", "GroupL1", "Lasso",
+    "L1", "L1L2", "L2", "PCA", "SVC", "Bounds", "Duhl", "ElasticNet", "Glm", "GroupL1", "Lasso",
     "LinearSVC", "LinearSVR", "LogisticRegression", "Penalty", "Ridge", "losses", "open",
 ]  # fmt: skip

@@ -33,6 +33,8 @@ class FitHistory:
         best: the certified model with the least objective; None before the first one.
         local_steps: the steps of a round, of a fit on several workers; None of others.
         plan: the `gf.Plan` of such a round.
+        loads: rows or columns that went to the accelerator up to each certificate, of solver
+            "duhl".
     """
 
     solver: str = ""
@@ -40,6 +42,7 @@ class FitHistory:
     best: CertifiedModel | None = None
     local_steps: int | None = None
     plan: Any = None
+    loads: list[int] = field(default_factory=list)
 
     @property
     def seconds(self) -> list[float]:

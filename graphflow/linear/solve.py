@@ -14,6 +14,7 @@ from graphflow.linear.fit_threads import use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import ascend_dual
+from graphflow.linear.solvers.duhl import Duhl, solve_on_accelerator
 from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
 from graphflow.linear.solvers.hessian import MANY
 from graphflow.linear.solvers.newton import choose_method, minimize_smooth
@@ -24,7 +25,7 @@ from graphflow.linear.solvers.working_sets import descend_columns
 from graphflow.linear.tables.table_stream import TableStream
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa")
+SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa", "duhl")
 BY_ROWS = ("sdca", "wild", "tpa")
 """Solvers that visit rows, one dual variable at a time."""
 
@@ -51,13 +52,14 @@ def choose_solver(problem: LinearProblem) -> str:
 
 
 def solve(
-    problem: LinearProblem, solver: str, tol: float, max_passes: float, history: FitHistory, *,
-    seed: int = 0, w: Floats | None = None, b: float = 0.0, threads: int = 1,
+    problem: LinearProblem, solver: str | Duhl, tol: float, max_passes: float,
+    history: FitHistory, *, seed: int = 0, w: Floats | None = None, b: float = 0.0,
+    threads: int = 1,
 ) -> CertifiedModel:  # fmt: skip
     """Solve a problem; Ctrl-C ends the work with the best model so far in `history.best`.
 
     Args:
-        solver: one of `SOLVERS`.
+        solver: one of `SOLVERS`, or a `Duhl`.
         tol: the relative gap that is enough.
         max_passes: passes over the data, at most.
         history: where certificates are noted.
@@ -68,10 +70,12 @@ def solve(
     Raises:
         LinearModelError: the solver does not fit the problem; names one that does.
     """
+    monitor = FitMonitor(problem, tol, max_passes, history)
     if isinstance(problem.x, TableStream):
-        return solve_stream(
-            problem, solver, FitMonitor(problem, tol, max_passes, history), seed, w, b
-        )
+        return solve_stream(problem, solver, monitor, seed, w, b)
+    if isinstance(solver, Duhl) or solver == "duhl":
+        options = solver if isinstance(solver, Duhl) else Duhl()
+        return solve_on_accelerator(problem, monitor, options, seed)
     chosen = choose_solver(problem) if solver == "auto" else solver
     _check_solver(problem, chosen)
     history.solver = chosen

@@ -64,9 +64,14 @@ def _look_for_gpus() -> FoundGpus:
     try:
         runtime: Any = import_cupy().cuda.runtime
         count = int(runtime.getDeviceCount())
+        for index in range(count):
+            runtime.getDeviceProperties(index)  # raises what planning would meet later
         reason = "" if count else "CuPy finds no GPU"
     except Exception as error:  # a missing driver raises CuPy's own types
-        count, reason = 0, f"CuPy is installed, but finds no GPU: {type(error).__name__}: {error}"
+        count, reason = (
+            0,
+            f"CuPy is installed, but cannot use a GPU: {type(error).__name__}: {error}",
+        )
     if reason:
         warnings.warn(
             f"{reason}; graphflow goes on with the CPU ({DEVICES}=cpu:0 says so beforehand)",

@@ -119,6 +119,19 @@ def test_a_slow_worker_takes_fewer_turns_from_a_pool(tmp_path: Path) -> None:
     assert (tmp_path / "servers/plan.html").stat().st_size > 100_000
 
 
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_file_larger_than_its_memory_is_fitted_with_proof(workers: str, tmp_path: Path) -> None:
+    more = ["--workers", workers]
+    done = ran("webspam.py", "--rows", "6000", "--memory", "8", *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    gaps = [float(gap) for gap in re.findall(r"relative gap ([\d.e+-]+)", done.stdout)]
+    assert len(gaps) == 2 + int(workers) and max(gaps) <= (1e-4 if workers == "1" else 1e-3)
+    assert "support vector machine: sdca" in done.stdout
+    halves = re.findall(r"have ([\d,]+) and ([\d,]+) rows", done.stdout)[0]
+    assert sum(int(each.replace(",", "")) for each in halves) == 6000
+    assert (tmp_path / "webspam/webspam.svg").read_text("utf-8").count("<polyline") == 2
+
+
 def test_an_example_says_why_there_is_no_slow_link(tmp_path: Path) -> None:
     done = ran("slow_link.py", cwd=tmp_path, PATH=str(tmp_path))
     assert done.returncode == 0 and list(tmp_path.iterdir()) == []
@@ -131,6 +144,9 @@ WRONG = [
     ("slow_link.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("servers.py", ["--workers", "1"], "a slow worker needs another one"),
     ("recommender.py", ["--users", "1"], "--users 1"),
+    ("webspam.py", ["--rows", "10"], "--rows 10: a model needs"),
+    ("webspam.py", ["--memory", "0"], "'0' is not a whole number"),
+    ("webspam.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("recommender.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("strategies.py", ["--steps", "0"], "'0' is not a whole number from 1 on"),
     ("strategies.py", ["--steps"], "expected one argument"),
@@ -215,10 +231,3 @@ def test_ctrl_c_ends_an_example_with_a_line_and_leaves_nothing(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-
-
-@pytest.mark.slow(reason="writes a file, and starts two workers")
-def test_two_workers_fit_a_file_that_nobody_reads_whole(tmp_path: Path) -> None:
-    done = ran("webspam.py", "--rows", "3000", "--columns", "500", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "no model has less than" in done.stdout

@@ -89,7 +89,7 @@ def note_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return opened
 
 
-def large(width: int = 256, layers: int = 6) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+def large(width: int = 256, layers: int = 3) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
     """A placeholder, a variable and a loss whose products are worth a GPU."""
     x = gf.placeholder("float32", (64, width), name="x")
     w = gf.variable(np.eye(width, dtype="float32"), name="w")
@@ -166,15 +166,16 @@ def test_a_pin_to_a_gpu_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
 # Broken GPUs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("call", ["getDeviceCount", "getDeviceProperties"])
 def test_cupy_that_finds_no_driver_is_told_once_and_the_cpu_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
+    call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch)
 
-    def fail() -> int:
+    def fail(*given: int) -> int:
         raise fake_cupy.CUDARuntimeError("cudaErrorInsufficientDriver: too old")
 
-    monkeypatch.setattr(fake_cupy.Runtime, "getDeviceCount", staticmethod(fail))
+    monkeypatch.setattr(fake_cupy.Runtime, call, staticmethod(fail))
     x, _, loss = large()
     with pytest.warns(RuntimeWarning, match=r"CuPy .*InsufficientDriver.*goes on with the CPU"):
         assert gf.Cluster.here().devices == (CPU,)
@@ -352,7 +353,7 @@ def test_a_graph_of_more_memory_than_a_gpu_has_free_is_divided(
 ) -> None:
     world = install(monkeypatch, memory=32 << 20)
     x = gf.placeholder("float32", (64, 256), name="x")
-    weights = [gf.variable(np.eye(256, dtype="float32"), name=f"w{i}") for i in range(12)]
+    weights = [gf.variable(np.eye(256, dtype="float32"), name=f"w{i}") for i in range(8)]
     h = x
     for w in weights:
         h = gf.tanh(h @ w)
@@ -451,3 +452,14 @@ def test_a_worker_opens_a_gpu_when_a_program_needs_it(monkeypatch: pytest.Monkey
     host.prepare("s", "q", {})
     assert opened == [0]
     host.close("s")
+
+
+@pytest.mark.gpu
+def test_a_gpu_of_this_machine_gets_a_graph_that_gains_by_it() -> None:
+    x, _, loss = large(width=2048, layers=8)
+    fed = {x: np.ones((64, 2048), "float32")}
+    with gf.Session() as session:
+        value = session.run(loss, fed)
+        assert GPU in session.plan().placement.values()
+    with gf.Session(devices=["cpu:0"]) as session:
+        np.testing.assert_allclose(value, session.run(loss, fed), rtol=1e-4)

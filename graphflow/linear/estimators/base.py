@@ -27,6 +27,7 @@ from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
+from graphflow.linear.solvers.duhl import Duhl
 from graphflow.linear.tables.disk_table import DiskTable
 from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.linear.tables.table_input import (
@@ -56,7 +57,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     max_iter: int
     tol: float
-    solver: str
+    solver: str | Duhl
     threads: int | None = None
     cluster: Any = None
     local_steps: int | str = "auto"
@@ -78,9 +79,10 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
             if not is_number or not value >= low:
                 raise LinearModelError(f"{name} must be a number of at least {low}, not {value!r}")
-        if self.solver not in SOLVERS:
+        if not isinstance(self.solver, Duhl) and self.solver not in SOLVERS:
             raise LinearModelError(
-                f"solver must be one of {', '.join(SOLVERS)}, not {self.solver!r}"
+                f"solver must be one of {', '.join(SOLVERS)}, or a gf.linear.Duhl, not "
+                f"{self.solver!r}"
             )
         if self.cluster is not None and self.solver not in ("auto", "sdca", "cd"):
             raise LinearModelError(
@@ -178,6 +180,12 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             w, b: the model to begin with, for solvers that do not work on the dual.
         """
         most = self.max_iter
+        if self.cluster is not None and isinstance(problems[0].x, TableStream):
+            table = problems[0].x.table
+            raise LinearModelError(
+                f"cluster= takes tables that fit into memory, and {table.path} is larger than "
+                f"memory={table.memory:,} bytes; raise memory=, or leave out cluster="
+            )
         if self.cluster is None:
             return [
                 self._run_solver(partial(

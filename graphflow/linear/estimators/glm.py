@@ -13,6 +13,7 @@ from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.losses import Loss
 from graphflow.linear.penalties import L1, L1L2, L2
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 
 _LOSSES = {
     "squared": losses.squared,
@@ -44,7 +45,7 @@ class Glm(LinearRegressor):
 
     def __init__(
         self, loss: str | Loss = "squared", penalty: Any = None, *, fit_intercept: bool = False,
-        tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
+        tol: float = 1e-6, max_iter: int = 10_000, solver: str | Duhl = "auto",
         threads: int | None = None, random_state: int | None = None, cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip

@@ -12,6 +12,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 
 
 class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
@@ -31,7 +32,7 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
 
     def __init__(
         self, alpha: Any = 1.0, *, fit_intercept: bool = True, tol: float = 1e-8,
-        max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        max_iter: int = 10_000, solver: str | Duhl = "auto", threads: int | None = None,
         cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
@@ -91,7 +92,7 @@ class ElasticNet(LinearRegressor):
     def __init__(
         self, alpha: float = 1.0, *, l1_ratio: float = 0.5, fit_intercept: bool = True,
         tol: float = 1e-6, max_iter: int = 10_000, positive: bool = False,
-        warm_start: bool = False, solver: str = "auto", threads: int | None = None,
+        warm_start: bool = False, solver: str | Duhl = "auto", threads: int | None = None,
         cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha
@@ -156,7 +157,7 @@ class Lasso(ElasticNet):
     def __init__(
         self, alpha: float = 1.0, *, fit_intercept: bool = True, tol: float = 1e-6,
         max_iter: int = 10_000, positive: bool = False, warm_start: bool = False,
-        solver: str = "auto", threads: int | None = None, cluster: Any = None,
+        solver: str | Duhl = "auto", threads: int | None = None, cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.alpha = alpha

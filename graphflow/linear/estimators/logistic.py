@@ -13,6 +13,7 @@ from graphflow.linear.estimators.base import LinearClassifier
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.fit_threads import count_threads, use_threads
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
 from graphflow.linear.tables.table_stream import TableStream
 
@@ -40,7 +41,7 @@ class LogisticRegression(LinearClassifier):
     def __init__(
         self, *, C: float = 1.0, l1_ratio: float = 0.0, fit_intercept: bool = True,
         class_weight: Any = None, tol: float = 1e-6, max_iter: int = 10_000,
-        warm_start: bool = False, solver: str = "auto", threads: int | None = None,
+        warm_start: bool = False, solver: str | Duhl = "auto", threads: int | None = None,
         random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.C = C

@@ -11,6 +11,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier, LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 
 
 def _bias_of(estimator: Any) -> float:
@@ -58,7 +59,7 @@ class LinearSVC(LinearClassifier):
     def __init__(
         self, penalty: str = "l2", loss: str = "squared_hinge", *, C: float = 1.0,
         fit_intercept: bool = True, intercept_scaling: float = 1.0, class_weight: Any = None,
-        tol: float = 1e-6, max_iter: int = 10_000, solver: str = "auto",
+        tol: float = 1e-6, max_iter: int = 10_000, solver: str | Duhl = "auto",
         threads: int | None = None, random_state: int | None = None, cluster: Any = None,
         local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
@@ -129,7 +130,7 @@ class LinearSVR(LinearRegressor):
     def __init__(
         self, *, epsilon: float = 0.0, C: float = 1.0, loss: str = "epsilon_insensitive",
         fit_intercept: bool = True, intercept_scaling: float = 1.0, tol: float = 1e-6,
-        max_iter: int = 10_000, solver: str = "auto", threads: int | None = None,
+        max_iter: int = 10_000, solver: str | Duhl = "auto", threads: int | None = None,
         random_state: int | None = None, cluster: Any = None, local_steps: int | str = "auto",
     ) -> None:  # fmt: skip
         self.epsilon = epsilon

@@ -3,8 +3,9 @@
 Each thread runs the same loop with its number `k`. The arrays that all share:
 
     plan      int64: the rows that are active, the state of random numbers, the rows visited so far
-    numbers   float64: the overlap that is foreseen, the width of the slopes in the last pass
-    ends      float64, a line for each thread: the least and greatest projected slope of its rows
+    numbers   float64: the overlap that is foreseen
+    ends      float64, a line for each thread: the least and greatest projected slope of its rows,
+              and the sum of their gaps
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from graphflow.linear.loops.row_passes import (
     dense_svm_rows,
     sparse_rows,
     sparse_svm_rows,
+    widen_bounds,
 )
 from graphflow.linear.loops.thread_meetings import (
     LINE,
@@ -60,17 +62,18 @@ def visit_rows(
 
 
 def threaded_rows(
-    k: int, threads: int, least: int, wanted: int, width: float, is_svm: bool, is_sparse: bool,
+    k: int, threads: int, least: int, wanted: int, enough: float, is_svm: bool, is_sparse: bool,
     plan: Any, numbers: Any, ends: Any, meeting: Any, order: Any, spare: Any, kept: Any,
     shared: Any, size: int, steps: Any, old: Any, sums: Any, bounds: Any, values: Any, places: Any,
     offsets: Any, d: int, squares: Any, y: Any, c: Any, loss: int, parameter: float,
     inverse: float, bias: float, beta: Any,
 ) -> None:  # fmt: skip
-    """Make passes until `wanted` rows were visited, or the slopes of an SVM lie within `width`.
+    """Make passes until `wanted` rows were visited, or the gaps of an SVM's rows add up to little.
 
     Args:
         k, threads: the thread, and how many there are.
         least: rows that are worth a thread in a turn.
+        wanted, enough: the visits after which no pass begins, and the sum of gaps.
         is_svm: True for passes that leave out rows at a bound, for a (squared) hinge loss.
         is_sparse: True for a matrix in CSR form; a dense one has its numbers in `values`.
         order, spare: (rows,) the rows, the active ones first; and room for as many.
@@ -92,7 +95,7 @@ def threaded_rows(
         parts = count_parts(active, least, threads)
         turns = max(1, active // (least * parts))
         pieces = turns * parts
-        low, high = INF, -INF
+        low, high, gap = INF, -INF, 0.0
         for turn in range(turns):
             piece = min(turn * parts + k, pieces)
             rows = order[active * piece // pieces : active * min(piece + 1, pieces) // pieces]
@@ -106,7 +109,7 @@ def threaded_rows(
                     rows, is_svm, is_sparse, bound, values, places, offsets, d, squares, y, c,
                     loss, parameter, inverse * foreseen, bias, beta, copy,
                 )  # fmt: skip
-                low, high = min(low, bound[2]), max(high, bound[3])
+                low, high, gap = min(low, bound[2]), max(high, bound[3]), gap + bound[4]
             if parts > 1:
                 count = meet(meeting, threads, count)
                 if k < parts:
@@ -117,15 +120,17 @@ def threaded_rows(
                     end_turn(k, parts, rows, beta, old, w, steps, foreseen, found)
                 overlap = next_overlap(foreseen, found, parts)
                 count = meet(meeting, threads, count)
-        ends[k * LINE], ends[k * LINE + 1] = low, high
+        ends[k * LINE], ends[k * LINE + 1], ends[k * LINE + 2] = low, high, gap
         count = meet(meeting, threads, count)
+        low, high, gap = INF, -INF, 0.0
         for q in range(threads):
             low, high = min(low, ends[q * LINE]), max(high, ends[q * LINE + 1])
-        bound[0] = low if low < 0.0 else -INF
-        bound[1] = high if high > 0.0 else INF
+            gap += ends[q * LINE + 2]
+        bound[2], bound[3], bound[4] = low, high, gap
+        widen_bounds(bound)
         visited += active
-        going = visited < wanted and not (is_svm and high - low <= width)
+        going = visited < wanted and not (is_svm and gap <= enough)
         if k == 0:
-            plan[2], numbers[0], numbers[1] = visited, overlap, high - low
+            plan[2], numbers[0] = visited, overlap
             if is_svm:
                 plan[0] = drop_idle(order, active, pieces, kept, spare)

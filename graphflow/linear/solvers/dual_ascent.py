@@ -51,7 +51,7 @@ def ascend_dual(
         the dual variables.
     """
     beta = first_dual(problem) if start is None else start
-    kind = _ShrinkingAscent if problem.loss.code in SHRINKS else DualAscent
+    kind = ShrinkingAscent if problem.loss.code in SHRINKS else DualAscent
     kind(problem, beta, np.random.default_rng(seed)).run(monitor)
     return beta
 
@@ -147,7 +147,7 @@ class DualAscent:
         """Prepare for further passes after a certificate."""
 
 
-class _ShrinkingAscent(DualAscent):
+class ShrinkingAscent(DualAscent):
     """Leaves out rows at a bound, until the gap of the other ones is small enough.
 
     Each visit knows the gap of its row, so passes know about when a certificate is worth its time.
@@ -196,4 +196,4 @@ class _ShrinkingAscent(DualAscent):
         return max(self.problem.dual(self.beta, w * self.problem.l2), 0.0)
 
 
-__all__ = ["SHRINKS", "DualAscent", "ascend_dual", "first_dual"]
+__all__ = ["SHRINKS", "DualAscent", "ShrinkingAscent", "ascend_dual", "first_dual"]

@@ -22,6 +22,7 @@ from graphflow.linear.fit_history import CertifiedModel, FitMonitor
 from graphflow.linear.loops import row_passes
 from graphflow.linear.losses import LOGISTIC, Floats
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers.duhl import Duhl
 from graphflow.linear.solvers.newton import minimize_smooth
 from graphflow.linear.tables.table_stream import RowChunk, TableStream
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
@@ -51,7 +52,7 @@ def choose_stream_solver(problem: LinearProblem) -> str:
 
 
 def solve_stream(
-    problem: LinearProblem, solver: str, monitor: FitMonitor, seed: int = 0,
+    problem: LinearProblem, solver: str | Duhl, monitor: FitMonitor, seed: int = 0,
     w: Floats | None = None, b: float = 0.0,
 ) -> CertifiedModel:  # fmt: skip
     """Solve a problem whose table is a `TableStream`.
@@ -60,12 +61,13 @@ def solve_stream(
         LinearModelError: the solver does not fit the problem, or needs the table in memory.
     """
     best = choose_stream_solver(problem)
-    chosen = {"auto": best, "newton": "cg"}.get(solver, solver)
+    name = solver if isinstance(solver, str) else "duhl"
+    chosen = {"auto": best, "newton": "cg"}.get(name, name)
     can_ascend = problem.l2 > 0.0 and not problem.has_intercept
     can_step = problem.loss.slope is not None
     if not {"sdca": can_ascend, "cg": can_step}.get(chosen, False):
         raise LinearModelError(
-            f"solver={solver!r} does not solve this problem chunk by chunk, and "
+            f"solver={name!r} does not solve this problem chunk by chunk, and "
             f"{problem.x.table.path} is larger than memory={problem.x.table.memory:,} bytes; use "
             f"solver={best!r} or 'auto', or raise memory="
         )

@@ -16,6 +16,7 @@ Source: Ma et al., ICML 2015 (CoCoA+, σ'); Ioannou, Mendler-Dünner and Parnell
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,12 @@ from graphflow.linear.loops import threaded_passes
 from graphflow.linear.loops.thread_meetings import LINE
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.dual_ascent import SHRINKS, DualAscent, first_dual
+from graphflow.linear.solvers.dual_ascent import (
+    SHRINKS,
+    DualAscent,
+    ShrinkingAscent,
+    first_dual,
+)
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import Pool
 
@@ -49,90 +55,139 @@ def ascend_on_threads(
     Returns:
         the dual variables.
     """
-    beta = first_dual(problem)
+    beta, random = first_dual(problem), np.random.default_rng(seed)
     # Threads wait for each other inside of loops, so all of them have to come. Ctrl-C ends lines
     # of the main thread alone; so another thread calls the pool.
     with ThreadPoolExecutor(1, "graphflow-ascent") as caller:
-        _ThreadedAscent(problem, beta, seed, pool, caller).run(monitor)
+        team = _Team(problem, pool, caller, int(random.integers(1 << 31)))
+        if problem.loss.code in SHRINKS:
+            _ThreadedShrinkingAscent(problem, beta, random, team).run(monitor)
+        else:
+            _ThreadedAscent(problem, beta, random, team).run(monitor)
     return beta
 
 
-def rows_for_a_thread(problem: LinearProblem, threads: int) -> int:
+def rows_for_a_thread(problem: LinearProblem) -> int:
     """Return how many rows in a turn are worth a thread."""
     row_ns = fit_threads.pass_ns(problem.x) / max(problem.rows, 1)
     turn_ns = 20.0 * _MEETING_NS + 10.0 * _WEIGHT_NS * (problem.columns + 1)
     return max(threaded_passes.BUCKET, int(turn_ns / row_ns))
 
 
-class _ThreadedAscent(DualAscent):
-    """Visits rows on the threads of a pool.
+class _Team:
+    """Threads that make passes over rows together.
 
     Args:
         problem: the problem.
-        beta: the dual variables, which follow.
-        seed: of the order of rows.
         pool: the threads.
         caller: one further thread.
+        seed: of the order of rows, 31 bits.
+
+    Attributes:
+        order: the rows, the active ones first.
+        bounds: (threads, LINE) five numbers of each thread as in `dense_svm_rows`.
+        w: the weights that all share.
     """
 
     def __init__(
-        self, problem: LinearProblem, beta: Floats, seed: int, pool: Pool,
-        caller: ThreadPoolExecutor,
-    ) -> None:  # fmt: skip
+        self, problem: LinearProblem, pool: Pool, caller: ThreadPoolExecutor, seed: int
+    ) -> None:
         n, threads, size = problem.rows, pool.threads, (problem.columns // LINE + 2) * LINE
-        self._pool, self._caller = pool, caller
-        self._least = rows_for_a_thread(problem, threads)
-        self._is_svm = problem.loss.code in SHRINKS
-        self._width = 1.0
-        self._plan = np.array([n, (seed * 2654435761 + 1) & 0x7FFFFFFF, 0])
-        self._numbers = np.array([float(threads), np.inf])
+        self._problem, self._pool, self._caller = problem, pool, caller
+        self._least = rows_for_a_thread(problem)
+        self._plan, self._numbers = np.array([n, seed, 0]), np.array([float(threads)])
         self._meeting = np.zeros(1, np.int64)
-        self._bounds = np.zeros(threads * LINE)
         self._shared, self._size = np.zeros((threads + 1) * size), size
-        self._order = np.arange(n)
         self._rooms = (
             np.zeros(n, np.int64), np.zeros(n // self._least + threads, np.int64),
             np.zeros(threads * LINE), np.zeros(problem.columns + 1), np.zeros(n),
             np.zeros(2 * threads * LINE),
         )  # fmt: skip
-        super().__init__(problem, beta, np.random.default_rng(seed))
-        self._activate()
+        self.order, self.bounds = np.arange(n), np.zeros((threads, LINE))
+        self.w = self._shared[: problem.columns + 1]
 
-    def _compute_weights(self) -> None:
-        super()._compute_weights()
-        self._shared[: len(self.w)] = self.w
+    def pass_until(
+        self, active: int, visits: int, enough: float, arrays: tuple[Any, ...], squares: Floats,
+        beta: Floats,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Pass over the active rows until there were enough visits, or their gaps are small enough.
 
-    def _go(self, wanted: float) -> float:
-        problem, loss, threads = self.problem, self.problem.loss, self._pool.threads
+        Args:
+            active: how many rows are active.
+            visits: the number of visits after which no pass begins.
+            enough: the sum of gaps of an SVM's rows that ends the work.
+            arrays: the matrix, as the loops take it.
+            squares, beta: of the rows: squared norms and dual variables, which follow.
+
+        Returns:
+            how many rows are active then, and the number of visits.
+        """
+        problem, loss, threads = self._problem, self._problem.loss, self._pool.threads
         spare, kept, ends, steps, old, sums = self._rooms
-        none = np.zeros(1, np.int64)
-        arrays = self._arrays if problem.is_sparse else (*self._arrays, none, none)
-        self._meeting[:] = 0
+        if not problem.is_sparse:
+            none = np.zeros(1, np.int64)
+            arrays = (*arrays, none, none)
+        self._meeting[0], self._plan[0] = 0, active
         loop = native(threaded_passes, "threaded_rows")
 
         def part(k: int) -> None:
             loop(
-                k, threads, self._least, int(wanted * problem.rows), self._width, self._is_svm,
-                problem.is_sparse, self._plan, self._numbers, ends, self._meeting, self._order,
-                spare, kept, self._shared, self._size, steps, old, sums, self._bounds, *arrays,
-                problem.columns, self.squares, problem.y, problem.c, loss.code, loss.parameter,
-                1.0 / problem.l2, float(problem.bias), self.beta,
+                k, threads, self._least, visits, enough, loss.code in SHRINKS, problem.is_sparse,
+                self._plan, self._numbers, ends, self._meeting, self.order, spare, kept,
+                self._shared, self._size, steps, old, sums, self.bounds.reshape(-1), *arrays,
+                problem.columns, squares, problem.y, problem.c, loss.code, loss.parameter,
+                1.0 / problem.l2, float(problem.bias), beta,
             )  # fmt: skip
 
         self._caller.submit(self._pool.run, part, threads).result()
-        return float(self._plan[2]) / problem.rows
+        return int(self._plan[0]), int(self._plan[2])
 
-    def _go_on(self) -> None:
-        if self._is_svm and self._numbers[1] <= self._width:
-            self._width *= 0.3
-            self._activate()
 
-    def _activate(self) -> None:
-        """Let all rows be visited again."""
-        self._plan[0] = self.problem.rows
-        self._order[:] = np.arange(self.problem.rows)
-        lines = self._bounds.reshape(-1, LINE)
-        lines[:, 0], lines[:, 1] = -np.inf, np.inf
+class _ThreadedAscent(DualAscent):
+    """Visits all rows in each pass, on the threads of a team."""
+
+    def __init__(
+        self, problem: LinearProblem, beta: Floats, random: np.random.Generator, team: _Team
+    ) -> None:
+        self._team = team
+        super().__init__(problem, beta, random)
+
+    def _compute_weights(self) -> None:
+        super()._compute_weights()
+        self._team.w[:] = self.w
+
+    def _go(self, wanted: float) -> float:
+        n = self.problem.rows
+        visits = max(1, round(wanted * n))
+        more = (self._arrays, self.squares, self.beta)
+        return self._team.pass_until(n, visits, 0.0, *more)[1] / n
+
+
+class _ThreadedShrinkingAscent(ShrinkingAscent):
+    """Leaves out rows at a bound, on the threads of a team."""
+
+    def __init__(
+        self, problem: LinearProblem, beta: Floats, random: np.random.Generator, team: _Team
+    ) -> None:
+        self._team = team
+        super().__init__(problem, beta, random)
+
+    def _compute_weights(self) -> None:
+        super()._compute_weights()
+        self._team.w[:] = self.w
+        self.w = self._team.w  # follows the passes
+
+    def _pass_until(self, gap: float, passes: float) -> float:
+        n, team = self.problem.rows, self._team
+        if self._state[0] == n:  # neighbours stand beside each other again
+            team.order[:] = np.arange(n)
+        team.bounds[:, :5] = self._bounds
+        more = (self._arrays, self.squares, self.beta)
+        visits = max(1, round(passes * n))
+        found = team.pass_until(int(self._state[0]), visits, max(gap, 0.0), *more)
+        self._bounds[:] = team.bounds[0, :5]
+        self._state[0] = found[0]
+        return found[1] / n
 
 
 __all__ = ["ascend_on_threads", "rows_for_a_thread"]

@@ -17,7 +17,12 @@ from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.loops.thread_meetings import LINE
 from graphflow.linear.losses import SQUARED_HINGE, Floats
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.dual_ascent import SHRINKS, DualAscent, first_dual
+from graphflow.linear.solvers.dual_ascent import (
+    SHRINKS,
+    DualAscent,
+    ShrinkingAscent,
+    first_dual,
+)
 from graphflow.ops.kernels.jit.thread_pool import Pool
 
 
@@ -35,68 +40,63 @@ def ascend_wildly(
     Returns:
         the dual variables.
     """
-    beta = first_dual(problem)
-    _WildAscent(problem, beta, seed, pool).run(monitor)
+    beta, random = first_dual(problem), np.random.default_rng(seed)
+    kind = _WildShrinkingAscent if problem.loss.code in SHRINKS else _WildAscent
+    kind(problem, beta, random, pool).run(monitor)
     return beta
 
 
 class _WildAscent(DualAscent):
-    """Lets each thread of a pool visit its own rows.
+    """Lets each thread of a pool visit some of all rows in each pass."""
 
-    Args:
-        problem: the problem.
-        beta: the dual variables, which follow.
-        seed: of the rows of each thread and their order.
-        pool: the threads.
-    """
-
-    def __init__(self, problem: LinearProblem, beta: Floats, seed: int, pool: Pool) -> None:
-        super().__init__(problem, beta, np.random.default_rng(seed))
+    def __init__(
+        self, problem: LinearProblem, beta: Floats, random: np.random.Generator, pool: Pool
+    ) -> None:
+        super().__init__(problem, beta, random)
         self._pool = pool
-        self._randoms = [np.random.default_rng((seed, k)) for k in range(pool.threads)]
-        self._orders = np.array_split(self.random.permutation(problem.rows), pool.threads)
-        self._is_svm = problem.loss.code in SHRINKS
-        self._bounds = np.zeros((pool.threads, LINE))
-        self._width = 1.0
-        self._activate()
 
-    def _go(self, wanted: float) -> float:
-        passes = since = 0.0
-        while passes < wanted and not self._is_ready():
-            visited = sum(self._active)
-            self._pool.run(self._visit_own, self._pool.threads)
-            passes += visited / self.problem.rows
-            since += visited / self.problem.rows
-            if since >= 1.0:
-                self._compute_weights()
-                since = 0.0
-        return passes
+    def _pass(self) -> int:
+        self._compute_weights()
+        loss = self.problem.loss
+        orders = np.array_split(self.random.permutation(self.problem.rows), self._pool.threads)
+        self._pool.run(
+            lambda k: self._visit("rows", (orders[k],), (loss.code, loss.parameter)), len(orders)
+        )
+        return self.problem.rows
 
-    def _visit_own(self, k: int) -> None:
-        order, loss = self._orders[k], self.problem.loss
-        self._randoms[k].shuffle(order[: self._active[k]])
-        if not self._is_svm:
-            self._visit("rows", (order,), (loss.code, loss.parameter))
-            return
-        bounds = self._bounds[k]
-        before = (order, self._active[k], bounds)
-        self._active[k] = self._visit("svm_rows", before, (loss.code == SQUARED_HINGE,))
-        bounds[0] = bounds[2] if bounds[2] < 0.0 else -np.inf
-        bounds[1] = bounds[3] if bounds[3] > 0.0 else np.inf
 
-    def _is_ready(self) -> bool:
-        least, most = self._bounds[:, 2].min(), self._bounds[:, 3].max()
-        return self._is_svm and bool(most - least <= self._width)
+class _WildShrinkingAscent(ShrinkingAscent):
+    """Lets each thread of a pool visit its own rows, and leave out those at a bound."""
 
-    def _go_on(self) -> None:
-        if self._is_ready():
-            self._width *= 0.3
-            self._activate()
+    def __init__(
+        self, problem: LinearProblem, beta: Floats, random: np.random.Generator, pool: Pool
+    ) -> None:
+        super().__init__(problem, beta, random)
+        self._pool = pool
+        self._orders = np.array_split(random.permutation(problem.rows), pool.threads)
+        self._states = np.zeros((pool.threads, LINE), np.int64)
+        self._states[:, 1] = random.integers(1 << 31, size=pool.threads)
+        self._own_bounds = np.zeros((pool.threads, LINE))
 
-    def _activate(self) -> None:
-        """Let all rows be visited again."""
-        self._active = [len(order) for order in self._orders]
-        self._bounds[:, :4] = [-np.inf, np.inf, -np.inf, np.inf]
+    def _pass_until(self, gap: float, passes: float) -> float:
+        n, threads = self.problem.rows, self._pool.threads
+        if np.isinf(self._bounds[:2]).all():  # all rows come back
+            self._states[:, 0] = [len(order) for order in self._orders]
+            self._own_bounds[:, :2] = -np.inf, np.inf
+        is_squared = self.problem.loss.code == SQUARED_HINGE
+        # In a pass at most: then the weights are computed again.
+        visits, enough = max(1, round(min(passes, 1.0) * n / threads)), max(gap, 0.0) / threads
+        visited = [0] * threads
+
+        def part(k: int) -> None:
+            before = (visits, enough, self._states[k], self._orders[k], self._own_bounds[k])
+            visited[k] = self._visit("svm_passes", before, (is_squared,))
+
+        self._pool.run(part, threads)
+        self._state[0] = self._states[:, 0].sum()
+        self._bounds[:2], self._bounds[4] = 0.0, self._own_bounds[:, 4].sum()
+        self._compute_weights()
+        return sum(visited) / n
 
 
 __all__ = ["ascend_wildly"]

@@ -15,10 +15,11 @@ from graphflow.errors import LinearModelError
 from graphflow.linear.losses import Floats
 from graphflow.linear.tables.disk_table import DiskTable
 
-_ROW_STATE, _COLUMN_STATE = 120, 96
+_ROW_STATE, _COLUMN_STATE = 160, 96
 """Bytes that a solver and certificates take for each row and column."""
-_CHUNKS = 6
-"""Chunks that fit into memory: one is worked on, with what is computed from it, one is read."""
+_CHUNKS = 8
+"""Chunks that fit into memory: one is worked on, with squares of it, one is read and put together,
+and one is not yet freed."""
 _LEAST, _MOST = 1 << 16, 64 << 20
 """Bytes of a chunk, unless a row has more."""
 _SEGMENTS = 16

@@ -98,13 +98,10 @@ def test_without_copies_the_session_outlives_a_server_that_was_to_join(
         assert model.state(s) == undisturbed(3)
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(4, marks=SLOW), pytest.param(2, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("victim", [0, 4, 2])
 @pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"replicas": 2}, id="mirrors"),
-        pytest.param({}, id="checkpoint", marks=SLOW),
-    ],
+    "options", [pytest.param({"replicas": 2}, id="mirrors"), pytest.param({}, id="checkpoint")]
 )
 def test_a_worker_that_dies_while_rows_move_costs_no_bit(
     victim: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

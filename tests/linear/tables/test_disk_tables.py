@@ -21,7 +21,7 @@ from graphflow.linear.tables.row_store import RowStore
 from graphflow.linear.tables.table_stream import TableStream
 
 ROWS, COLUMNS = 3000, 40
-SMALL = 900_000
+SMALL = 1_300_000
 """Bytes that hold the vectors and some chunks of the tables below, but not the tables."""
 
 
@@ -137,7 +137,7 @@ def test_what_does_not_suit_is_refused_with_numbers(
 ) -> None:
     x, y = data
     small = gf.linear.open(paths[".svm"], memory=SMALL)
-    with pytest.raises(LinearModelError, match=r"memory=900,000 bytes; raise memory="):
+    with pytest.raises(LinearModelError, match=r"memory=1,300,000 bytes; raise memory="):
         gf.linear.Lasso().fit(small)
     with pytest.raises(LinearModelError, match="use solver='cg' or 'auto', or raise memory="):
         gf.linear.Ridge(solver="cholesky").fit(small)
@@ -213,3 +213,22 @@ def test_memory_stays_below_its_limit(tmp_path: Path) -> None:
     )  # fmt: skip
     used, gap = map(float, done.stdout.split())
     assert used < memory and gap <= 1e-3
+
+
+def test_ctrl_c_leaves_the_last_certified_model(
+    paths: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = TableStream._read_chunk, 0
+
+    def read_some(self: TableStream, segments: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == 6 * self.chunks:  # after the first certificate
+            raise KeyboardInterrupt
+        return read(self, segments)
+
+    monkeypatch.setattr(TableStream, "_read_chunk", read_some)
+    model = gf.linear.LinearSVR(C=100.0, tol=1e-12)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(gf.linear.open(paths[".svm"], memory=SMALL))
+    assert model.coef_.shape == (COLUMNS,) and 0.0 < model.certificate_.relative_gap < 1.0
