@@ -19,14 +19,22 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 from peers import RESULTS
 
-SCRIPTS = {path.stem: path for path in Path(__file__).resolve().parent.glob("*/*.py")}
+FOLDERS = ("models", "kernels", "placement", "processes", "runtime")
+SCRIPTS = {
+    path.stem: path
+    for folder in FOLDERS
+    for path in Path(__file__).resolve().parent.glob(f"{folder}/*.py")
+}
 PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", "chain",
           "first_step", "memory", "data", "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
-          "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "auto",
-          "checkpoints", "linear_threads", "little_memory")  # fmt: skip
+          "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "windows", "takeover",
+          "block_methods", "auto", "checkpoints", "linear_threads",
+          "little_memory")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
-       ["--nodes", "10000"], "placers": [], "memory": []}  # fmt: skip
+       ["--nodes", "10000"], "placers": [], "memory": [], "linear_models": ["--quick", "--rounds",
+       "2"], "windows": ["--draws", "1", "--only", "bsp", "pool"], "takeover": ["--sizes", "10M",
+       "--kills", "1"]}  # fmt: skip
 
 
 def results_of(name: str, threads: int, quick: bool) -> dict[str, Any] | None:

@@ -33,8 +33,9 @@ def observe_turns(
 ) -> None:
     """Learn the seconds of the parties of each window that the steps ran.
 
-    A worker's turns are observed one by one, `RECENT` of a step at most, evenly over the window. Of
-    a server, the mean over the pushes of a step counts in the place of each.
+    Of a worker's turns in a step, `RECENT` are observed, evenly over the window, if need be one of
+    them several times. So the latest window counts alone: a worker that is slow now may have been
+    quick before. Of a server, the mean over the pushes of a step counts in the place of each.
 
     Args:
         bindings: the sizes of symbols in these steps.
@@ -55,7 +56,7 @@ def observe_turns(
             bucket = turn_bucket(body, i, classes[device], True, work.turn)
             speed = cluster.device(device).speed
             for each in took.get((compiled.graph.names[node], i), ()):
-                picked = np.linspace(0, len(each) - 1, min(RECENT, len(each))).astype(int)
+                picked = np.linspace(0, len(each) - 1, RECENT).astype(int)
                 seconds = [each[k] for k in picked]
                 if i in rules.servers:
                     seconds = [sum(each) / sum(rules.turns)] * len(picked)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import graphflow as gf
+from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
+from graphflow.ops.control_flow.concurrent import parties_of
 from graphflow.placement.calibration.calibrate import profile
+from graphflow.placement.calibration.cluster_rates import device_classes, rates
 from graphflow.placement.calibration.profile_file import profile_path
+from graphflow.placement.calibration.trace_corrections import TraceCorrections, median_ratio
+from graphflow.placement.cost_model.window_costs import party_works, turn_bucket
 from graphflow.placement.plans.reports.window_lines import measured_seconds
+from graphflow.planning.turn_observations import observe_turns
 from graphflow.runtime.program import program
+from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 from tests.faults import hazards
-from tests.ops.communication.servers import server_and_workers
+from tests.ops.communication.servers import server_and_workers, window_rules
 
 DELAYS = (0.002, 0.02, 0.04)
 """Seconds of an update, and of a turn of each worker."""
@@ -54,6 +64,42 @@ def test_a_traced_window_is_predicted(nothing_learned: None) -> None:
     assert window.seconds == pytest.approx(took, rel=0.15)
     (line,) = [line for line in str(plan).splitlines() if "window concurrent" in line]
     assert ", measured " in line
+
+
+def test_the_latest_window_says_which_worker_is_slow() -> None:
+    """A slow worker of a pool takes few turns, and was quick in windows before."""
+    turns = (4, 4)
+    rules = window_rules(turns, consistency="pool")
+    weights, order, _ = server_and_workers(np.ones(5), turns, rules=rules)
+    cluster = gf.Cluster.local(3, threads=1)
+    graph = Graph([weights, order])
+    (node,) = graph.of_op("concurrent")
+    home = cluster.devices[0]
+    compiled: Any = SimpleNamespace(graph=graph, devices={node: home})
+    learned = TraceCorrections()
+
+    def window(took: Mapping[int, Sequence[float]]) -> TraceStep:
+        events = [
+            TraceEvent(
+                home, f"{graph.names[node]}/{party}/T{number}", "compute", 0, int(each * 1e9)
+            )
+            for party, seconds in took.items()
+            for number, each in enumerate(seconds)
+        ]
+        return TraceStep(0, 0, 1, tuple(events), {})
+
+    def seconds_of(party: int) -> float:
+        rate = rates(cluster, None, True)[home]
+        work = party_works(node, {}, [rate] * 3)[party]
+        body = parties_of(node.attrs)[party]
+        bucket = turn_bucket(body, party, device_classes(cluster)[home], True, work.turn)
+        return median_ratio(learned.evidence(bucket).ratios) * work.turn
+
+    for slow, quick in ((1, 2), (2, 1), (1, 2)):
+        step = window({slow: [0.06] * 2, quick: [0.02] * 6})
+        observe_turns(learned, cluster, None, compiled, {}, [step])
+        assert seconds_of(slow) == pytest.approx(0.06)
+        assert seconds_of(quick) == pytest.approx(0.02)
 
 
 def test_a_long_window_has_a_bounded_trace(monkeypatch: pytest.MonkeyPatch) -> None:

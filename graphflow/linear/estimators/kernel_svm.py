@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import FitHistory
-from graphflow.linear.solvers.kernel_machine import KernelModel, solve_kernel_machine
+from graphflow.linear.solvers.kernel_machine import KernelModel, KernelRows, solve_kernel_machine
 
 _KERNELS = ("linear", "poly", "rbf", "sigmoid", "precomputed")
 
@@ -131,6 +131,8 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the kernel of the rows of two tables."""
         if callable(self.kernel):
             return np.asarray(self.kernel(a, b), np.float64)
+        if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+            return self._dense_kernel_of(a, b)
         known = {
             "linear": {},
             "rbf": {"gamma": self._gamma},
@@ -145,16 +147,14 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = [np.flatnonzero((labels == k) & (c > 0)) for k in range(len(self.classes_))]
         fits: dict[tuple[int, int], tuple[Any, KernelModel]] = {}
         histories: list[FitHistory] = []
-        self._square: Any = None
-        if self.kernel == "precomputed":
-            self._square = x
-        elif 8.0 * len(labels) ** 2 <= self.cache_size * 2.0**20:
-            self._square = self._kernel_of(x, x)
+        self._blocks: dict[tuple[int, int], Any] = {}
+        self._room: Any = np.empty(0)
         for first, second in combinations(range(len(rows)), 2):
             used = np.concatenate([rows[first], rows[second]])
             y = np.where(labels[used] == first, 1.0, -1.0)
             histories.append(FitHistory())
-            fits[first, second] = used, self._fit_pair(x, used, y, c[used], histories[-1])
+            rows_of = self._rows_of_pair(x, rows, first, second)
+            fits[first, second] = used, self._fit_pair(rows_of, y, c[used], histories[-1])
         carries = np.zeros(len(labels), bool)
         for used, model in fits.values():
             carries[used[model.alpha > 0]] = True
@@ -171,7 +171,7 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             kept = model.alpha > 0
             dual[second - 1, place[used[mine & kept]]] = model.alpha[mine & kept]
             dual[first, place[used[~mine & kept]]] = -model.alpha[~mine & kept]
-        del self._square
+        del self._blocks, self._room
         intercepts = np.array([model.b for _, model in fits.values()])
         self.n_iter_ = np.array([max(model.steps, 1) for _, model in fits.values()], np.int32)
         # Of two classes, a positive score means the second one.
@@ -181,14 +181,53 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.certificate_ = self.history_.certificates[-1]
         self.dual_gap_ = self.certificate_.gap
 
-    def _fit_pair(self, x: Any, used: Any, y: Any, c: Any, history: FitHistory) -> KernelModel:
-        part = x[used]
+    def _dense_kernel_of(self, a: Any, b: Any) -> Any:
+        """Return the kernel of the rows of two dense tables."""
+        found = a @ b.T
+        if self.kernel == "linear":
+            return found
+        if self.kernel == "rbf":
+            found *= 2.0 * self._gamma
+            found -= self._gamma * np.einsum("ij,ij->i", a, a)[:, None]
+            found -= self._gamma * np.einsum("ij,ij->i", b, b)
+            return np.exp(np.minimum(found, 0.0, out=found), out=found)
+        found *= self._gamma
+        found += self.coef0
+        if self.kernel == "sigmoid":
+            return np.tanh(found, out=found)
+        if self.degree not in (1, 2, 3, 4):
+            return found**self.degree
+        power = found
+        for _ in range(self.degree - 1):
+            power = power * found
+        return power
 
-        def rows_of(numbers: Any) -> Any:
-            if self._square is not None:
-                return self._square[used[numbers][:, None], used]
-            return self._kernel_of(part[numbers], part)
+    def _block(self, x: Any, rows: list[Any], first: int, second: int) -> Any:
+        """Return the kernel of the rows of two classes, which further machines use again."""
+        if (first, second) not in self._blocks:
+            a, b = x[rows[first]], x[rows[second]]
+            self._blocks[first, second] = self._kernel_of(a, a if first == second else b)
+        return self._blocks[first, second]
 
+    def _rows_of_pair(self, x: Any, rows: list[Any], first: int, second: int) -> KernelRows:
+        """Return the function that gives rows of the kernel's matrix of two classes."""
+        used = np.concatenate([rows[first], rows[second]])
+        if self.kernel == "precomputed":
+            return lambda numbers: x[used[numbers]].take(used, axis=1)
+        if 8.0 * x.shape[0] ** 2 > self.cache_size * 2.0**20:
+            part = x[used]
+            return lambda numbers: self._kernel_of(part[numbers], part)
+        m, n = len(rows[first]), len(used)
+        if len(self._room) < n * n:
+            self._room = np.empty(n * n)
+        square = self._room[: n * n].reshape(n, n)
+        square[:m, :m] = self._block(x, rows, first, first)
+        square[m:, m:] = self._block(x, rows, second, second)
+        square[:m, m:] = beside = self._block(x, rows, first, second)
+        square[m:, :m] = beside.T
+        return lambda numbers: square if len(numbers) == len(square) else square[numbers]
+
+    def _fit_pair(self, rows_of: KernelRows, y: Any, c: Any, history: FitHistory) -> KernelModel:
         model = solve_kernel_machine(
             rows_of, y, c, float(self.tol), self.max_iter, self.cache_size * 2.0**20, history
         )

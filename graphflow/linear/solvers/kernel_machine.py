@@ -27,6 +27,8 @@ from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 _BLOCK = 512
 """Rows that are solved at once."""
+_WHOLE = 2000
+"""Rows that are solved at once if all of K is in memory."""
 _TINY = 100
 """Rows that are solved as far as rounding errors allow: it costs next to nothing, and rows with
 weights then give the same model as repeated rows."""
@@ -86,9 +88,25 @@ class _RowCache:
 
     def rows(self, numbers: Any, columns: Any = slice(None)) -> Floats:
         """Return some columns of rows that were fetched."""
-        places = self._place[numbers]
-        whole = isinstance(columns, slice)
-        return np.asarray(self._rows[places] if whole else self._rows[places[:, None], columns])
+        found = self._rows[self._place[numbers]]
+        return np.asarray(found if isinstance(columns, slice) else found.take(columns, axis=1))
+
+
+class _WholeMatrix:
+    """All rows of K, computed at once."""
+
+    def __init__(self, compute: KernelRows, count: int) -> None:
+        self._all = compute(np.arange(count))
+
+    def fetch(self, numbers: Any) -> None:
+        """Do nothing: all rows are there."""
+
+    def rows(self, numbers: Any, columns: Any = slice(None)) -> Floats:
+        """Return some columns of some rows."""
+        if len(numbers) == len(self._all):
+            return np.asarray(self._all)
+        found = self._all[numbers]
+        return np.asarray(found if isinstance(columns, slice) else found.take(columns, axis=1))
 
 
 def solve_kernel_machine(
@@ -107,7 +125,13 @@ def solve_kernel_machine(
         history: where certificates are noted.
     """
     n = len(y)
-    cache = _RowCache(kernel_rows, n, int(cache_bytes / (8 * n)))
+    cache: _RowCache | _WholeMatrix
+    if n <= _BLOCK or 8.0 * n * n <= cache_bytes:
+        cache = _WholeMatrix(kernel_rows, n)
+    else:
+        cache = _RowCache(kernel_rows, n, int(cache_bytes / (8 * n)))
+    work = np.empty(4 * n)
+    is_whole = isinstance(cache, _WholeMatrix) and n <= max(_WHOLE, _BLOCK)
     alpha, gradient = np.zeros(n), np.full(n, -1.0)
     history.solver = "smo"
     start, steps, before = time.perf_counter(), 0, np.zeros(0, np.int64)
@@ -121,14 +145,16 @@ def solve_kernel_machine(
             show_stage(f"violation {violation:.1e}, pairs", steps)
             if violation < (tol if n > _TINY else min(tol, 1e-12)) or left <= 0:
                 return KernelModel(alpha, b, steps, certificate)
-            block = _choose_block(y, c, alpha, gradient, before)
+            everything = np.arange(n)
+            block = everything if is_whole else _choose_block(y, c, alpha, gradient, before)
             cache.fetch(block)
             m = len(block)
             part, slopes = alpha[block], gradient[block]
             inner = max(0.1 * violation, 0.5 * tol) if m < n else 0.5 * tol
             inner = inner if n > _TINY else min(inner, 1e-13)
             kernel = cache.rows(block, block).reshape(-1)
-            done = loop(m, kernel, y[block], c[block], part, slopes, inner, min(left, 100 * m * m))
+            ends = (work, inner, min(left, 100 * m * m))
+            done = loop(m, kernel, y[block], c[block], part, slopes, *ends)
             moved = part != alpha[block]
             change = (y[block] * (part - alpha[block]))[moved]
             alpha[block] = part

@@ -133,5 +133,5 @@ def test_steps_of_pairs() -> None:
     y, c = np.where(np.arange(20) % 2, 1.0, -1.0), random.uniform(0.5, 2.0, size=20)
     both(
         pair_steps, "optimize_pairs", 20, kernel.reshape(-1), y, c, np.zeros(20), np.full(20, -1.0),
-        1e-6, 500,
+        np.zeros(80), 1e-6, 500,
     )  # fmt: skip
