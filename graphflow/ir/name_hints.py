@@ -53,10 +53,9 @@ _LOSSES = {
     "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
 }  # fmt: skip
 _LAYERS = {
-    "AvgPool2d": "avg_pool2d", "Dense": "Linear", "ELU": "elu", "GELU": "gelu",
-    "LeakyReLU": "leaky_relu", "MaxPool2d": "max_pool2d", "Module": "Layer", "ReLU": "relu",
-    "SiLU": "silu", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh",
-    "TransformerEncoderLayer": "TransformerBlock",
+    "Dense": "Linear", "Module": "Layer", "TransformerEncoderLayer": "TransformerBlock",
+    **{f"Adaptive{kind}Pool{d}d": f"Adaptive{kind}Pool" for kind in ("Avg", "Max") for d in "123"},
+    **{f"InstanceNorm{d}d": "InstanceNorm" for d in "123"},
 }  # fmt: skip
 FUNCTION_HINTS = {
     **{name: f"gf.{ours}" for name, ours in ARRAY_API_NAMES.items() if ours not in ("", name)},
@@ -69,7 +68,7 @@ FUNCTION_HINTS = {
     **dict.fromkeys(("compile", "jit"), "gf.Session, which compiles what it runs"),
     **dict.fromkeys(("run", "eval"), "a session's: gf.Session().run(fetches, feeds)"),
     **dict.fromkeys(("cuda", "device_put", "to"), "gf.device(name), around what builds nodes"),
-    **dict.fromkeys(("fit", "train"), "gf.optim.Adam(rate).minimize(loss), run by a session"),
+    "train": "gf.optim.Adam(rate).minimize(loss), run by a session, or gf.fit",
     **dict.fromkeys(("keras", "layers"), "gf.nn"),
     **dict.fromkeys(("jacobian", "hessian", "vjp"), "gf.gradients, gf.jvp and gf.vmap together"),
     "Function": "gf.custom_vjp", "Placeholder": "gf.placeholder", "Constant": "gf.constant",

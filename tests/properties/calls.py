@@ -115,6 +115,11 @@ BUILDING: dict[str, Any] = {
 }  # fmt: skip
 
 NETWORKS: dict[str, Any] = {
+    **_same({}, "GELU", "GLU", "Hardswish", "Identity", "Mish", "ReLU", "ReLU6", "SELU", "SiLU",
+            "Sigmoid", "Softplus", "Tanh", "Flatten"),
+    "Dropout2d": {"rate": 0.5}, **_same({"channels": 4}, "InstanceNorm", "PReLU"),
+    **_same({"kernel": 2}, *(f"{kind}Pool{d}d" for kind in ("Avg", "Max") for d in (1, 2, 3))),
+    **_same({"size": 2}, "AdaptiveAvgPool", "AdaptiveMaxPool", "Upsample"),
     **_same({"channels": 4}, "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
     **{f"{kind}{n}d": {"inputs": 4, "outputs": 4, "kernel": 3}
        for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)},
