@@ -53,7 +53,9 @@ def test_a_worker_for_others_reads_what_it_was_told(folder: Path, allowed: bool)
             if allowed:
                 assert session.run(sizes).tolist()[:2] == [2, 3]
             else:
-                with pytest.raises(ArgumentError, match=r"start it with --allow-data.*allowed: none"):
+                with pytest.raises(
+                    ArgumentError, match=r"start it with --allow-data.*allowed: none"
+                ):
                     session.run(sizes)
     finally:
         process.terminate()
