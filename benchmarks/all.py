@@ -29,7 +29,7 @@ PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", 
           "first_step", "memory", "data", "fused", "products", "conv")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "windows", "takeover",
-          "block_methods", "auto", "checkpoints", "linear_threads",
+          "block_methods", "auto", "checkpoints", "frameworks", "linear_threads",
           "little_memory")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": [], "linear_models": ["--quick", "--rounds",

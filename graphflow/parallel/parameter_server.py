@@ -257,7 +257,7 @@ class ParameterServer:
         )
         notes = [self._describe(rules)]
         if self._filters is not None:
-            notes += self._filters.describe(window.ports)
+            notes += self._filters.describe(window.ports, bool(cut.tables))
         return finish_window(window, graph, notes=tuple(notes))
 
     def _parties(self, cluster: Cluster) -> tuple[int, list[DeviceName]]:

@@ -169,6 +169,7 @@ WRONG = [
     ("what_if_gpt.py", ["--billions", "1e9"], "must be near one of 1, 8,"),
     ("bring_a_network.py", ["--runs", "none"], "'none' is not a whole number"),
     ("bring_a_network.py", ["missing.onnx"], "missing.onnx"),
+    ("webspam.py", ["--rows", "0"], "'0' is not a whole number"),
 ]
 
 

@@ -87,7 +87,8 @@ def _pass_cost(
     entries = count_entries(steps, matrix)
     each = matrix[0].dtype.itemsize + (matrix[1].dtype.itemsize if len(matrix) == 3 else 0)
     return Cost(
-        flops=4 * entries + steps * (400 if loss == LOGISTIC else 40),
+        flops=(4 if len(matrix) == 1 else 10) * entries
+        + steps * (1400 if loss == LOGISTIC else 40),
         bytes=entries * each + steps * 48 + 2 * own.nbytes + 4 * shared.nbytes,
     )
 

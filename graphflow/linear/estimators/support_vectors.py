@@ -111,6 +111,11 @@ class LinearSVC(LinearClassifier):
         self.intercept_ = np.array([b for _, b in found]) if bias else np.zeros(len(found))
         return self
 
+    def _keep_model(self, model: CertifiedModel) -> None:
+        if len(self.classes_) == 2:
+            w, b = _split(model, _bias_of(self))
+            self.coef_, self.intercept_ = w[None, :], np.array([b])
+
 
 class LinearSVR(LinearRegressor):
     """Linear support vector regression: C Σ_i loss_i + |w|²/2.

@@ -166,7 +166,7 @@ class DenseColumns(ColumnSet):
     def gram_cost(self) -> float:
         """What the products not known yet cost, as the numbers that passes read in that time."""
         missing = len(self.columns) ** 2 - len(self._gram) ** 2
-        return 0.05 * missing * self.problem.rows
+        return 0.1 * missing * self.problem.rows
 
     def cycle(self, passes: int, w: Floats, *rest: Any) -> int:
         """Run a cycle of passes; see `loops/column_cycles.py`."""

@@ -228,7 +228,11 @@ def test_ctrl_c_leaves_the_last_certified_model(
         return read(self, segments)
 
     monkeypatch.setattr(TableStream, "_read_chunk", read_some)
-    model = gf.linear.LinearSVR(C=100.0, tol=1e-12)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(gf.linear.open(paths[".svm"], memory=SMALL))
-    assert model.coef_.shape == (COLUMNS,) and 0.0 < model.certificate_.relative_gap < 1.0
+    table = gf.linear.open(paths[".svm"], memory=SMALL)
+    y = np.sign(table.read(0, ROWS) @ np.ones(COLUMNS))
+    for model in (gf.linear.LinearSVR(C=100.0, tol=1e-12), gf.linear.LinearSVC(tol=1e-12)):
+        reads = 0
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(table, y)
+        assert model.coef_.size == COLUMNS and 0.0 < model.certificate_.relative_gap < 1.0
+        assert model.predict(table).shape == (ROWS,)

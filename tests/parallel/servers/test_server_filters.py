@@ -246,6 +246,8 @@ def test_rows_of_tables_travel_as_they_are() -> None:
         with gf.Session() as s:
             s.run(step, {ids: np.arange(16) % 50})
             values.append((s.get(table), s.get(w)))
+        report = str(strategy.report(step))
+        assert ("rows of tables travel without filters" in report) == bool(filters)
     assert difference([values[0][0]], [values[1][0]]) == 0  # the first pull is whole
     assert difference([values[0][1]], [values[1][1]]) > 1e-6
 

@@ -151,11 +151,12 @@ class RouteFilters:
         """Return the variables of the states of a variable's filters."""
         return [node for (owner, *_), node in self._states.items() if owner is variable]
 
-    def describe(self, ports: Sequence[ServerPorts]) -> list[str]:
+    def describe(self, ports: Sequence[ServerPorts], has_tables: bool) -> list[str]:
         """Return sentences on the bytes of a push and of an answer, before and after each filter.
 
         Args:
             ports: the routes of each server.
+            has_tables: whether servers keep rows of tables, too.
 
         Raises:
             ShardingError: a filter saves nothing of any tensor.
@@ -182,7 +183,7 @@ class RouteFilters:
                     "each, or leave it out of filters="
                 )
             found.append(f"{what}: {_describe_stages(rule, filtered)}")
-        return found
+        return [*found, *(["rows of tables travel without filters"] if has_tables else [])]
 
 
 def _answered_by(rules: Rules) -> Answered:
