@@ -37,7 +37,8 @@ def truncated_normal(uniform: Array) -> Array:
         found *= shift
         found += uniform.dtype.type(coefficient)
     found *= x * uniform.dtype.type(math.sqrt(2.0))
-    return found.clip(-2, 2)
+    within: Array = np.clip(found, -2, 2)
+    return within
 
 
 def orthonormalize_rows(rows: Array) -> None:
