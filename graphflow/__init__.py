@@ -146,6 +146,7 @@ from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack
 from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take
 from graphflow.ops.tensors.take_along_axis import gather, take_along_axis
 from graphflow.transforms.forward_mode import jvp
+from graphflow.transforms.jacobians import hessian, jacobian, vjp
 from graphflow.transforms.op_testing import check_op
 from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
@@ -315,6 +316,7 @@ __all__ = [
     "gradients",
     "greater",
     "greater_equal",
+    "hessian",
     "host_call",
     "hypot",
     "imag",
@@ -323,6 +325,7 @@ __all__ = [
     "isfinite",
     "isinf",
     "isnan",
+    "jacobian",
     "jvp",
     "less",
     "less_equal",
@@ -428,6 +431,7 @@ __all__ = [
     "var",
     "variable",
     "vecdot",
+    "vjp",
     "vmap",
     "where",
     "while_loop",

@@ -91,6 +91,12 @@ from graphflow.ops.networks.layers.layers_recurrent import (
     LSTMCell,
     RNNCell,
 )
+from graphflow.ops.networks.likelihood_losses import (
+    cosine_embedding_loss,
+    focal_loss,
+    gaussian_nll_loss,
+    poisson_nll_loss,
+)
 from graphflow.ops.networks.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -247,6 +253,7 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
     "deform_conv",
@@ -255,7 +262,9 @@ __all__ = [
     "elu",
     "embedding",
     "embedding_bag",
+    "focal_loss",
     "fold",
+    "gaussian_nll_loss",
     "gelu",
     "global_avg_pool",
     "global_lp_pool",
@@ -297,6 +306,7 @@ __all__ = [
     "non_max_suppression",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "poisson_nll_loss",
     "prelu",
     "relu",
     "relu6",

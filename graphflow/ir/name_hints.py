@@ -70,7 +70,6 @@ FUNCTION_HINTS = {
     **dict.fromkeys(("cuda", "device_put", "to"), "gf.device(name), around what builds nodes"),
     "train": "gf.optim.Adam(rate).minimize(loss), run by a session, or gf.fit",
     **dict.fromkeys(("keras", "layers"), "gf.nn"),
-    **dict.fromkeys(("jacobian", "hessian", "vjp"), "gf.gradients, gf.jvp and gf.vmap together"),
     "Function": "gf.custom_vjp", "Placeholder": "gf.placeholder", "Constant": "gf.constant",
     "cat": "gf.concat", "hstack": "gf.concat(matrices, 1), or gf.concat(vectors)",
     "vstack": "gf.concat(matrices), or gf.stack(vectors)",
