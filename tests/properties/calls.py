@@ -200,12 +200,15 @@ MATHEMATICS: dict[str, Any] = {
     },
     "bernoulli": {"p": 0.5, "shape": (2,)}, "categorical": {"logits": F},
     "seed": {"value": 3}, "normal": {"shape": (2,)}, "randint": {"low": 5, "shape": (2,)},
-    "uniform": {"shape": (2,)}, "check": {"x": F, "condition": B, "message": "m"},
+    "uniform": {"shape": (2,)}, "choice": {"x": 4, "shape": (2,)},
+    **_same({"shape": (2,)}, "exponential", "gumbel", "truncated_normal"),
+    "check": {"x": F, "condition": B, "message": "m"},
     "print": {"x": F},
 }  # fmt: skip
 
 INITIAL: dict[str, Any] = {
-    **_same({"shape": (2, 3)}, "glorot", "he", "normal", "ones", "uniform", "zeros"),
+    **_same({"shape": (2, 3)}, "glorot", "he", "lecun", "normal", "ones", "orthogonal",
+            "truncated_normal", "uniform", "zeros"),
     "full": {"shape": (2, 3), "value": 1.0},
     **_same({"lr": 0.1}, "SGD", "Adagrad", "Adam", "AdamW", "RMSProp", "RowwiseAdagrad", "LAMB",
             "LARS", "LBFGS", "Adadelta", "Adafactor", "Lion", "Muon", "NAdam", "RAdam"),
