@@ -28,7 +28,9 @@ from graphflow.ops.images.resize import interpolate, resize
 from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
+from graphflow.ops.networks.distances import cdist, normalize
 from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.gumbel import gumbel_softmax
 from graphflow.ops.networks.layers.basic_layers import (
     BatchNorm,
     BatchNorm1d,
@@ -90,6 +92,12 @@ from graphflow.ops.networks.layers.layers_recurrent import (
     GRUCell,
     LSTMCell,
     RNNCell,
+)
+from graphflow.ops.networks.likelihood_losses import (
+    cosine_embedding_loss,
+    focal_loss,
+    gaussian_nll_loss,
+    poisson_nll_loss,
 )
 from graphflow.ops.networks.losses import (
     binary_cross_entropy,
@@ -238,6 +246,7 @@ __all__ = [
     "batch_norm",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "cdist",
     "celu",
     "conv",
     "conv1d",
@@ -247,6 +256,7 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
     "deform_conv",
@@ -255,7 +265,9 @@ __all__ = [
     "elu",
     "embedding",
     "embedding_bag",
+    "focal_loss",
     "fold",
+    "gaussian_nll_loss",
     "gelu",
     "global_avg_pool",
     "global_lp_pool",
@@ -264,6 +276,7 @@ __all__ = [
     "grid_sample",
     "group_norm",
     "gru",
+    "gumbel_softmax",
     "hard_shrink",
     "hard_sigmoid",
     "hard_swish",
@@ -295,8 +308,10 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "non_max_suppression",
+    "normalize",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "poisson_nll_loss",
     "prelu",
     "relu",
     "relu6",

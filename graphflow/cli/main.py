@@ -40,6 +40,7 @@ from graphflow.cli.options import (
     AllowedOps,
     CheckpointFolder,
     ClusterFile,
+    DataFolders,
     Devices,
     Hardware,
     Listen,
@@ -112,6 +113,7 @@ def worker(
     max_memory: MaxMemory = None,
     max_iterations: MaxIterations = None,
     checkpoints: CheckpointFolder = None,
+    allow_data: DataFolders = None,
     metrics: MetricsAddress = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
@@ -154,6 +156,7 @@ def worker(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
             connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
+            data=[str(existing_folder(folder)) for folder in allow_data or []],
             metrics=metrics, on_address=on_address,
         )  # fmt: skip
 

@@ -91,6 +91,14 @@ CheckpointFolder = Annotated[
         "worker then writes its part there itself.",
     ),
 ]
+DataFolders = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="A directory whose files sessions may have this worker read, such as tables for "
+        "gf.linear. Give it again for another; without it, sessions read no files here.",
+    ),
+]
 MetricsAddress = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Serve metrics for Prometheus, e.g. at 127.0.0.1:9100."),

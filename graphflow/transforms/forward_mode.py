@@ -86,7 +86,7 @@ def _jvp_of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents
     """
     values, rebuild = flatten_values(tuple(inputs), "the inputs")
     flat = [t for x, t in zip(inputs, _match_tangents(inputs, tangents, "inputs"), strict=True)
-            for t in _flat_tangents(x, t)]  # fmt: skip
+            for t in flat_tangents(x, t)]  # fmt: skip
     stand_ins = [make_parameter(x.spec, x.name).outputs[0] for x in values]
     outputs, nest = flatten_values(target(*rebuild(stand_ins)), "what the function returns")
     found = push_forward(outputs, _collect_directions(stand_ins, flat))
@@ -94,24 +94,28 @@ def _jvp_of_function(target: Callable[..., Any], inputs: Sequence[Any], tangents
     return nest(results[: len(outputs)]), nest(results[len(outputs) :])
 
 
-def _match_tangents(inputs: Sequence[Any], tangents: Any, what: str) -> list[Any]:
+def _match_tangents(
+    inputs: Sequence[Any], tangents: Any, what: str, word: str = "tangents"
+) -> list[Any]:
     if not isinstance(tangents, list | tuple) or len(tangents) != len(inputs):
         count = len(tangents) if isinstance(tangents, list | tuple) else repr(tangents)
-        raise ArgumentError(f"as many tangents as {what} are needed: {len(inputs)}, not {count}")
+        raise ArgumentError(f"as many {word} as {what} are needed: {len(inputs)}, not {count}")
     return list(tangents)
 
 
-def _flat_tangents(x: Any, tangent: Any) -> list[Any]:
-    """Flatten the tangents of one argument to one for each of its tensors."""
+def flat_tangents(
+    x: Any, tangent: Any, word: str = "tangents", what: str = "parts of an input"
+) -> list[Any]:
+    """Flatten the tangents of a nest to one for each of its tensors."""
     if tangent is None:
         return [None] * len(flatten_values(x, "the inputs")[0])
     if isinstance(x, dict):
         if not isinstance(tangent, dict) or x.keys() != tangent.keys():
-            raise ArgumentError("the tangents of a dict are a dict of the same keys")
-        return [t for key in x for t in _flat_tangents(x[key], tangent[key])]
+            raise ArgumentError(f"the {word} of a dict are a dict of the same keys")
+        return [t for key in x for t in flat_tangents(x[key], tangent[key], word, what)]
     if isinstance(x, list | tuple):
-        parts = _match_tangents(x, tangent, "parts of an input")
-        return [t for a, b in zip(x, parts, strict=True) for t in _flat_tangents(a, b)]
+        parts = _match_tangents(x, tangent, what, word)
+        return [t for a, b in zip(x, parts, strict=True) for t in flat_tangents(a, b, word, what)]
     return [tangent] if x is not None else []
 
 
@@ -241,4 +245,4 @@ def _double_transpose(node: Node, tangents: Sequence[Tensor | None]) -> Sequence
     return [next(results) if is_inexact(d.dtype) else None for d in dummies]
 
 
-__all__ = ["jvp"]
+__all__ = ["flat_tangents", "jvp"]

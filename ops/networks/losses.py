@@ -47,7 +47,7 @@ def reduce_loss(loss: Tensor, reduction: Any) -> Tensor:
     return mean(loss) if reduction == "mean" else sum(loss)
 
 
-def _weighted_loss(
+def weighted_loss(
     loss_of: Callable[..., Tensor], inputs: Sequence[Tensor], weights: Any, reduction: Any
 ) -> Tensor:
     """Return the weighted and reduced loss of inputs, which may hold NaN where the weight is 0."""
@@ -101,7 +101,7 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
         ArgumentError: the reduction is unknown.
     """
     a, b = matching_pair(prediction, target)
-    return _weighted_loss(lambda a, b: square(a - b), (a, b), weights, reduction)
+    return weighted_loss(lambda a, b: square(a - b), (a, b), weights, reduction)
 
 
 @composite("prediction", "target", to="high")
@@ -109,7 +109,7 @@ def mse_loss(prediction: Any, target: Any, weights: Any = None, reduction: str =
 def l1_loss(prediction: Any, target: Any, weights: Any = None, reduction: str = "none") -> Tensor:
     """Compute |prediction - target| for each element; arguments and errors as for `mse_loss`."""
     a, b = matching_pair(prediction, target)
-    return _weighted_loss(lambda a, b: FUNCTIONS["abs"](a - b), (a, b), weights, reduction)
+    return weighted_loss(lambda a, b: FUNCTIONS["abs"](a - b), (a, b), weights, reduction)
 
 
 def _huber_of(xp: Any, x: Any, delta: float) -> Any:
@@ -134,7 +134,8 @@ _huber: Op = elementwise(
 )
 
 
-def _require_positive(op_name: str, what: str, value: Any) -> float:
+def require_positive(op_name: str, what: str, value: Any) -> float:
+    """Return a finite number above 0 as a float; refuse others."""
     number = require_finite(op_name, what, value)
     if number <= 0:
         raise ArgumentError(f"{what} must be a positive number, got {value!r}")
@@ -157,8 +158,8 @@ def huber_loss(
     Source: Huber, Ann. Math. Statist. 35, 1964.
     """
     inputs = matching_pair(prediction, target)
-    delta = _require_positive("huber_loss", "delta", delta)
-    return _weighted_loss(lambda a, b: _huber(a - b, delta=delta), inputs, weights, reduction)
+    delta = require_positive("huber_loss", "delta", delta)
+    return weighted_loss(lambda a, b: _huber(a - b, delta=delta), inputs, weights, reduction)
 
 
 @composite("prediction", "target", to="high")
@@ -173,8 +174,8 @@ def smooth_l1_loss(
     if beta == 0:
         return l1_loss(prediction, target, weights, reduction)
     inputs = matching_pair(prediction, target)
-    beta = _require_positive("smooth_l1_loss", "beta", beta)
-    return _weighted_loss(lambda a, b: _huber(a - b, delta=beta) / beta, inputs, weights, reduction)
+    beta = require_positive("smooth_l1_loss", "beta", beta)
+    return weighted_loss(lambda a, b: _huber(a - b, delta=beta) / beta, inputs, weights, reduction)
 
 
 # Of probabilities -------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def binary_cross_entropy(
     Logarithms are at least -100. For logits, `binary_cross_entropy_with_logits` is more accurate.
     Arguments and errors as for `mse_loss`.
     """
-    return _weighted_loss(
+    return weighted_loss(
         _binary_cross_entropy, matching_pair(prediction, target), weights, reduction
     )
 
@@ -258,7 +259,7 @@ def binary_cross_entropy_with_logits(
     """
     x, y = matching_pair(logits, target)
     if positive_weight is None:
-        return _weighted_loss(_binary_cross_entropy_with_logits, (x, y), weights, reduction)
+        return weighted_loss(_binary_cross_entropy_with_logits, (x, y), weights, reduction)
     factor, softplus = as_weights(positive_weight, x), FUNCTIONS["softplus"]
 
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
@@ -267,7 +268,7 @@ def binary_cross_entropy_with_logits(
         )
         return result
 
-    return _weighted_loss(loss_of, (x, y), weights, reduction)
+    return weighted_loss(loss_of, (x, y), weights, reduction)
 
 
 @composite("log_prediction", "target", to="high")
@@ -296,7 +297,7 @@ def kl_div(
         loss: Tensor = p * where(absent, 0, log_p - x)
         return loss
 
-    return _weighted_loss(loss_of, matching_pair(log_prediction, target), weights, reduction)
+    return weighted_loss(loss_of, matching_pair(log_prediction, target), weights, reduction)
 
 
 # Of distances and margins -----------------------------------------------------------------------
@@ -318,7 +319,7 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, epsilon: float = 1e-8) -> 
     """
     a, b = promote_inputs("cosine_similarity", (a, b))
     require_kind(a.spec, "float")
-    least = _require_positive("cosine_similarity", "epsilon", epsilon) ** 2
+    least = require_positive("cosine_similarity", "epsilon", epsilon) ** 2
     norms = (sqrt(maximum(sum(square(x), axis), least)) for x in (a, b))
     lengths = next(norms) * next(norms)
     result: Tensor = sum(a * b, axis) / lengths

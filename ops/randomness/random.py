@@ -7,7 +7,6 @@ in which order nodes run.
 
 from __future__ import annotations
 
-import math
 from contextvars import Token
 from types import TracebackType
 from typing import Any, NoReturn
@@ -33,6 +32,13 @@ from graphflow.ops.pointwise.arithmetic import negative
 from graphflow.ops.pointwise.comparison import less
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.transcendental import log
+from graphflow.ops.randomness.distributions import (
+    choice,
+    exponential,
+    gumbel,
+    truncated_normal,
+)
+from graphflow.ops.randomness.draw_arguments import float_dtype, require_finite
 from graphflow.ops.randomness.probabilities import bernoulli_probabilities, categorical_logits
 from graphflow.ops.randomness.random_ops import bernoulli_op, integers_op, normal_op, uniform_op
 from graphflow.ops.reductions.extrema import argmax
@@ -92,10 +98,10 @@ def uniform(
         ArgumentError: low and high are not finite numbers, or low > high.
     """
     with error_location("random.uniform"):
-        low, high = _require_finite("low", low), _require_finite("high", high)
+        low, high = require_finite("low", low), require_finite("high", high)
         if low > high:
             raise ArgumentError(f"low {low} is above high {high}")
-        sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
     result: Tensor = uniform_op(
         shape=sizes, dtype=wanted, low=low, high=high, stream=next_stream(), name=name
     )
@@ -118,10 +124,10 @@ def normal(
         ArgumentError: mean and std are not finite numbers, or std < 0.
     """
     with error_location("random.normal"):
-        mean, std = _require_finite("mean", mean), _require_finite("std", std)
+        mean, std = require_finite("mean", mean), require_finite("std", std)
         if std < 0:
             raise ArgumentError(f"std is not negative, got {std}")
-        sizes, wanted = normalize_shape(shape), _float_dtype(dtype)
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
     result: Tensor = normal_op(
         shape=sizes, dtype=wanted, mean=mean, std=std, stream=next_stream(), name=name
     )
@@ -146,7 +152,7 @@ def bernoulli(p: Any, shape: Any = None, name: str | None = None) -> Tensor:
             require_kind(p.spec, "float")
             sizes = p.shape if shape is None else normalize_shape(shape)
         else:
-            p = _require_finite("p", p)
+            p = require_finite("p", p)
             if not 0 <= p <= 1:
                 raise ArgumentError(f"p must be a probability in [0, 1], got {p}")
             sizes = () if shape is None else normalize_shape(shape)
@@ -261,13 +267,6 @@ def keep_mask(shape: Shape, probability: float, name: str | None = None) -> Tens
     return result
 
 
-def _require_finite(what: str, value: Any) -> float:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
-        raise ArgumentError(f"{what} must be a finite number, got {value!r}")
-    return float(value)
-
-
 def _require_bound(what: str, value: Any) -> int:
     if isinstance(value, Tensor):
         raise ArgumentError(
@@ -276,17 +275,11 @@ def _require_bound(what: str, value: Any) -> int:
     return require_int(what, value)
 
 
-def _float_dtype(dtype: Any) -> str:
-    result = as_dtype(dtype)
-    if kind(result) != "float":
-        raise DTypeError(
-            f"random floats must be bfloat16, float16, float32 or float64, got {result}"
-        )
-    return result.name
-
-
 def __getattr__(name: str) -> NoReturn:
     raise missing_attribute_error(__name__, name)
 
 
-__all__ = ["bernoulli", "categorical", "normal", "permutation", "randint", "seed", "uniform"]
+__all__ = [
+    "bernoulli", "categorical", "choice", "exponential", "gumbel", "normal", "permutation",
+    "randint", "seed", "truncated_normal", "uniform",
+]  # fmt: skip

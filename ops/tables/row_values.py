@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.base.initial_numbers import truncated_normal
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Sharding, Tensor, register, sample
 from graphflow.ir.spec import TensorSpec, as_dtype, equate, product, spec
 from graphflow.ops.base.shape_rules import require_kind
@@ -61,6 +62,8 @@ def _draw(ids: Array, size: int, dtype: str, kind: str, table: tuple[int, int]) 
     """Return uniform numbers on [0, 1), or standard normal ones (Box & Muller): (n, size)."""
     if kind == "uniform":
         return _uniform(ids, size, dtype, table)
+    if kind == "truncated_normal":
+        return truncated_normal(_uniform(ids, size, dtype, table))
     pairs = _uniform(ids, size + size % 2, dtype, table).reshape(len(ids), -1, 2)
     radius = np.sqrt(np.log1p(-pairs[..., 0]) * -2)
     angle = pairs[..., 1] * pairs.dtype.type(2 * np.pi)

@@ -103,6 +103,8 @@ def _read_initializer(
         raise ProtocolError(f"an initializer from the wire is {kind!r} of {a!r} and {b!r}")
     sizes = tuple(map(check_index, shape))
     every = tuple(map(check_index, whole))
+    if kind == "orthogonal" and len(every or sizes) < 2:
+        raise ProtocolError(f"an initializer from the wire is {kind!r} of shape {sizes}")
     parts = tuple([_read_span(span, n) for span, n in zip(spans, every, strict=True)])
     if parts and tuple(part.size for part in parts) != sizes:
         raise ProtocolError(f"an initializer from the wire has parts {parts} of shape {sizes}")

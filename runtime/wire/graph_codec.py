@@ -22,7 +22,8 @@ from graphflow.errors import (
     GraphLimitError,
     ProtocolError,
 )
-from graphflow.init import Initializer, InitialShard
+from graphflow.frontend.initial_shards import InitialShard
+from graphflow.init import Initializer
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph
 from graphflow.ir.op import REGISTRY, Location, Node, Tensor

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TextIO
 
 from graphflow import _version
+from graphflow.base.data_folders import restrict_data_folders
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
 from graphflow.placement.clusters.host_facts import pin_to_cores
 from graphflow.runtime.diagnostics.crash_recorder import start_recording
@@ -57,6 +58,7 @@ def serve(
     connections: int | None = None,
     limits: GraphLimits | None = None,
     checkpoints: str | None = None,
+    data: Sequence[str] | None = None,
     on_address: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve as a worker until SIGTERM or Ctrl-C; called on the main thread.
@@ -82,6 +84,7 @@ def serve(
         limits: on graphs from the wire.
         checkpoints: the directory of sessions' checkpoints, if this worker sees the same file
             system. The worker then writes its shard itself, there and nowhere else.
+        data: folders below which ops may read files for sessions; None: everywhere.
         on_address: receives the address, with the port that was taken.
 
     Raises:
@@ -90,6 +93,7 @@ def serve(
     """
     factory = host_factory or partial(default_factory, limits=limits)
     raise_trim_threshold()
+    restrict_data_folders(data)
     started = time.monotonic()
     ring = Keyring(keys)
     worker = _bind_worker(

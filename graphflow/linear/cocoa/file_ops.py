@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.data_folders import check_data_file
 from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.linear.cocoa.part_rules import F64, I64
@@ -18,7 +19,7 @@ SIZES = 4
 def _sizes_kernel(xp: Any, path: str, part: int, parts: int) -> Any:
     from graphflow.linear.cocoa import part_kernels
 
-    return part_kernels.measure_file(path, part, parts)
+    return part_kernels.measure_file(check_data_file(path), part, parts)
 
 
 # The sizes of part `part` of `parts`: the lines after the first newline from part / parts on.
@@ -42,10 +43,10 @@ def _infer_rows(rows: int, entries: int, **_: Any) -> tuple[TensorSpec, ...]:
     )  # fmt: skip
 
 
-def _rows_kernel(xp: Any, **attrs: Any) -> Any:
+def _rows_kernel(xp: Any, path: str, **attrs: Any) -> Any:
     from graphflow.linear.cocoa import part_kernels
 
-    return part_kernels.read_file(**attrs)
+    return part_kernels.read_file(path=check_data_file(path), **attrs)
 
 
 # The rows of such a part: targets, values, columns, row offsets. `first` is the number of the first

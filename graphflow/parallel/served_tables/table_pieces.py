@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphflow.errors import ShardingError
-from graphflow.init import SharedInitial
+from graphflow.frontend.initial_shards import SharedInitial
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, as_tensor, make_node, origin_scope

@@ -6,7 +6,8 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from graphflow.init import Initializer, ReplicaRows, SharedInitial
+from graphflow.frontend.initial_shards import SharedInitial
+from graphflow.init import Initializer, ReplicaRows
 from graphflow.ir.op import Node
 from graphflow.ir.spec import Span
 

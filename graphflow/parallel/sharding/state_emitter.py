@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphflow.init import SharedInitial
+from graphflow.frontend.initial_shards import SharedInitial
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.ir.spec import Span

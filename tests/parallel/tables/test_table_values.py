@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import truncnorm
 
 import graphflow as gf
 from graphflow import init
@@ -49,14 +50,19 @@ with gf.Session(gf.Cluster.local(2)) as s:
 """
 
 
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize("kind", ["uniform", "normal", "truncated_normal"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_part_of_an_initial_value_is_what_the_whole_has_there(
     kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = getattr(init, kind)((1000, 37), dtype=dtype)
     words = np.random.Generator(np.random.Philox(np.random.SeedSequence(whole.stream)))
-    want = getattr(words, kind)(whole.a, whole.b, whole.shape).astype(dtype)
+    if kind == "truncated_normal":
+        drawn = truncnorm.ppf(words.random(whole.shape), -2, 2, whole.a, whole.b)
+        np.testing.assert_allclose(whole(), drawn, rtol=1e-6, atol=1e-9)
+        want = whole()
+    else:
+        want = getattr(words, kind)(whole.a, whole.b, whole.shape).astype(dtype)
     parts: list[tuple[Span, ...]] = [
         (Span(0, 1000), Span(0, 37)), (Span(333, 701), Span(5, 9)), (Span(3, 7, 100), Span(5, 9)),
         (Span(5, 5), Span(0, 37)), (Span(1, 3, (100, 150)), Span(0, 37)),

@@ -1,0 +1,236 @@
+"""Draws of further distributions, made of uniform numbers. Public in `gf.random`.
+
+They are computed in float64 and rounded to their dtype, so that tails are not coarse.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphflow.base.argument_checks import checks_argument_names
+from graphflow.errors import ArgumentError, ShapeError
+from graphflow.ir.op import Tensor, as_tensor, error_location, next_stream
+from graphflow.ir.spec import Dim, Shape, normalize_shape, product
+from graphflow.ops.base.shape_rules import normalize_axis, require_kind
+from graphflow.ops.host_calls.debug import check
+from graphflow.ops.ordering.search import searchsorted
+from graphflow.ops.ordering.sort import top_k
+from graphflow.ops.pointwise.arithmetic import floor, negative
+from graphflow.ops.pointwise.comparison import greater, greater_equal
+from graphflow.ops.pointwise.convert import astype
+from graphflow.ops.pointwise.select import clip
+from graphflow.ops.pointwise.special import erfinv
+from graphflow.ops.pointwise.transcendental import log
+from graphflow.ops.randomness.draw_arguments import (
+    bounds_in,
+    float_dtype,
+    require_bound,
+    require_finite,
+    require_scale,
+)
+from graphflow.ops.randomness.probabilities import bernoulli_probabilities
+from graphflow.ops.randomness.random_ops import integers_op, uniform_op
+from graphflow.ops.reductions.cumulative import cumsum
+from graphflow.ops.reductions.reduce import sum as reduce_sum
+from graphflow.ops.tensors.creation import arange
+from graphflow.ops.tensors.shape import reshape
+from graphflow.ops.tensors.take import take_op
+
+_FARTHEST = 8.0
+"""Standard deviations beyond which a normal number is as rare as a float64 can tell from never."""
+_TAIL = 6.0
+"""Standard deviations from which on too few float64 numbers tell the values apart."""
+
+
+@checks_argument_names(ArgumentError)
+def exponential(
+    shape: Any = (), scale: float = 1.0, dtype: Any = "float32", name: str | None = None
+) -> Tensor:
+    """Draw exponential numbers of mean `scale`, 1 / rate, anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+        dtype: a float dtype.
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: scale is not a finite number, or is negative.
+    """
+    with error_location("random.exponential"):
+        scale = require_scale("scale", scale)
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
+    return astype(_standard_exponential(sizes) * scale, wanted, name=name)
+
+
+@checks_argument_names(ArgumentError)
+def gumbel(
+    shape: Any = (), loc: float = 0.0, scale: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Draw Gumbel numbers, anew in each step: loc - scale·log of an exponential number.
+
+    Their mean is loc + 0.577·scale. All are finite.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+        dtype: a float dtype.
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: loc and scale are not finite numbers, or scale is negative.
+    """
+    with error_location("random.gumbel"):
+        loc, scale = require_finite("loc", loc), require_scale("scale", scale)
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
+    drawn = log(_standard_exponential(sizes)) * -scale + loc
+    return astype(drawn, wanted, name=name)
+
+
+@checks_argument_names(ArgumentError)
+def truncated_normal(
+    shape: Any = (), mean: float = 0.0, std: float = 1.0, low: float | None = None,
+    high: float | None = None, dtype: Any = "float32", name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Draw normal numbers that are within [low, high], anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+        mean, std: of the normal distribution before it is cut.
+        low, high: numbers, also infinite ones; default: mean - 2·std and mean + 2·std.
+        dtype: a float dtype.
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: mean and std are not finite numbers, std <= 0, low >= high, the interval is
+            more than 6·std from the mean, or holds no value of the dtype.
+    """
+    with error_location("random.truncated_normal"):
+        mean, std = require_finite("mean", mean), require_finite("std", std)
+        if std <= 0:
+            raise ArgumentError(f"std must be above 0, got {std}")
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
+        low = mean - 2 * std if low is None else require_bound("low", low)
+        high = mean + 2 * std if high is None else require_bound("high", high)
+        if low >= high:
+            raise ArgumentError(f"low {low} is not below high {high}")
+        a, b = (min(max((x - mean) / std, -_FARTHEST), _FARTHEST) for x in (low, high))
+        if max(a, -b) > _TAIL:
+            raise ArgumentError(
+                f"the interval from {low} to {high} is {max(a, -b):.3g} or more standard "
+                f"deviations from the mean, which float64 cannot draw well; the most is {_TAIL:g}"
+            )
+        least, most = bounds_in(low, high, wanted)
+    first, last = (math.erf(x / math.sqrt(2.0)) for x in (a, b))
+    drawn = erfinv(_uniform(sizes, first, last)) * (std * math.sqrt(2.0)) + mean
+    return clip(astype(clip(drawn, low, high), wanted), least, most, name=name)
+
+
+@checks_argument_names(ArgumentError)
+def choice(
+    x: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0,
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Draw slices of x along an axis, or integers below x, anew in each step.
+
+    Args:
+        x: a tensor; or a number n for the int64 integers below n: an int, or the size of another
+            tensor (`x.shape[0]`).
+        shape: how many: ints, or sizes of other tensors.
+        replace: whether a slice may come several times. If not, the order is random, too; it takes
+            the slices with the largest of n random numbers.
+        p: floats in [0, 1], one for each slice: how probable it is, relative to the others;
+            default: all alike. Without replacement the rest is drawn from by the same p.
+        axis: of the slices, if x is a tensor.
+
+    Returns:
+        A tensor of the shape of x, with `shape` in place of the axis.
+
+    Raises:
+        ArgumentError: x is a scalar tensor, is empty, or has fewer slices than are drawn without
+            replacement.
+        ShapeError: axis is outside x, or p has another shape than (n,).
+        DTypeError: p is not float.
+        OpError: from the step: p has numbers outside [0, 1], or fewer above 0 than it takes.
+    """
+    with error_location("random.choice"):
+        if not isinstance(replace, bool | np.bool_):
+            raise ArgumentError(f"replace is True or False, not {replace!r}")
+        counted = isinstance(x, int | np.integer | Dim) and not isinstance(x, bool)
+        source = arange(normalize_shape(x)[0], dtype="int64") if counted else as_tensor(x)
+        if not source.ndim:
+            raise ArgumentError("a scalar has no slices to choose; give an int, or a tensor")
+        at = normalize_axis(axis, source.ndim)
+        n, sizes = source.shape[at], normalize_shape(shape)
+        count = product(sizes)
+        _require_enough(n, count, bool(replace))
+        weights = None if p is None else _weights(p, n, 1 if replace else count)
+    places = _with_replacement(n, sizes, weights) if replace else _without(n, count, weights)
+    chosen: Tensor = take_op(source, reshape(places, sizes), axis=at, name=name)
+    return chosen
+
+
+def _with_replacement(n: Any, sizes: Shape, weights: Tensor | None) -> Tensor:
+    """Return indices below n by the inverse of the distribution function."""
+    drawn = _uniform(sizes, 0.0, 1.0)
+    if weights is None:
+        return astype(floor(drawn * as_tensor(n, "float64")), "int64")
+    # numbers below 1 times the last sum are below it: no slice of probability 0 is found
+    sums = cumsum(weights)
+    return searchsorted(sums, drawn * sums[-1], side="right")
+
+
+def _without(n: Any, count: Any, weights: Tensor | None) -> Tensor:
+    """Return the places of the largest of n random keys.
+
+    Source: Efraimidis & Spirakis, Weighted random sampling with a reservoir, 2006.
+    """
+    if weights is None:
+        keys = integers_op(
+            shape=(n,), dtype="int64", low=-(2**63), last=2**63 - 1, stream=next_stream()
+        )
+        return top_k(keys, count)[1]
+    return top_k(log(weights) - log(_standard_exponential((n,))), count)[1]
+
+
+def _require_enough(n: Any, count: Any, replace: bool) -> None:
+    """Refuse draws from nothing, and more draws without replacement than there are slices."""
+    if n == 0:
+        raise ArgumentError("there is nothing to choose from: the axis is empty")
+    if not replace and isinstance(n, int) and isinstance(count, int) and count > n:
+        raise ArgumentError(
+            f"{count} of {n} cannot be drawn without replacement; draw fewer, or replace=True"
+        )
+
+
+def _weights(p: Any, n: Any, least: Any) -> Tensor:
+    """Return p in float64, checked in the step; `least` of the numbers must be above 0."""
+    given = as_tensor(p)
+    require_kind(given.spec, "float")
+    have = given.shape[0] if given.ndim == 1 else -1
+    if have == -1 or (isinstance(have, int) and isinstance(n, int) and have != n):
+        raise ShapeError(f"p must be one number for each of {n} slices, got {given.spec}")
+    # the reshape refuses another size that a step finds
+    weights = reshape(astype(bernoulli_probabilities(given), "float64"), (n,))
+    positive = reduce_sum(astype(greater(weights, 0.0), "int64"))
+    enough = greater_equal(positive, as_tensor(least, "int64"))
+    return check(weights, enough, "random.choice: fewer numbers of p are above 0 than are drawn")
+
+
+def _uniform(sizes: Shape, low: float, high: float) -> Tensor:
+    """Return float64 numbers uniform on [low, high)."""
+    result: Tensor = uniform_op(
+        shape=sizes, dtype="float64", low=low, high=high, stream=next_stream()
+    )
+    return result
+
+
+def _standard_exponential(sizes: Shape) -> Tensor:
+    """Return exponential numbers of mean 1 in float64: above 0 and finite."""
+    drawn: Tensor = negative(log(_uniform(sizes, 2.0**-54, 1.0)))
+    return drawn
+
+
+__all__ = ["choice", "exponential", "gumbel", "truncated_normal"]
