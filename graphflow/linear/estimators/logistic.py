@@ -15,6 +15,7 @@ from graphflow.linear.fit_threads import count_threads, use_threads
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.duhl import Duhl
 from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
+from graphflow.linear.solvers.sparse_softmax import solve_sparse_softmax
 from graphflow.linear.tables.table_stream import TableStream
 
 
@@ -25,14 +26,14 @@ class LogisticRegression(LinearClassifier):
 
     Args:
         C: the factor of the losses; infinite for no penalty, and then without a certificate.
-        l1_ratio: the share of the l1 penalty, between 0 and 1; 0 with more than two classes.
+        l1_ratio: the share of the l1 penalty, between 0 and 1.
         fit_intercept: True for an intercept, on which no penalty acts.
         class_weight: factors of classes by label, "balanced", or None.
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
         warm_start: True to begin with the coefficients of the last fit.
         solver: "auto", "newton", "cholesky", "cg", "cd" with an l1 penalty; or without an intercept
-            "sdca", "wild" or "tpa" as of `LinearSVC`.
+            "sdca", "wild" or "tpa" as of `LinearSVC`. More than two classes take "newton".
         threads: that the fit may use; None: as many as this process has cores.
         random_state: seed of the order of rows for "sdca"; None is 0.
         cluster, local_steps: as of `LinearSVC`.
@@ -79,7 +80,8 @@ class LogisticRegression(LinearClassifier):
         # Without a bound on C, the losses are minimised as they are.
         scale, penalty = (self.C, 1.0) if np.isfinite(self.C) else (1.0, 0.0)
         if classes > 2:
-            return self._fit_classes(x, labels, scale * weights, penalty, before, intercepts)
+            with self._end_workers_on_error():
+                return self._fit_classes(x, labels, scale * weights, penalty, before, intercepts)
         problem = LinearProblem(
             x, np.where(labels == 1, 1.0, -1.0), scale * weights, losses.logistic,
             penalty * float(self.l1_ratio), penalty * (1.0 - float(self.l1_ratio)),
@@ -99,13 +101,12 @@ class LogisticRegression(LinearClassifier):
         self.coef_, self.intercept_ = model.w[None, :], np.array([model.b])
 
     def _fit_classes(
-        self, x: Any, labels: Any, c: Any, l2: float, before: Any, intercepts: Any
+        self, x: Any, labels: Any, c: Any, penalty: float, before: Any, intercepts: Any
     ) -> Self:
-        if self.l1_ratio:
+        if self.l1_ratio and self.solver not in ("auto", "newton"):
             raise LinearModelError(
-                f"l1_ratio={self.l1_ratio!r} with {len(self.classes_)} classes: an l1 penalty goes "
-                "with two classes; fit a model for each class against the others "
-                "(sklearn.multiclass.OneVsRestClassifier)"
+                f"solver={self.solver!r} does not solve an l1 penalty with {len(self.classes_)} "
+                "classes; use solver='newton' or 'auto'"
             )
         if isinstance(x, TableStream):
             raise LinearModelError(
@@ -119,12 +120,14 @@ class LogisticRegression(LinearClassifier):
                 "model for each class against the others (sklearn.multiclass.OneVsRestClassifier)"
             )
         problem = SoftmaxProblem(
-            x if isinstance(x, np.ndarray) else x.tocsr(), labels, len(self.classes_), c, l2,
-            bool(self.fit_intercept),
+            x if isinstance(x, np.ndarray) else x.tocsr(), labels, len(self.classes_), c,
+            penalty * (1.0 - float(self.l1_ratio)), bool(self.fit_intercept),
+            penalty * float(self.l1_ratio),
         )  # fmt: skip
         history = FitHistory()
         with use_threads(problem.x, "newton", count_threads(self.threads)):
-            w, b = solve_softmax(
+            solve = solve_sparse_softmax if problem.l1 else solve_softmax
+            w, b = solve(
                 problem, self.tol, self.max_iter, history,
                 w=None if before is None else before.T, b=intercepts,
             )  # fmt: skip

@@ -36,6 +36,7 @@ class SoftmaxProblem:
         c: (rows,) positive weights.
         l2: factor of the penalty; 0 for none.
         has_intercept: True if b is free.
+        l1: factor of |W|₁; `sparse_softmax.py` solves problems that have it.
     """
 
     x: Matrix
@@ -44,13 +45,21 @@ class SoftmaxProblem:
     c: Floats
     l2: float
     has_intercept: bool
+    l1: float = 0.0
 
-    def primal(self, w: Floats, f: Floats) -> float:
-        """Return P of (columns, classes) coefficients and their (rows, classes) predictions."""
+    def loss(self, f: Floats) -> float:
+        """Return the loss of (rows, classes) predictions."""
         most = f.max(axis=1)
         sums = most + np.log(np.exp(f - most[:, None]).sum(axis=1))
         own = f[np.arange(len(f)), self.labels]
-        return float(self.c @ (sums - own)) + 0.5 * self.l2 * float((w * w).sum())
+        return float(self.c @ (sums - own))
+
+    def primal(self, w: Floats, f: Floats) -> float:
+        """Return P of (columns, classes) coefficients and their (rows, classes) predictions."""
+        penalty = 0.5 * self.l2 * float((w * w).sum())
+        if self.l1:
+            penalty += self.l1 * float(np.abs(w).sum())
+        return self.loss(f) + penalty
 
     def probabilities(self, f: Floats) -> Floats:
         """Return the softmax of each row."""
@@ -77,16 +86,16 @@ def solve_softmax(
     history.solver = "newton"
     start, passes = time.perf_counter(), 0.0
     first: float | None = None
-    f = _multiply(problem.x, w) + b
+    f = multiply_classes(problem.x, w) + b
     with show_progress("fitting", where=f"{len(f):,} x {shape[0]:,}, {problem.classes} classes"):
         while True:
             if problem.has_intercept:
-                moved = _best_intercepts(problem, f)
+                moved = best_intercepts(problem, f)
                 b, f = b + moved, f + moved
             p = problem.probabilities(f)
             beta = -problem.c[:, None] * p
             beta[np.arange(len(f)), problem.labels] += problem.c
-            v = _multiply(problem.x.T, beta)
+            v = multiply_classes(problem.x.T, beta)
             slope = v - problem.l2 * w
             found = _certificate(problem, w, b, f, p, beta, v, passes, time.perf_counter() - start)
             history.certificates.append(found)
@@ -98,9 +107,9 @@ def solve_softmax(
             if is_done or passes >= max_passes or size <= 1e-14 * first:
                 return w, b
             accuracy = min(0.1, (size / first) ** 0.5)
-            step, beside, used = _newton_step(problem, p, slope, accuracy)
+            step, beside, used = newton_step(problem, p, slope, accuracy)
             passes += used + 1.0
-            along = _multiply(problem.x, step) + beside
+            along = multiply_classes(problem.x, step) + beside
             length = search_line(
                 partial(_primal_along, problem, w, f, step, along),
                 problem.primal(w, f),
@@ -117,7 +126,7 @@ def _primal_along(
     return problem.primal(w + length * step, f + length * along)
 
 
-def _multiply(x: Matrix, w: Floats) -> Floats:
+def multiply_classes(x: Matrix, w: Floats) -> Floats:
     """Return X @ W in float64."""
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
         return np.stack([multiply(x, column) for column in w.T], axis=1)
@@ -138,7 +147,7 @@ def _certificate(
     return Certificate(primal, dual, max(primal - dual, 0.0), passes, seconds)
 
 
-def _best_intercepts(problem: SoftmaxProblem, f: Floats) -> Floats:
+def best_intercepts(problem: SoftmaxProblem, f: Floats) -> Floats:
     """Return what to add to the predictions of each class to make the loss least."""
     at = np.zeros(problem.classes)
     counts = np.bincount(problem.labels, problem.c, problem.classes)
@@ -159,17 +168,26 @@ def _best_intercepts(problem: SoftmaxProblem, f: Floats) -> Floats:
     return at
 
 
-def _newton_step(
-    problem: SoftmaxProblem, p: Floats, slope: Floats, accuracy: float
+def newton_step(
+    problem: SoftmaxProblem, p: Floats, slope: Floats, accuracy: float, free: Any = 1.0
 ) -> tuple[Floats, Floats, float]:
-    """Return steps of the coefficients and intercepts, and the passes over the data they took."""
+    """Return steps of the coefficients and intercepts, and the passes over the data they took.
+
+    Args:
+        problem: the problem.
+        p: (rows, classes) probabilities at the model.
+        slope: (columns, classes) negative slopes of the coefficients.
+        accuracy: of the steps, relative.
+        free: 1 for coefficients that may change, 0 for others, whose slopes are 0.
+    """
     x, c = problem.x, problem.c[:, None]
     center = 1.0 if problem.has_intercept else 0.0
 
     def apply(step: Floats, beside: Floats) -> tuple[Floats, Floats]:
-        along = _multiply(x, step) + beside
+        along = multiply_classes(x, step) + beside
         turned = c * (p * along - p * (p * along).sum(axis=1, keepdims=True))
-        return _multiply(x.T, turned) + problem.l2 * step, center * turned.sum(axis=0)
+        image = free * multiply_classes(x.T, turned) + problem.l2 * step
+        return image, center * turned.sum(axis=0)
 
     h = c * p * (1.0 - p)
     squares = x.multiply(x) if not isinstance(x, np.ndarray) else x.astype(np.float64) ** 2
@@ -186,7 +204,7 @@ def _newton_step(
         image, image_b = apply(way, way_b)
         passes += 2.0
         curved = float((way * image).sum() + way_b @ image_b)
-        if curved <= 0.0:
+        if curved <= 1e-14 * float((way * way * diagonal).sum()):
             break
         length = rho / curved
         step, beside = step + length * way, beside + length * way_b
@@ -197,4 +215,6 @@ def _newton_step(
     return step, beside, passes
 
 
-__all__ = ["SoftmaxProblem", "solve_softmax"]
+__all__ = [
+    "SoftmaxProblem", "best_intercepts", "multiply_classes", "newton_step", "solve_softmax",
+]  # fmt: skip
