@@ -90,7 +90,7 @@ def find_wrong_row(order: Any, count: int, places: Any, offsets: Any, size: int)
         if i < 0 or i >= count:
             return k
         first, stop = int(offsets[i]), int(offsets[i + 1])
-        if first < 0 or stop > len(places):
+        if first < 0 or stop < first or stop > len(places):
             return k
         for p in range(first, stop):
             j = int(places[p])

@@ -113,3 +113,13 @@ def test_entries_outside_of_the_matrix_are_refused() -> None:
         REGISTRY["coordinate_pass"].run(
             np, [ones, w, np.array([0, 1]), ones, ones, ones, *matrix], attrs
         )
+
+
+def test_row_offsets_that_fall_are_refused_before_a_product_reads_beyond_the_entries() -> None:
+    matrix = [np.ones(2), np.array([0, 1], np.int32), np.array([0, 1, 0])]
+    sums = {"axis": "rows", "loss": 0, "parameter": 0.0, "l1": 0.0, "bias": 0.0,
+            "is_positive": False}  # fmt: skip
+    with pytest.raises(IndexError, match="visits row 1 of 2"):
+        part_kernels.add_certificate(
+            np.ones(2), np.ones(3), np.ones(2), np.ones(2), *matrix, **sums
+        )
