@@ -201,7 +201,8 @@ MATHEMATICS: dict[str, Any] = {
     "bernoulli": {"p": 0.5, "shape": (2,)}, "categorical": {"logits": F},
     "seed": {"value": 3}, "normal": {"shape": (2,)}, "randint": {"low": 5, "shape": (2,)},
     "uniform": {"shape": (2,)}, "choice": {"x": 4, "shape": (2,)},
-    **_same({"shape": (2,)}, "exponential", "gumbel", "truncated_normal"),
+    **_same({"shape": (2,)}, "exponential", "gumbel", "poisson",
+            "truncated_normal"),
     "check": {"x": F, "condition": B, "message": "m"},
     "print": {"x": F},
 }  # fmt: skip
