@@ -29,9 +29,11 @@ from graphflow.ops.host_calls.host_call import host_call
 from graphflow.ops.matrices import linalg_namespace as linalg
 from graphflow.ops.matrices import sparse
 from graphflow.ops.matrices.einsum import einsum, tensordot
+from graphflow.ops.matrices.linalg_namespace import diag
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
 from graphflow.ops.matrices.vector_products import outer, vecdot
+from graphflow.ops.ordering.membership import isin
 from graphflow.ops.ordering.quantiles import median, quantile
 from graphflow.ops.ordering.search import (
     bincount,
@@ -93,7 +95,7 @@ from graphflow.ops.pointwise.comparison import (
 )
 from graphflow.ops.pointwise.complex import angle, complex, conj, imag, real
 from graphflow.ops.pointwise.convert import astype, full_like, ones_like, stop_gradient, zeros_like
-from graphflow.ops.pointwise.select import clip, maximum, minimum, where
+from graphflow.ops.pointwise.select import clip, masked_fill, maximum, minimum, where
 from graphflow.ops.pointwise.special import digamma, erfc, erfinv, lgamma, polygamma
 from graphflow.ops.pointwise.transcendental import (
     acos,
@@ -124,7 +126,7 @@ from graphflow.ops.pointwise.transcendental import (
 from graphflow.ops.randomness import random
 from graphflow.ops.reductions.cumulative import cumsum, prod
 from graphflow.ops.reductions.extrema import argmax, argmin, logsumexp, max, min
-from graphflow.ops.reductions.linear_recurrence import cumprod
+from graphflow.ops.reductions.linear_recurrence import cumprod, logcumsumexp
 from graphflow.ops.reductions.reduce import all, any, mean, sum
 from graphflow.ops.reductions.variance import std, var
 from graphflow.ops.spectral import fft, signal
@@ -133,6 +135,7 @@ from graphflow.ops.tensors.flat_indices import ravel_multi_index
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.repetition import broadcast_arrays, broadcast_to, meshgrid, repeat, tile
 from graphflow.ops.tensors.scatter import gather_nd, put_along_axis, scatter, scatter_nd
+from graphflow.ops.tensors.segments import segment_sum
 from graphflow.ops.tensors.shape import (
     expand_dims,
     matrix_transpose,
@@ -288,6 +291,7 @@ __all__ = [
     "data",
     "debug",
     "device",
+    "diag",
     "diagonal",
     "diff",
     "digamma",
@@ -323,6 +327,7 @@ __all__ = [
     "index_add",
     "init",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
     "jacobian",
@@ -337,11 +342,13 @@ __all__ = [
     "log1p",
     "log2",
     "logaddexp",
+    "logcumsumexp",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
     "logsumexp",
+    "masked_fill",
     "matmul",
     "matrix_transpose",
     "max",
@@ -392,6 +399,7 @@ __all__ = [
     "scatter_add",
     "scatter_nd",
     "searchsorted",
+    "segment_sum",
     "sign",
     "signal",
     "signbit",

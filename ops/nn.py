@@ -28,7 +28,9 @@ from graphflow.ops.images.resize import interpolate, resize
 from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
+from graphflow.ops.networks.distances import cdist, normalize
 from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.gumbel import gumbel_softmax
 from graphflow.ops.networks.layers.basic_layers import (
     BatchNorm,
     BatchNorm1d,
@@ -244,6 +246,7 @@ __all__ = [
     "batch_norm",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "cdist",
     "celu",
     "conv",
     "conv1d",
@@ -273,6 +276,7 @@ __all__ = [
     "grid_sample",
     "group_norm",
     "gru",
+    "gumbel_softmax",
     "hard_shrink",
     "hard_sigmoid",
     "hard_swish",
@@ -304,6 +308,7 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "non_max_suppression",
+    "normalize",
     "pixel_shuffle",
     "pixel_unshuffle",
     "poisson_nll_loss",

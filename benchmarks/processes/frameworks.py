@@ -7,7 +7,7 @@ A logistic regression of sparse rows is fitted until its relative gap is 1e-3.
 - tradeoff: every round is made to cost 0.1, 1, 10 and 100 ms more. For each, seconds over H, with
   the H that `local_steps="auto"` takes. Its goal is at most 1.1 times the best of the sweep.
 - frameworks: the same rounds by ours, as Ray tasks (if Ray is installed) and by a pool of processes
-  that pickles. For each, what a round costs without steps, and the H with which it is fastest.
+  that pickles. For each, what a round of one step costs, and the H with which it is fastest.
 
 Seconds are those of rounds and certificates, or of rounds alone for frameworks; starting workers
 and sending rows do not count. Between two certificates the gap is taken to fall evenly.
@@ -170,7 +170,7 @@ def measure_tradeoff(delays: Sequence[float], plot: Path | None, repeats: int) -
 
 
 def measure_frameworks() -> dict[str, Any]:
-    """Measure a round without steps, and the best H, of each framework."""
+    """Measure a round of one step, and the best H, of each framework."""
     problem = make_problem()
     ours = OurRounds(problem)
     attrs = {"axis": "rows", "loss": problem.loss.code, "parameter": 0.0, "l1": 0.0, "l2": 1.0,
@@ -205,12 +205,12 @@ def measure_frameworks() -> dict[str, Any]:
     overheads = {name: each["round"] for name, each in found.items()}
     best = min((n for n in found if n != "graphflow"), key=overheads.__getitem__)
     ratio = overheads["graphflow"] / overheads[best]
-    return {"title": "a round without steps", "frameworks": found, "best_peer": best,
+    return {"title": "a round of one step", "frameworks": found, "best_peer": best,
             "ratio_to_best": ratio, "goal": 0.5}  # fmt: skip
 
 
 def _measure_contender(name: str, made: Contender, gap_of: Any) -> dict[str, Any]:
-    """Return what a round costs without steps, and the seconds for some numbers of steps."""
+    """Return what a round of one step costs, and the seconds for some numbers of steps."""
     seconds = []
     for _ in range(40):
         start = time.perf_counter()

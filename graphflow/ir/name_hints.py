@@ -42,7 +42,7 @@ ATTRIBUTE_HINTS = {
     **dict.fromkeys(("permute", "transpose"), "gf.permute_dims(x, axes)"), "t": ".T",
     "detach": "gf.stop_gradient(x)", "view": ".reshape(shape)", "flatten": ".reshape(-1)",
     "ravel": ".reshape(-1)", "unsqueeze": "gf.expand_dims(x, axis)", "clamp": "gf.clip(x, …)",
-    "expand": "gf.broadcast_to(x, shape)", "masked_fill": "gf.where(mask, value, x)",
+    "expand": "gf.broadcast_to(x, shape)", "masked_fill": "gf.masked_fill(x, mask, value)",
     "dim": ".ndim", "numel": ".size", "get_shape": ".shape",
 }  # fmt: skip
 """Replacements for attributes of arrays in numpy, torch, JAX and TensorFlow."""
@@ -51,6 +51,8 @@ _LOSSES = {
     "BCELoss": "binary_cross_entropy", "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
     "CrossEntropyLoss": "cross_entropy", "HuberLoss": "huber_loss", "L1Loss": "l1_loss",
     "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
+    "CosineEmbeddingLoss": "cosine_embedding_loss", "GaussianNLLLoss": "gaussian_nll_loss",
+    "PoissonNLLLoss": "poisson_nll_loss", "sigmoid_focal_loss": "focal_loss",
 }  # fmt: skip
 _LAYERS = {
     "Dense": "Linear", "Module": "Layer", "TransformerEncoderLayer": "TransformerBlock",
@@ -105,7 +107,6 @@ FUNCTION_HINTS = {
     "nanmean": "gf.sum(gf.where(gf.isnan(x), 0.0, x)) / gf.sum(gf.where(gf.isnan(x), 0.0, 1.0))",
     "nan_to_num": "gf.clip(gf.where(gf.isnan(x), 0.0, x), low, high)",
     "average": "gf.mean(x), or gf.sum(x * w) / gf.sum(w)",
-    "diag": "gf.diagonal(x), or gf.where(gf.eye(n) == 1, vector, 0.0)",
     "cbrt": "gf.where(x == 0, 0.0, gf.sign(z) * gf.abs(z) ** (1 / 3)), with "
     "z = gf.where(x == 0, 1.0, x)",
     "exp2": "2.0**x", "kron": "gf.einsum('ij,kl->ikjl', a, b), reshaped",

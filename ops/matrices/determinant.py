@@ -6,13 +6,14 @@ reverse mode algorithmic differentiation", 2008.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
-from graphflow.ops.base.shape_rules import conj
+from graphflow.ops.base.shape_rules import conj, require_kind
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.matrix_rules import (
     adjoint,
@@ -169,4 +170,21 @@ def slogdet(x: Any) -> tuple[Tensor, Tensor]:
     return sign, log
 
 
-__all__ = ["det", "slogdet"]
+@composite("x", to="high")
+@function
+def logdet(x: Any) -> Tensor:
+    """Compute log(det x) of each matrix of x (…, n, n): -inf for det 0, NaN for negative ones.
+
+    Raises:
+        ShapeError: x is not square.
+        DTypeError: x is not float.
+        CheckError: from a step that takes the gradient at a singular matrix.
+    """
+    x = as_tensor(x)
+    require_kind(x.spec, "float")
+    sign, log = slogdet_op(x)
+    result: Tensor = FUNCTIONS["where"](FUNCTIONS["less"](sign, 0), math.nan, log)
+    return result
+
+
+__all__ = ["det", "logdet", "slogdet"]

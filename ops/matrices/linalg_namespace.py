@@ -17,7 +17,7 @@ from graphflow.ir.spec import equate, maximum, minimum, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_int, require_kind, require_list
 from graphflow.ops.matrices.decompositions import cholesky, qr
-from graphflow.ops.matrices.determinant import det, slogdet
+from graphflow.ops.matrices.determinant import det, logdet, slogdet
 from graphflow.ops.matrices.eigen import eig, eigh, eigvals, eigvalsh
 from graphflow.ops.matrices.einsum import einsum, tensordot
 from graphflow.ops.matrices.least_squares import lstsq, pinv
@@ -27,6 +27,7 @@ from graphflow.ops.matrices.solve import inv, matrix_power, solve, triangular_so
 from graphflow.ops.matrices.svd import matrix_rank, svd, svdvals
 from graphflow.ops.matrices.triangles import diagonal as _main_diagonal
 from graphflow.ops.matrices.vector_products import outer, vecdot
+from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import matrix_transpose
 from graphflow.ops.tensors.slicing import roll, window
 
@@ -53,6 +54,34 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
             tensor = window(tensor, tensor.ndim - 2, down, size)
             tensor = window(tensor, tensor.ndim - 1, right, size)
     return _main_diagonal(tensor)
+
+
+@function
+def diag(x: Any, offset: int = 0) -> Tensor:
+    """Return the square matrix with a vector on its diagonal, or the diagonal of a matrix.
+
+    Args:
+        x: a vector (n,) or a matrix (m, n).
+        offset: the diagonal, as a number of columns above the main one.
+
+    Returns:
+        For a vector (n + |offset|, n + |offset|), 0 elsewhere; for a matrix as `diagonal`.
+
+    Raises:
+        ShapeError: x has neither one axis nor two.
+        ArgumentError: offset is no int.
+    """
+    tensor = as_tensor(x)
+    offset = int(require_int("offset", offset))
+    if tensor.ndim == 2:
+        return diagonal(tensor, offset=offset)
+    if tensor.ndim != 1:
+        raise ShapeError(f"expected a vector or a matrix, got {show_shape(tensor.shape)}")
+    here = FUNCTIONS["eye"](tensor.shape[0], dtype="bool")
+    rows = FUNCTIONS["where"](here, tensor, FUNCTIONS["zeros_like"](tensor))
+    down, right = max(-offset, 0), max(offset, 0)
+    result: Tensor = pad(rows, ((down, right), (right, down)))
+    return result
 
 
 @checks_argument_names(ArgumentError)
@@ -125,8 +154,8 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 __all__ = [
-    "cholesky", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv",
-    "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
-    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot",
-    "trace", "triangular_solve", "vecdot", "vector_norm",
+    "cholesky", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh", "eigvals", "eigvalsh",
+    "inv", "logdet", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
+    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
+    "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",
 ]  # fmt: skip

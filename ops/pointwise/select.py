@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import ArgumentError, DTypeError
+from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import Op, Tensor, as_tensor, error_location, function, promote_inputs, sample
-from graphflow.ir.spec import TensorSpec, kind, spec
+from graphflow.ir.spec import TensorSpec, kind, show_shape, spec
 from graphflow.ops.base.shape_rules import same, same_float, same_numeric
 from graphflow.ops.pointwise.convert import stop_gradient
 from graphflow.ops.pointwise.elementwise import (
@@ -97,6 +97,31 @@ def where(condition: Any, a: Any, b: Any, name: str | None = None) -> Tensor:
     """
     a, b = promote_inputs("where", (a, b))
     result: Tensor = _where(condition, a, b, name=name)
+    return result
+
+
+@function
+def masked_fill(x: Any, mask: Any, value: Any) -> Tensor:
+    """Return x, with a value where the mask holds.
+
+    Args:
+        mask: bool, of a shape that broadcasts to that of x.
+        value: a number, or a tensor of the dtype of x whose shape broadcasts to that of x.
+
+    Raises:
+        DTypeError: the mask is not bool, or the value does not fit the dtype of x.
+        ShapeError: the mask or the value does not broadcast to the shape of x.
+    """
+    x = as_tensor(x)
+    wide, value = promote_inputs("masked_fill", (x, value))
+    if wide.dtype != x.dtype:
+        raise DTypeError(f"value {value.dtype} for x of {x.dtype}; convert it with .astype")
+    result: Tensor = _where(mask, value, x)
+    if result.shape != x.shape:
+        raise ShapeError(
+            f"mask and value broadcast with x to {show_shape(result.shape)}, which is not its "
+            f"shape {show_shape(x.shape)}"
+        )
     return result
 
 

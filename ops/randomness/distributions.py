@@ -18,7 +18,7 @@ from graphflow.ops.base.shape_rules import normalize_axis, require_kind
 from graphflow.ops.host_calls.debug import check
 from graphflow.ops.ordering.search import searchsorted
 from graphflow.ops.ordering.sort import top_k
-from graphflow.ops.pointwise.arithmetic import floor, negative
+from graphflow.ops.pointwise.arithmetic import add, floor, negative
 from graphflow.ops.pointwise.comparison import greater, greater_equal
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import clip
@@ -41,6 +41,7 @@ from graphflow.ops.tensors.take import take_op
 
 _FARTHEST = 8.0
 """Standard deviations beyond which a normal number is as rare as a float64 can tell from never."""
+_LARGEST_MEAN = 10**6
 _TAIL = 6.0
 """Standard deviations from which on too few float64 numbers tell the values apart."""
 
@@ -129,6 +130,34 @@ def truncated_normal(
 
 
 @checks_argument_names(ArgumentError)
+def poisson(shape: Any = (), lam: float = 1.0, name: str | None = None) -> Tensor:
+    """Draw Poisson numbers of mean `lam`, int64, anew in each step.
+
+    Each is found for one uniform number in a table of at most 20·√lam + 80 probabilities, a
+    constant of the graph.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+
+    Raises:
+        ArgumentError: lam is not a number in [0, 10⁶]. Beyond, rounded normal numbers are close:
+            the skewness is below 0.001.
+    """
+    with error_location("random.poisson"):
+        mean, sizes = require_scale("lam", lam), normalize_shape(shape)
+        if mean > _LARGEST_MEAN:
+            raise ArgumentError(
+                f"lam is at most {_LARGEST_MEAN:,}, got {mean:g}; round gf.random.normal(shape, "
+                "lam, lam**0.5)"
+            )
+    least, sums = _poisson_sums(mean)
+    # the table ends with infinity, since rounding may leave its last sum below a uniform number
+    found = searchsorted(as_tensor(sums), _uniform(sizes, 0.0, 1.0), side="right")
+    drawn: Tensor = add(found, least, name=name)
+    return drawn
+
+
+@checks_argument_names(ArgumentError)
 def choice(
     x: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0,
     name: str | None = None,
@@ -205,6 +234,21 @@ def _require_enough(n: Any, count: Any, replace: bool) -> None:
         )
 
 
+def _poisson_sums(mean: float) -> tuple[int, np.ndarray[Any, Any]]:
+    """Return the least number of a table, and the sums of the probabilities up to each number."""
+    if mean == 0:
+        return 0, np.array([math.inf])
+    width, mode = 20 + 10 * math.ceil(math.sqrt(mean)), math.floor(mean)
+    below = np.arange(mode, max(mode - width, 0), -1, dtype="float64")
+    above = np.arange(mode + 1, mode + width + 20, dtype="float64")
+    # relative to the mode's: P(k) / P(k - 1) = mean / k
+    left, right = np.cumprod(below / mean)[::-1], np.cumprod(mean / above)
+    sums = np.cumsum(np.concatenate([left, [1.0], right]))
+    sums /= sums[-1]
+    sums[-1] = math.inf
+    return mode - len(below), sums
+
+
 def _weights(p: Any, n: Any, least: Any) -> Tensor:
     """Return p in float64, checked in the step; `least` of the numbers must be above 0."""
     given = as_tensor(p)
@@ -233,4 +277,4 @@ def _standard_exponential(sizes: Shape) -> Tensor:
     return drawn
 
 
-__all__ = ["choice", "exponential", "gumbel", "truncated_normal"]
+__all__ = ["choice", "exponential", "gumbel", "poisson", "truncated_normal"]

@@ -36,6 +36,7 @@ from graphflow.ops.randomness.distributions import (
     choice,
     exponential,
     gumbel,
+    poisson,
     truncated_normal,
 )
 from graphflow.ops.randomness.draw_arguments import float_dtype, require_finite
@@ -281,5 +282,5 @@ def __getattr__(name: str) -> NoReturn:
 
 __all__ = [
     "bernoulli", "categorical", "choice", "exponential", "gumbel", "normal", "permutation",
-    "randint", "seed", "truncated_normal", "uniform",
+    "poisson", "randint", "seed", "truncated_normal", "uniform",
 ]  # fmt: skip

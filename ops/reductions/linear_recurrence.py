@@ -6,9 +6,10 @@ that may be 0.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from graphflow.ir.op import Op, Tensor, error_location, function, register, sample
+from graphflow.ir.op import FUNCTIONS, Op, Tensor, error_location, function, register, sample
 from graphflow.ir.spec import TensorSpec, equate, is_inexact
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -155,4 +156,34 @@ def cumprod(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
     with error_location("cumprod"):
         x, axis = require_one_axis(x, axis)
     result: Tensor = _cumprod(x, axis=axis, name=name)
+    return result
+
+
+@composite("x", to="high")
+@function
+def logcumsumexp(x: Any, axis: int | None = None) -> Tensor:
+    """Compute log(Σ exp(x)) of the elements up to each position along an axis.
+
+    Each sum is relative to the largest element up to there, so that no element overflows, and small
+    ones before large ones keep their digits.
+
+    Args:
+        x: floats.
+        axis: may be left out if x has one axis.
+
+    Raises:
+        DTypeError: x is not float.
+        ShapeError: axis is outside x.
+        ArgumentError: axis is left out and x does not have one axis.
+    """
+    x, axis = require_one_axis(x, axis)
+    require_kind(x.spec, "float")
+    where, equal, minimum = FUNCTIONS["where"], FUNCTIONS["equal"], FUNCTIONS["minimum"]
+    top = FUNCTIONS["cummax"](FUNCTIONS["stop_gradient"](x), axis)
+    top = where(FUNCTIONS["isfinite"](top), top, 0)
+    before = shifted(top, axis=axis, by=1, value=0.0)
+    factors = FUNCTIONS["exp"](minimum(before - top, 0))  # above 0 only where a 0 stands for -inf
+    total = linear_recurrence(factors, FUNCTIONS["exp"](x - top), axis=axis, reverse=False)
+    none = equal(total, 0)
+    result: Tensor = where(none, -math.inf, top + FUNCTIONS["log"](where(none, 1, total)))
     return result

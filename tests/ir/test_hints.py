@@ -90,8 +90,6 @@ CASES: dict[str, Case] = {
     "vdot": Case(np.vdot, {"a": MATRIX * 1j, "b": OTHER + 2j}),
     "inner": Case(np.inner, {"a": MATRIX * 1j, "b": OTHER + 2j}),
     "kron": Case(np.kron, {"a": MATRIX, "b": OTHER}),
-    "diag": Case(np.diag, {"x": MATRIX[:, :2]}),
-    "diag of a vector": Case(np.diag, {"vector": VECTOR}, {"n": 3}),
     "transpose": _of(lambda x: np.transpose(x, (1, 0)), MATRIX, y=(1, 0)),
     "rot90": _of(np.rot90, MATRIX), "fliplr": _of(np.fliplr, MATRIX),
     "flipud": _of(np.flipud, MATRIX), "ravel": _of(np.ravel, MATRIX),
@@ -118,7 +116,7 @@ LISTS = ("matrices", "vectors")
 def _code(name: str) -> tuple[str, str]:
     """The expression of a hint, and what it calls z."""
     key, _, which = name.partition(" of ")
-    told = FUNCTION_HINTS[key.removesuffix(" a vector")].replace(", reshaped", "")
+    told = FUNCTION_HINTS[key].replace(", reshaped", "")
     first, _, second = told.partition(", or ")
     expression = second if which else first
     expression, _, z = expression.partition(", with z = ")

@@ -88,7 +88,7 @@ NOT_ONCE = {
     "nn.embedding_bag": "its gradient divides by the size of a bag before it adds rows",
 }
 """Functions with several roundings on the way in their graphs, and why."""
-DIFFERENT = {"nn.dropout", "nonzero"}
+DIFFERENT = {"nn.dropout", "nn.gumbel_softmax", "nonzero"}
 """Functions that draw random numbers, or take zeros."""
 
 

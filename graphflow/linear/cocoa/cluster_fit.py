@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from graphflow.base.progress import show_progress
-from graphflow.errors import LinearModelError
+from graphflow.errors import LinearModelError, LinkLost, WorkerLost
 from graphflow.linear.cocoa.local_steps import LocalSteps
 from graphflow.linear.cocoa.rounds import Rounds, choose_axis
 from graphflow.linear.cocoa.table_parts import FileTable, TablePart, cut_table, read_parts
@@ -27,24 +27,29 @@ from graphflow.sessions.session import Session
 
 _FIRST_PASSES, _MOST_PASSES = 3.0, 8
 """Passes before the first certificate of a model that moved, and between two, at most."""
+_MOST_RESTARTS = 3
+"""Times that a fit starts anew after the loss of a worker."""
 
 
 class ClusterFit:
     """Solves problems that share a table, on the workers of a cluster.
 
     The table goes to the workers once, in parts. It is a context manager, which ends the workers
-    that it started.
+    that it started. If it loses one of these, it starts all of them anew, up to three times.
 
     Args:
         cluster: a `gf.Cluster`, the path of a cluster file, or a `gf.Session`, which stays open.
 
     Attributes:
-        session: the session.
+        session: the session; another one after the loss of a worker.
     """
 
     def __init__(self, cluster: Cluster | Session | str | os.PathLike[str]) -> None:
-        self._is_own = not isinstance(cluster, Session)
+        self._cluster = cluster
         self.session = cluster if isinstance(cluster, Session) else Session(cluster, trial=False)
+        self._restarts = 0
+        self._file: SvmlightTable | None = None
+        self._read: FileTable | None = None
         self._parts: dict[str, tuple[Any, list[TablePart]]] = {}
 
     def __enter__(self) -> Self:
@@ -58,7 +63,7 @@ class ClusterFit:
 
     def close(self) -> None:
         """End the workers, unless the session is the user's."""
-        if self._is_own:
+        if not isinstance(self._cluster, Session):
             self.session.close()
 
     @property
@@ -84,25 +89,66 @@ class ClusterFit:
 
         Raises:
             LinearModelError: CoCoA does not solve the problem, or there are more workers than rows.
+            WorkerLost: a worker of the user's session was lost, or workers were lost four times.
         """
         axis = choose_axis(problem)
         history.solver = "cocoa"
         monitor = FitMonitor(problem, tol, max_passes, history)
-        rounds = Rounds(problem, self._cut(problem.x, axis), axis, seed=seed, w=w)
-        choice = LocalSteps(local_steps, min(part.count for part in rounds.parts))
-        where = f"{problem.rows:,} x {problem.columns:,} by {len(rounds.parts)} workers"
-        with show_progress("fitting", where=where):
-            try:
-                RoundLoop(self.session, rounds, choice, monitor).run()
-            finally:
-                history.local_steps = choice.steps
+        while True:
+            rounds = Rounds(problem, self._cut(problem.x, axis), axis, seed=seed, w=w)
+            choice = LocalSteps(local_steps, min(part.count for part in rounds.parts))
+            where = f"{problem.rows:,} x {problem.columns:,} by {len(rounds.parts)} workers"
+            with show_progress("fitting", where=where):
+                try:
+                    RoundLoop(self.session, rounds, choice, monitor).run()
+                    break
+                except (WorkerLost, LinkLost) as error:
+                    self._restart(error)
+                finally:
+                    history.local_steps = choice.steps
+            if monitor.best is not None and axis == "columns":
+                w = monitor.best.w
         history.plan = plan(rounds.round, self.session.cluster, {rounds.steps: (choice.steps, 0)})
         assert monitor.best is not None
         return monitor.best
 
     def read(self, table: SvmlightTable) -> FileTable:
         """Let each worker read its part of a file."""
-        return read_parts(self.session, table, self.devices)
+        while True:
+            try:
+                self._read = read_parts(self.session, table, self.devices)
+            except (WorkerLost, LinkLost) as error:
+                self._restart(error)
+            else:
+                self._file = table
+                return self._read
+
+    def _restart(self, error: WorkerLost | LinkLost) -> None:
+        """Start all workers anew after the loss of one; they read their parts of a file again.
+
+        Raises:
+            WorkerLost, LinkLost: the error itself: the session is the user's, or this was the
+                fourth time.
+        """
+        if isinstance(self._cluster, Session):
+            error.add_note(
+                "The fit cannot go on, since the session of cluster= has lost a worker: give "
+                "cluster= a gf.Cluster, with which a fit starts lost workers anew."
+            )
+            raise error
+        if self._restarts == _MOST_RESTARTS:
+            error.add_note(
+                f"The fit has started its workers anew {_MOST_RESTARTS} times, and lost one again: "
+                "see to what ends them (memory, for example), and fit again."
+            )
+            raise error
+        self._restarts += 1
+        self.session.close()
+        self.session = Session(self._cluster, trial=False)
+        if self._file is not None and self._read is not None:
+            before = self._read.shape
+            if self.read(self._file).shape != before:
+                raise LinearModelError(f"{self._file.path} was changed during the fit; fit again")
 
     def _cut(self, x: Any, axis: str) -> Sequence[TablePart]:
         """Return the parts of a table, which are made once."""
@@ -112,7 +158,8 @@ class ClusterFit:
                     "workers read rows of a file, and this problem is solved by columns; use "
                     "fit_intercept=False and an l2 penalty, or give the table itself for X"
                 )
-            return x.parts
+            assert self._read is not None
+            return self._read.parts
         known = self._parts.get(axis)
         if known is None or known[0] is not x:
             known = self._parts[axis] = x, cut_table(x, axis, self.devices)
@@ -138,7 +185,7 @@ class RoundLoop:
         self._session, self._rounds, self._choice, self._monitor = session, rounds, choice, monitor
         self._feeds: dict[int, dict[Any, Any]] = {}
         self._known_bytes: dict[int, int] = {}
-        self._bytes = 0
+        self._bytes = max((each.bytes for each in monitor.history.certificates), default=0)
         self.limit = math.inf
 
     def run(self) -> None:

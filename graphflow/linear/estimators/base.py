@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -149,15 +150,20 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
             workers.close()
             raise
         self._workers = workers
+        with self._end_workers_on_error():
+            return self._check_targets(x, table.path, y, sample_weight, **more)
+
+    def _check_targets(self, x: Any, path: Any, y: Any, sample_weight: Any, **more: Any) -> Any:
+        """Return a table that workers have read, with targets and weights."""
         y = _check_y(x.targets if y is None else y, estimator=self, **more)
         if len(y) != x.shape[0]:
-            raise LinearModelError(f"{table.path} has {x.shape[0]:,} rows, and y has {len(y):,}")
+            raise LinearModelError(f"{path} has {x.shape[0]:,} rows, and y has {len(y):,}")
         weights = _check_sample_weight(
             sample_weight, y.reshape(len(y), -1), dtype=np.float64, ensure_non_negative=True
         )
         if not (weights > 0).all():
             raise LinearModelError(
-                f"sample_weight is 0 for {np.count_nonzero(weights == 0):,} rows of {table.path}, "
+                f"sample_weight is 0 for {np.count_nonzero(weights == 0):,} rows of {path}, "
                 "which workers read; leave these rows out of the file"
             )
         self.n_features_in_ = x.shape[1]
@@ -233,11 +239,23 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Drop what an earlier fit left."""
-        workers = self.__dict__.pop("_workers", None)
-        if workers is not None:  # of a fit that failed
-            workers.close()
+        self._end_workers()
         for name in ("certificate_", "history_", "dual_gap_", "solver_", "n_iter_"):
             self.__dict__.pop(name, None)
+
+    def _end_workers(self) -> None:
+        """End workers that have read a file, if a fit has not begun on them."""
+        workers = self.__dict__.pop("_workers", None)
+        if workers is not None:
+            workers.close()
+
+    @contextmanager
+    def _end_workers_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._end_workers()
+            raise
 
     def _warn(self, certificate: Certificate) -> None:
         gap = certificate.relative_gap
@@ -302,6 +320,11 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
             LinearModelError: targets are no labels, or there is one class only.
         """
         x, y, weights = self._check_table(x, y, sample_weight)
+        with self._end_workers_on_error():
+            return x, *self._number_classes(y, weights)
+
+    def _number_classes(self, y: Any, weights: Floats) -> tuple[Any, Floats]:
+        """Return the index of each row's label, and weights with those of classes."""
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -315,7 +338,7 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
                 **({"sample_weight": weights} if self.class_weight == "balanced" else {}),
             )  # fmt: skip
             weights = weights * factors[labels]
-        return x, labels, weights
+        return labels, weights
 
     def sparsify(self) -> Self:
         """Keep the coefficients as a sparse matrix."""

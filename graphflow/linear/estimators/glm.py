@@ -82,6 +82,7 @@ class Glm(LinearRegressor):
         x, y, weights = self._check_table(X, y, sample_weight, y_numeric=True)
         targets = np.asarray(y, np.float64)
         if loss.classifies and not np.isin(targets, (-1.0, 1.0)).all():
+            self._end_workers()
             raise LinearModelError(
                 f"targets of loss={loss.name!r} are -1 and 1; y has {np.unique(targets)[:5]}"
             )

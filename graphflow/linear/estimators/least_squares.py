@@ -55,9 +55,10 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
         self._forget()
         x, y, weights = self._check_table(X, y, sample_weight, multi_output=True, y_numeric=True)
         targets = np.asarray(y, np.float64).reshape(len(y), -1)
-        alphas = np.broadcast_to(np.asarray(self.alpha, np.float64), (targets.shape[1],))
-        for alpha in alphas:
-            self._check_parameters(alpha=(float(alpha), 0.0))
+        with self._end_workers_on_error():
+            alphas = np.broadcast_to(np.asarray(self.alpha, np.float64), (targets.shape[1],))
+            for alpha in alphas:
+                self._check_parameters(alpha=(float(alpha), 0.0))
         models = self._solve_all([
             LinearProblem(
                 x, column, weights, losses.squared, 0.0, float(alpha), bool(self.fit_intercept)

@@ -80,7 +80,8 @@ class LogisticRegression(LinearClassifier):
         # Without a bound on C, the losses are minimised as they are.
         scale, penalty = (self.C, 1.0) if np.isfinite(self.C) else (1.0, 0.0)
         if classes > 2:
-            return self._fit_classes(x, labels, scale * weights, penalty, before, intercepts)
+            with self._end_workers_on_error():
+                return self._fit_classes(x, labels, scale * weights, penalty, before, intercepts)
         problem = LinearProblem(
             x, np.where(labels == 1, 1.0, -1.0), scale * weights, losses.logistic,
             penalty * float(self.l1_ratio), penalty * (1.0 - float(self.l1_ratio)),

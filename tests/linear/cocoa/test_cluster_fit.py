@@ -89,15 +89,20 @@ def test_a_session_stays_open_and_traces_the_bytes_of_the_certificate() -> None:
     assert model.history_.local_steps == 4
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A svmlight file of 150 rows, whose columns are numbered from 1."""
+def write_file(folder: Path) -> Path:
+    """Return a svmlight file of 150 rows, whose columns are numbered from 1."""
     x, y = table(True)
-    with (tmp_path / "rows.svm").open("w") as out:
+    with (folder / "rows.svm").open("w") as out:
         for row, label in zip(x, np.where(y > 0, 1, -1), strict=True):
             pairs = zip(row.indices, row.data, strict=True)
             out.write(f"{label} " + " ".join(f"{j + 1}:{v:.17g}" for j, v in pairs) + "\n")
-    return tmp_path / "rows.svm"
+    return folder / "rows.svm"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The file of `write_file`."""
+    return write_file(tmp_path)
 
 
 def test_workers_read_their_own_rows_of_a_file(file: Path) -> None:

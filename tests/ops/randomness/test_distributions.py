@@ -11,6 +11,7 @@ from scipy import stats
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, GraphflowError, OpError, ShapeError
 from graphflow.frontend.interpreter import evaluate
+from graphflow.ops.randomness.distributions import _poisson_sums
 
 COUNT = (20_000,)
 DRAWS: dict[str, tuple[Any, Any]] = {
@@ -65,6 +66,31 @@ def test_gumbel_and_exponential_numbers_of_the_least_and_largest_uniform_are_fin
     assert np.isfinite(gumbel).all()
 
 
+@pytest.mark.parametrize("mean", [0.0, 1e-9, 0.3, 4.0, 77.5, 1e4, 1e6])
+def test_poisson_numbers_come_as_often_as_their_probabilities(mean: float) -> None:
+    with gf.random.seed(6):
+        drawn = gf.random.poisson(COUNT, mean)
+    (value,) = evaluate([drawn])
+    assert value.dtype == np.int64 and value.min() >= 0
+    if mean < 1e-3:
+        assert not value.any()
+        return
+    wanted = stats.poisson(mean)
+    edges = np.unique(wanted.ppf(np.linspace(0.02, 0.98, 25)))
+    shares = np.diff(wanted.cdf(edges), prepend=0.0, append=1.0)
+    found = np.bincount(np.searchsorted(edges, value), minlength=len(shares))
+    assert stats.chisquare(found, shares * COUNT[0]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("mean", [0.3, 4.0, 77.5, 1e6])
+def test_the_table_of_poisson_probabilities_leaves_no_tail_out(mean: float) -> None:
+    least, sums = _poisson_sums(mean)
+    numbers = np.arange(least, least + len(sums) - 1)
+    np.testing.assert_allclose(sums[:-1], stats.poisson(mean).cdf(numbers), rtol=1e-6, atol=1e-15)
+    assert least == 0 or sums[0] < 1e-16
+    assert stats.poisson(mean).sf(numbers[-1]) < 1e-16
+
+
 def test_choices_with_replacement_come_as_often_as_their_probabilities() -> None:
     shares = np.array([0.1, 0.0, 0.5, 0.4, 0.0])
     with gf.random.seed(6):
@@ -117,7 +143,8 @@ def test_draws_are_the_same_on_any_device_and_anew_in_each_step() -> None:
     def draws() -> list[gf.Tensor]:
         return [
             gf.random.exponential((300,)), gf.random.gumbel((300,)),
-            gf.random.truncated_normal((300,)), gf.random.choice(100, 300),
+            gf.random.truncated_normal((300,)), gf.random.poisson((300,), 4.0),
+            gf.random.choice(100, 300),
             gf.random.choice(100, 20, False, p=np.full(100, 0.01)),
         ]  # fmt: skip
 
@@ -147,6 +174,8 @@ def test_draws_are_the_same_on_any_device_and_anew_in_each_step() -> None:
             lambda: gf.random.truncated_normal((2,), low=1.0001, high=1.0002, dtype="float16"),
             "no float16 is between",
         ),
+        (ArgumentError, lambda: gf.random.poisson((2,), -1), "must not be negative"),
+        (ArgumentError, lambda: gf.random.poisson((2,), 1e7), "at most 1,000,000"),
         (ArgumentError, lambda: gf.random.choice(0), "nothing to choose"),
         (ArgumentError, lambda: gf.random.choice(3, 4, replace=False), "4 of 3"),
         (ArgumentError, lambda: gf.random.choice(gf.constant(1.0)), "no slices"),
