@@ -39,6 +39,8 @@ from graphflow.linear.tables.table_input import (
 )
 from graphflow.linear.tables.table_stream import TableStream
 
+_ROUNDING = 1e-12
+"""Relative gaps that sums in float64, of tables of any precision, may hide."""
 _FORMATS = ("csr", "csc")
 
 
@@ -258,10 +260,15 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
     def _warn(self, certificate: Certificate) -> None:
         gap = certificate.relative_gap
         if gap is not None and gap > self.tol:
+            remedy = (
+                f"raise max_iter={self.max_iter}, scale the columns to similar sizes, or accept a "
+                "larger tol"
+            )
+            if gap <= _ROUNDING:
+                remedy = "the rounding of sums in float64 limits it; accept a larger tol"
             warnings.warn(
                 f"the relative duality gap is {gap:.2e} after {certificate.passes:.0f} passes over "
-                f"the data, and tol={self.tol:g} was wanted; raise max_iter={self.max_iter}, scale "
-                "the columns to similar sizes, or accept a larger tol",
+                f"the data, and tol={self.tol:g} was wanted; {remedy}",
                 ConvergenceWarning,
                 stacklevel=5,
             )

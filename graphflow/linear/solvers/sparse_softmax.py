@@ -161,10 +161,13 @@ def _solve_set(
     """Return coefficients and intercepts with a small relative gap, and the passes they took."""
     x, passes, steepness, before = problem.x, 0.0, 0.5, math.inf
     squares = x.multiply(x) if not isinstance(x, np.ndarray) else x * x
-    sizes = np.asarray(squares.T @ problem.c)[:, None] + (problem.l2 + 1e-300)
+    sizes, total = np.asarray(squares.T @ problem.c), float(problem.c.sum())
+    means = np.asarray(x.T @ problem.c) / total * float(problem.has_intercept)
+    sizes = np.maximum(sizes - total * means * means, 1e-10 * sizes)
+    sizes = sizes[:, None] + (problem.l2 + 1e-300)
     stalled = 0
     while True:
-        w, b, steepness, used = _step_proximally(problem, sizes, w, b, steepness)
+        w, b, steepness, used = _step_proximally(problem, sizes, means, w, b, steepness)
         if not problem.l2:  # the loss stays, and |W|₁ becomes least
             w = w - np.sort(w, axis=1)[:, [(problem.classes - 1) // 2]]
         w, b, more = _step_by_newton(problem, w, b)
@@ -178,23 +181,25 @@ def _solve_set(
 
 
 def _step_proximally(
-    problem: SoftmaxProblem, sizes: Floats, w: Floats, b: Floats, steepness: float
+    problem: SoftmaxProblem, sizes: Floats, means: Floats, w: Floats, b: Floats, steepness: float
 ) -> tuple[Floats, Floats, float, float]:
     """Return a model after some accelerated steps, the steepness found, and the passes.
 
     Args:
         problem: the problem.
         sizes: (columns, 1) second derivatives of the coefficients, up to a factor.
+        means: of the columns; the steps take the intercepts where columns are less their means.
         w, b: the model to begin with.
         steepness: that factor, which grows until the parabola is above the loss.
     """
     x, l2, total = problem.x, problem.l2, float(problem.c.sum())
+    b = b + means @ w
     z, z_b, speed, passes = w, b, 1.0, 0.0
     for _ in range(_STEPS):
-        f = multiply_classes(x, z) + z_b
+        f = multiply_classes(x, z) + (z_b - means @ z)
         beta = -problem.c[:, None] * problem.probabilities(f)
         beta[np.arange(len(f)), problem.labels] += problem.c
-        slope = multiply_classes(x.T, beta) - l2 * z
+        slope = multiply_classes(x.T, beta) - np.outer(means, beta.sum(axis=0)) - l2 * z
         slope_b = beta.sum(axis=0) * float(problem.has_intercept)
         smooth = problem.loss(f) + 0.5 * l2 * float((z * z).sum())
         passes += 2.0
@@ -206,7 +211,7 @@ def _step_proximally(
             d, d_b = new - z, new_b - z_b
             rise = 0.5 * steepness * float((sizes * d * d).sum() + total * (d_b @ d_b))
             bound = smooth - float((slope * d).sum() + slope_b @ d_b) + rise
-            new_loss = problem.loss(multiply_classes(x, new) + new_b)
+            new_loss = problem.loss(multiply_classes(x, new) + (new_b - means @ new))
             passes += 1.0
             if new_loss + 0.5 * l2 * float((new * new).sum()) <= bound + 1e-14 * abs(smooth):
                 break
@@ -217,7 +222,7 @@ def _step_proximally(
         speed = faster if against >= 0.0 else 1.0
         z, z_b = new + carry * (new - w), new_b + carry * (new_b - b)
         w, b, steepness = new, new_b, 0.95 * steepness
-    return w, b, steepness, passes
+    return w, b - means @ w, steepness, passes
 
 
 def _step_by_newton(

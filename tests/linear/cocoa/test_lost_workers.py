@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ class Watch:
         self.monkeypatch.setattr(FitMonitor, "take", noting)
 
     def kill(self) -> None:
-        """Kill a worker of the last fit."""
-        os.kill(self.workers()[1], signal.SIGKILL)
+        """Kill a worker of the last fit, unless the fit has ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.workers()[1], signal.SIGKILL)
 
     def all_gone(self) -> bool:
         """Return True if no process of any fit is left."""

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 
 import graphflow as gf
+from graphflow.linear.problem import Certificate
 
 
 def badly_scaled(seed: int) -> tuple[Any, Any]:
@@ -60,3 +62,11 @@ def test_a_gap_that_float32_hides_is_reached_by_sums_in_float64() -> None:
     narrow = (1000.0 * np.sign(x[:, :1]) + x).astype(np.float32)
     model = gf.linear.Ridge(1e-3, tol=1e-9).fit(narrow, y)
     assert model.certificate_.relative_gap <= 1e-9
+
+
+def test_a_tol_below_the_rounding_of_sums_is_said() -> None:
+    model = gf.linear.Lasso(tol=1e-17)
+    with pytest.warns(ConvergenceWarning, match=r"gap is 3.00e-14 .* float64 limits it; accept"):
+        model._warn(Certificate(1.0, 1.0, 3e-14, 9.0))
+    with pytest.warns(ConvergenceWarning, match="gap is 1.00e-09 .* raise max_iter"):
+        model._warn(Certificate(1.0, 1.0, 1e-9, 9.0))

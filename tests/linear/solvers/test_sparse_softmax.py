@@ -85,6 +85,16 @@ def test_columns_that_say_nothing_and_rows_that_repeat() -> None:
     assert max(weighted.certificate_.relative_gap, repeated.certificate_.relative_gap) <= 1e-8
 
 
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
+@pytest.mark.parametrize("l1_ratio", [1.0, 0.5])
+def test_columns_far_from_0_do_not_slow_a_fit(form: Any, l1_ratio: float) -> None:
+    x, y = several_classes(8)
+    near = gf.linear.LogisticRegression(l1_ratio=l1_ratio).fit(form(x), y).certificate_
+    far = gf.linear.LogisticRegression(l1_ratio=l1_ratio).fit(form(x + 10.0), y).certificate_
+    assert far.relative_gap <= 1e-6 and far.passes < 3.0 * near.passes
+    assert far.primal == pytest.approx(near.primal, rel=3e-6)
+
+
 def test_float32_and_a_warm_start() -> None:
     x, y = several_classes(6)
     model = gf.linear.LogisticRegression(l1_ratio=1.0, tol=1e-9, warm_start=True)
