@@ -32,7 +32,7 @@ OPS = [
     for name, op in sorted(REGISTRY.items())
     if op.samples
     and name not in _OF_THE_EXECUTOR | _NOISY | _OF_ONE_PROCESS
-    and op.samples[0].make is None
+    and any(sample.make is None for sample in op.samples)
 ]
 
 
@@ -127,7 +127,7 @@ class _Builder:
 
     def registered(self) -> None:
         op = self.pick(OPS)
-        sample: Sample = self.pick(list(op.samples))
+        sample: Sample = self.pick([s for s in op.samples if s.make is None])
         inputs = [self.fitted(self.pick(self.known), s, sample) for s in sample.inputs]
         if self.chance(0.1):
             half = self.pick(["float16", "bfloat16"])

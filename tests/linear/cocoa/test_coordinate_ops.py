@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 from graphflow.ir.op import REGISTRY
+from graphflow.linear.cocoa import part_kernels
 from graphflow.linear.loops import coordinate_orders
 from graphflow.linear.losses import Loss
 from graphflow.linear.problem import LinearProblem, certify
