@@ -35,7 +35,9 @@ from graphflow.linear.solvers.softmax import (
 _CLOSE, _FEW, _GROWTH = 0.9, 100, 3
 """As of `working_sets.py`: of the penalty, columns, and columns for each in use."""
 _STEPS = 20
-"""Proximal steps between two Newton's steps."""
+"""Proximal steps of a round."""
+_NEWTON = 5
+"""Newton's steps in a row, while they set coefficients to 0."""
 _PATIENCE = 5
 """Rounds in a row that may bring nothing."""
 
@@ -170,9 +172,14 @@ def _solve_set(
         w, b, steepness, used = _step_proximally(problem, sizes, means, w, b, steepness)
         if not problem.l2:  # the loss stays, and |W|₁ becomes least
             w = w - np.sort(w, axis=1)[:, [(problem.classes - 1) // 2]]
-        w, b, more = _step_by_newton(problem, w, b)
+        for _ in range(_NEWTON):
+            old = w
+            w, b, more = _step_by_newton(problem, w, b)
+            used += more
+            if ((w != 0.0) == (old != 0.0)).all():
+                break
         b, found, _ = _certify(problem, w, b)
-        passes += used + more + 2.0
+        passes += used + 2.0
         stalled = stalled + 1 if found.primal >= before * (1.0 - 1e-15) else 0
         before = found.primal
         is_done = (found.relative_gap or 0.0) <= goal

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from sklearn import linear_model
+from sklearn import datasets, linear_model
 
 import graphflow as gf
 from graphflow.linear.solvers.softmax import SoftmaxProblem
@@ -93,6 +93,14 @@ def test_columns_far_from_0_do_not_slow_a_fit(form: Any, l1_ratio: float) -> Non
     far = gf.linear.LogisticRegression(l1_ratio=l1_ratio).fit(form(x + 10.0), y).certificate_
     assert far.relative_gap <= 1e-6 and far.passes < 3.0 * near.passes
     assert far.primal == pytest.approx(near.primal, rel=3e-6)
+
+
+@pytest.mark.parametrize("l1_ratio", [1.0, 0.5])
+def test_columns_of_very_different_sizes(l1_ratio: float) -> None:
+    x, y = datasets.load_wine(return_X_y=True)  # from 0.13 to 1,680
+    model = gf.linear.LogisticRegression(l1_ratio=l1_ratio).fit(x, y)
+    assert model.certificate_.relative_gap <= 1e-6
+    assert objective(model, x, y) == pytest.approx(model.certificate_.primal, rel=1e-9)
 
 
 def test_float32_and_a_warm_start() -> None:
