@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ir.op import Cost, Op, register, sample
-from graphflow.ir.spec import TensorSpec, equate, spec
+from graphflow.ir.spec import TensorSpec, equate, require_nonnegative, spec
 from graphflow.linear.cocoa.part_rules import (
     F64,
     check_part,
@@ -62,6 +62,7 @@ part_product: Op = register(
 
 def _infer_squares(*matrix: TensorSpec) -> TensorSpec:
     rows = matrix[0].shape[0] if len(matrix) == 1 else matrix[-1].shape[0] - 1
+    require_nonnegative(rows, "row offsets need at least one element")
     found = TensorSpec((rows,), F64)
     check_part(found, matrix[0].shape[-1] if len(matrix) == 1 else None, matrix)
     return found

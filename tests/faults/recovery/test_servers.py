@@ -41,7 +41,7 @@ class Struck(gf.optim.Optimizer):
     hazard: Hazard
 
     def _update(self, value: Any, gradient: Any, target: Any, shared: Any) -> Any:
-        count = target.read("count", axes=0)
+        count = target.read("count", shape=())
         target.write("count", count + 1.0)
         here = gf.equal(count, self.at)
         return value - RATE * gf.cond(here, lambda: self.hazard(gradient), lambda: gradient)
