@@ -203,6 +203,7 @@ def test_every_example_says_what_it_takes(program: str, tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("usage: ") and done.stderr == ""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("program", ["strategies.py", "image_filters.py"])
 def test_ctrl_c_ends_an_example_with_a_line_and_leaves_nothing(
     program: str, tmp_path: Path

@@ -169,7 +169,7 @@ def test_fifty_steps_are_those_of_torch(name: str) -> None:
     ],
     ids=lambda optimizer: type(optimizer).__name__,
 )  # fmt: skip
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("shared", [False, True], ids=["replicated", "sharded state"])
 def test_replicas_step_alike_and_as_two_devices_do(optimizer: Any, shared: bool) -> None:
     """Two replicas of the same examples have the gradients of one, to the bit."""

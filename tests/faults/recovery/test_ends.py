@@ -88,6 +88,7 @@ def start(
     return script(TRAINING, cluster, str(folder), every, str(steps), str(pause))
 
 
+@pytest.mark.every(2)
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("cluster", ["here", "local", "stream"])
 def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(
@@ -308,6 +309,7 @@ with ExitStack() as held:
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.fault(10)
 @pytest.mark.parametrize(
     "how",
@@ -490,6 +492,7 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_a_session_that_cannot_sa
         assert failure.value.worker == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("shared", ["on", "off"])
 def test_a_worker_that_is_interrupted_in_a_step_is_missed_at_once(

@@ -79,6 +79,7 @@ def leave(number: int) -> Change:
     return lambda s: s.remove_server(number)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "tables",
     [pytest.param((), marks=pytest.mark.slow, id="whole"), pytest.param(("table",), id="rows")],

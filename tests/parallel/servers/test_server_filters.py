@@ -134,6 +134,7 @@ FIXED = [
 ]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("filters", FIXED, ids=["rounded", "chains", "factors"])
 @pytest.mark.parametrize(
     ("consistency", "options"),

@@ -88,6 +88,7 @@ def test_shards_by_heads_train_as_one_device(mask: Any) -> None:
         assert close(trained(Shard({"model": shards}, RULES), mask=mask), alone), shards
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("options", [*KINDS[1:], {"norm_first": False}, {"shared": 1}])
 def test_any_attention_may_have_its_weight_cut(options: Any) -> None:
     assert close(trained(Shard({"model": 2}, RULES), **options), trained(None, **options))
