@@ -32,11 +32,10 @@ demo: $(VENV)/.installed-demo
 		if [ -f "$$page" ]; then echo "wrote $(CURDIR)/$$page"; \
 		else echo "make demo: $$page was not written" >&2; exit 1; fi; done
 
-# Three processes on two cores: half of the time tests wait for others. A file stays in one of them,
-# and files are dealt in their order: else those of few and long tests would come last, one by one.
+# Three processes on two cores: half of the time tests wait for others. A file stays in one of them.
 # ARGS="-n 0" for a debugger.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -93,7 +93,6 @@ def serve(
     """
     factory = host_factory or partial(default_factory, limits=limits)
     raise_trim_threshold()
-    restrict_data_folders(data)
     started = time.monotonic()
     ring = Keyring(keys)
     worker = _bind_worker(
@@ -116,9 +115,11 @@ def serve(
             "worker.listening", address=worker.address, devices=list(devices),
             version=_version.__version__, pid=os.getpid(),
         )  # fmt: skip
+        restrict_data_folders(data)
         try:
             worker.run(parent_pid)
         finally:
+            restrict_data_folders(None)
             took = time.monotonic() - started
             _log.tell("worker.stopped", address=worker.address, seconds=took)
     finally:
