@@ -9,7 +9,7 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
-from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope, user_location
+from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope
 from graphflow.optim.loss_scaling import assign_if
 from graphflow.optim.optimizer_base import Optimizer, check_numbers
 from graphflow.optim.state_variables import state_variable
@@ -40,9 +40,6 @@ class Accumulate(Optimizer):
             self._refuse("steps must be an int from 1", self.steps)
         if self.sparse or self.inner.sparse:
             self._refuse("sparse must be False, since sums of gradients are whole", True)
-
-    def _refuse(self, what: str, given: object) -> None:
-        raise ArgumentError(f"Accumulate at {user_location()}: {what}, not {given!r}")
 
     def _build_updates(
         self, grads: Sequence[Tensor], variables: Sequence[Tensor], term: ProximalTerm | None = None

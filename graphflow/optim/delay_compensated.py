@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import Tensor, make_node, user_location
+from graphflow.ir.op import Tensor, make_node
 from graphflow.ops.communication.pushed_gradient import pushed_gradient
 from graphflow.optim.loss_scaling import LossScaling
 from graphflow.optim.optimizer_base import Optimizer, check_numbers
@@ -46,9 +46,6 @@ class DelayCompensated(Optimizer):
             self._refuse("inner must be another optimiser, such as gf.optim.SGD(0.1)", self.inner)
         if self.sparse:
             self._refuse("sparse is for the inner optimiser, inner=…(sparse=True)", self.sparse)
-
-    def _refuse(self, what: str, given: object) -> None:
-        raise ArgumentError(f"DelayCompensated at {user_location()}: {what}, not {given!r}")
 
     @checks_argument_names(ArgumentError)
     def minimize(

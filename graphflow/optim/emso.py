@@ -15,7 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph, substitute_tensors
-from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope, user_location
+from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope
 from graphflow.ops.tables.row_values import lookup_of
 from graphflow.optim.loss_scaling import LossScaling
 from graphflow.optim.optimizer_base import Optimizer, check_numbers
@@ -63,9 +63,6 @@ class Emso(Optimizer):
             self._refuse("inner_steps must be an int from 1", steps)
         if self.sparse:
             self._refuse("sparse is for the inner optimiser, inner=…(sparse=True)", self.sparse)
-
-    def _refuse(self, what: str, given: object) -> None:
-        raise ArgumentError(f"Emso at {user_location()}: {what}, not {given!r}")
 
     @checks_argument_names(ArgumentError)
     def minimize(

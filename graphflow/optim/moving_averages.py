@@ -46,9 +46,6 @@ class MovingAverage(Optimizer):
         if self.sparse:
             self._refuse("sparse is for the inner optimiser, inner=…(sparse=True)", self.sparse)
 
-    def _refuse(self, what: str, given: object) -> None:
-        raise ArgumentError(f"MovingAverage at {user_location()}: {what}, not {given!r}")
-
     def _rule_of(self, variable: Tensor) -> Optimizer:
         return self.inner._rule_of(variable)
 

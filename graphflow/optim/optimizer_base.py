@@ -284,6 +284,11 @@ class Optimizer:
         rate = vars(self)["lr"]  # the rate may itself be trained
         return rate is not variable and rate is not gradient and not lookups_of(gradient, variable)
 
+    def _refuse(self, what: str, given: object) -> None:
+        """Raise the error of an argument that must be something else."""
+        name = type(self).__name__
+        raise ArgumentError(f"{name} at {user_location()}: {what}, not {given!r}")
+
     def _begin(self, grads: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
         """Return what all variables share in a step, and assignments for it."""
         return None, []

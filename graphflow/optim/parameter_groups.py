@@ -56,9 +56,6 @@ class Groups(Optimizer):
     def __hash__(self) -> int:
         return hash((tuple(self.rules.items()), self.rest))
 
-    def _refuse(self, what: str, given: object) -> None:
-        raise ArgumentError(f"Groups at {user_location()}: {what}, not {given!r}")
-
     @checks_argument_names(ArgumentError)
     def minimize(
         self,
