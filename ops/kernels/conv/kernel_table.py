@@ -26,6 +26,7 @@ from graphflow.ops.kernels.conv import (
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 Target = Literal["y", "x", "w"]
@@ -84,6 +85,7 @@ class ConvKernel(NamedTuple):
         forward: (shape, y, x, w) writes y.
         back_to_input: (shape, x, g, w) writes x.
         back_to_weight: (shape, w, x, g) writes w.
+        task: the forward kernel as a native call for x and w; None if it takes several calls.
     """
 
     name: str
@@ -91,6 +93,7 @@ class ConvKernel(NamedTuple):
     forward: Callable[[ConvShape, Any, Any, Any], None]
     back_to_input: Callable[[ConvShape, Any, Any, Any], None]
     back_to_weight: Callable[[ConvShape, Any, Any, Any], None]
+    task: Callable[[ConvShape], KernelTask | None] = lambda s: None
 
 
 # Winograd -----------------------------------------------------------------------------------------
@@ -226,6 +229,7 @@ TABLE = (
         lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
         _direct_back_to_input,
         lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
+        lambda s: direct.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.groups),
     ),
     # No copies for each tap: products of rows whose addresses a table gives. For many channels.
     ConvKernel(
@@ -242,6 +246,7 @@ TABLE = (
         lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
         lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
         lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
+        lambda s: pointwise.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.dtype.name),
     ),
     # Anything, by products of columns.
     ConvKernel(
