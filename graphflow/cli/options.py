@@ -55,8 +55,8 @@ WorkerKey = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="This worker's own key, see `graphflow keys`; default: the only one beyond loopback, "
-        "and none on it.",
+        help="This worker's own key, see `graphflow keys`, or the path of its secret file; default: "
+        "the only one beyond loopback, and none on it.",
     ),
 ]
 MaxConnections = Annotated[
