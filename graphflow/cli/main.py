@@ -38,6 +38,7 @@ from graphflow.cli.keys import app as keys
 from graphflow.cli.machine import cache, calibrate, devices_command
 from graphflow.cli.options import (
     AllowedOps,
+    AnnouncementFile,
     CheckpointFolder,
     ClusterFile,
     DataFolders,
@@ -115,6 +116,7 @@ def worker(
     checkpoints: CheckpointFolder = None,
     allow_data: DataFolders = None,
     metrics: MetricsAddress = None,
+    announce: AnnouncementFile = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -157,7 +159,7 @@ def worker(
             connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
             data=[str(existing_folder(folder)) for folder in allow_data or []],
-            metrics=metrics, on_address=on_address,
+            metrics=metrics, announce=announce, on_address=on_address,
         )  # fmt: skip
 
 

@@ -105,8 +105,8 @@ def check_private(path: Path) -> None:
     """Check that nobody else could have read or written a secret file.
 
     Two kinds of files are private: a file of this user that only this user can access, and a
-    mounted one, which belongs to root, cannot be written, and can be read by a group of this process
-    at most. A link is followed if it stays in the file's folder, as in a mounted Kubernetes Secret.
+    mounted one. A mounted file belongs to root, has no writer, and no readers but root and a group
+    of this process. A link is followed if it stays in its folder, as in a Kubernetes Secret.
 
     Raises:
         KeyFileError: Somebody could, or it cannot be examined.
