@@ -38,7 +38,7 @@ def ask_workers(
     asked = [WorkerAddress(addresses[worker], keys[worker]) for worker in present]
     answers = request_reports(asked, seconds=_ANSWER_SECONDS, insecure=insecure, pair=pair)
     states = {
-        worker: _answered(worker, addresses[worker], devices, answer)
+        worker: _state_from(worker, addresses[worker], devices, answer)
         for worker, answer in zip(present, answers, strict=True)
     }
     for worker, reason in lost.items():
@@ -48,7 +48,7 @@ def ask_workers(
     return tuple(states[worker] for worker in sorted(states))
 
 
-def _answered(
+def _state_from(
     worker: int,
     address: str,
     devices: Mapping[int, Sequence[str]],

@@ -19,7 +19,7 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Announcement:
-    """Where a worker listens, and who it is.
+    """The address, key, devices and process of a worker that listens.
 
     Attributes:
         key: its public key, 64 hexadecimal digits; None for a worker without a key.
@@ -69,7 +69,7 @@ class Announcement:
 
 
 @contextmanager
-def announced(place: str | None, output: TextIO, announcement: Announcement) -> Iterator[None]:
+def keep_announced(place: str | None, output: TextIO, announcement: Announcement) -> Iterator[None]:
     """Write an announcement, and remove its file at the end unless another worker replaced it.
 
     Args:

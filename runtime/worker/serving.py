@@ -29,7 +29,7 @@ from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from graphflow.runtime.worker.announcement import STDOUT, Announcement, announced
+from graphflow.runtime.worker.announcement import STDOUT, Announcement, keep_announced
 from graphflow.runtime.worker.host_protocol import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
@@ -126,7 +126,7 @@ def serve(
         public = None if pair is None else pair.public.key
         told = Announcement.of_this_process(worker.address, public, devices)
         try:
-            with announced(announce, out, told):
+            with keep_announced(announce, out, told):
                 worker.run(parent_pid)
         finally:
             restrict_data_folders(None)

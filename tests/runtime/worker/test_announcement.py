@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graphflow.errors import ArgumentError
-from graphflow.runtime.worker.announcement import Announcement, announced
+from graphflow.runtime.worker.announcement import Announcement, keep_announced
 
 _WORKER = [sys.executable, "-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*"]
 
@@ -49,7 +49,7 @@ def test_a_worker_announces_itself_on_stdout_alone() -> None:
 def test_a_file_that_another_worker_wrote_meanwhile_stays(tmp_path: Path) -> None:
     file = tmp_path / "worker.json"
     first = Announcement("tcp://127.0.0.1:1", None, ("cpu:0",), "a", 1)
-    with announced(str(file), sys.stdout, first):
+    with keep_announced(str(file), sys.stdout, first):
         file.write_text("the next one\n")
     assert file.read_text() == "the next one\n"
 
@@ -59,7 +59,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     line = Announcement("tcp://127.0.0.1:1", None, (), "a", 1)
     with (
         pytest.raises(ArgumentError, match=r"--announce .* cannot be written: No such file"),
-        announced(place, sys.stdout, line),
+        keep_announced(place, sys.stdout, line),
     ):
         pass
 
