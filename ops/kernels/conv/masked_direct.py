@@ -70,7 +70,8 @@ class DirectPlan(NamedTuple):
 def plan(
     images: int, inputs: int, outputs: int, space: Ints, windows: Windows, groups: int
 ) -> DirectPlan | None:
-    """Plan a convolution of two spatial axes; None if its windows or groups are too large.
+    """Plan a convolution of two spatial axes; None if its windows or groups are too large, or
+    padded planes are as fast.
 
     Args:
         inputs, outputs: channels of all groups.
@@ -80,8 +81,11 @@ def plan(
         return None
     if groups > 1:
         size = each if each <= _WIDEST else 0
+    elif windows.stride[1] == 1:
+        return None  # padded planes are as fast, since there is little to copy for many sums
     else:
-        size = next(n for n in range(min(_WIDEST, each), 0, -1) if each % n == 0)
+        limit = max(1, min(_WIDEST, each, _MOST_STEPS // taps))
+        size = next(n for n in range(limit, 0, -1) if each % n == 0)
     height, width = windows.out
     vectors = 2 if width > 16 and size < 8 else 1
     tile = max(1, size * vectors)

@@ -73,10 +73,7 @@ def _tap_tables(window_map: WindowMap, images: int, split: bool) -> tuple[TapTab
         axes = [_axis_table(window_map, axis, r) for axis, r in enumerate(remainder)]
         positions = _flatten_indices([a[0] for a in axes], window_map.positions)
         taps = _flatten_indices([a[1] for a in axes], kernel)
-        place, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        for n, (_, _, index, valid) in zip(window_map.pixels, axes, strict=True):
-            place = _combine_axes(place * n, index, np.add)
-            inside = _combine_axes(inside, valid, np.logical_and)
+        place, inside = _combine_pixels(window_map, axes)
         for some, seen in _split_positions(inside) if split else [_all_of(inside)]:
             tables.append(
                 _repeat_for_images(
@@ -85,6 +82,26 @@ def _tap_tables(window_map: WindowMap, images: int, split: bool) -> tuple[TapTab
                 )
             )  # fmt: skip
     return tuple(tables)
+
+
+def seen_pixels(window_map: WindowMap) -> tuple[Any, Any]:
+    """Return the pixel that each position of an image sees by each tap, and whether it is inside.
+
+    Both are (positions, taps), for windows over the input.
+    """
+    return _combine_pixels(
+        window_map, [_axis_table(window_map, axis, 0) for axis in range(len(window_map.sizes))]
+    )
+
+
+def _combine_pixels(
+    window_map: WindowMap, axes: list[tuple[Any, Any, Any, Any]]
+) -> tuple[Any, Any]:
+    place, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
+    for n, (_, _, index, valid) in zip(window_map.pixels, axes, strict=True):
+        place = _combine_axes(place * n, index, np.add)
+        inside = _combine_axes(inside, valid, np.logical_and)
+    return place, inside
 
 
 _SPLIT_GAIN = 0.75
