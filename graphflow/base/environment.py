@@ -31,6 +31,11 @@ def setting(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def given_names() -> list[str]:
+    """Return the names of graphflow's variables that are set, sorted."""
+    return sorted(name for name in os.environ if name.startswith("GRAPHFLOW_"))
+
+
 def hides_gpus() -> bool:
     """Return True if the user hides all GPUs of this machine from CUDA."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")

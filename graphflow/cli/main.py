@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|status|devices|calibrate|cache|keys`.
+"""The command line: `graphflow worker|run|plan|status|devices|calibrate|doctor|cache|keys`.
 
 A wrong argument gets one line that says what to do, never a traceback of this package. A failing
 user script keeps its traceback.
@@ -34,10 +34,12 @@ from graphflow.cli.arguments import (
     run_user_code,
     shapes_of,
 )
+from graphflow.cli.doctor import doctor
 from graphflow.cli.keys import app as keys
 from graphflow.cli.machine import cache, calibrate, devices_command
 from graphflow.cli.options import (
     AllowedOps,
+    AnnouncementFile,
     CheckpointFolder,
     ClusterFile,
     DataFolders,
@@ -115,6 +117,7 @@ def worker(
     checkpoints: CheckpointFolder = None,
     allow_data: DataFolders = None,
     metrics: MetricsAddress = None,
+    announce: AnnouncementFile = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -157,7 +160,7 @@ def worker(
             connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
             data=[str(existing_folder(folder)) for folder in allow_data or []],
-            metrics=metrics, on_address=on_address,
+            metrics=metrics, announce=announce, on_address=on_address,
         )  # fmt: skip
 
 
@@ -237,6 +240,7 @@ app.command()(status)
 
 app.command("devices")(devices_command)
 app.command()(calibrate)
+app.command()(doctor)
 app.command()(cache)
 app.add_typer(keys)
 

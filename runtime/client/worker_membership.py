@@ -29,7 +29,9 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
+from graphflow.runtime.client.worker_states import ask_workers
 from graphflow.runtime.host.host_interface import ASKED_TO_END
+from graphflow.runtime.host.worker_state import WorkerState
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
@@ -125,6 +127,7 @@ class WorkerMembership:
         self._cluster_size = len(cluster.workers)
         self._waiting, self._last_joined = set(), self._cluster_size - 1
         self._keys, pair = load_keys(cluster, len(self._addresses))
+        self._pair, self._is_insecure = pair, cluster.insecure
         with defer_signals():  # an interrupt could leave its thread running after the sockets close
             self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
@@ -293,6 +296,17 @@ class WorkerMembership:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def worker_states(self, devices: Mapping[int, Sequence[str]]) -> tuple[WorkerState, ...]:
+        """Ask each worker that is not lost for its state, and return all states.
+
+        Args:
+            devices: by worker.
+        """
+        return ask_workers(
+            self._addresses, devices, lost=self._require_loop().loss_reasons(), keys=self._keys,
+            pair=self._pair, insecure=self._is_insecure,
+        )  # fmt: skip
 
     @property
     def pids(self) -> list[int]:
