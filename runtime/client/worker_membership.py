@@ -126,12 +126,12 @@ class WorkerMembership:
         )
         self._cluster_size = len(cluster.workers)
         self._waiting, self._last_joined = set(), self._cluster_size - 1
-        self._keys, pair = load_keys(cluster, len(self._addresses))
+        self._keys, pair, ring = load_keys(cluster, len(self._addresses))
         self._pair, self._is_insecure = pair, cluster.insecure
         with defer_signals():  # an interrupt could leave its thread running after the sockets close
             self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
-                pair=pair, keys=self._keys, activity=self._activity,
+                pair=pair, ring=ring, keys=self._keys, activity=self._activity,
                 epoch=epoch, token=self.token, dead_after=self._dead_after,
             )  # fmt: skip
             self._loop.on_draining = self._draining_callback
@@ -177,6 +177,9 @@ class WorkerMembership:
                 )
             else:
                 ending = {self._addresses[worker] for worker in leaving}
+                if cluster.launched is not None:
+                    lost = {self._addresses[worker] for worker in self._suspects}
+                    cluster = cluster.launched.relocate(cluster, lost, patience)
                 cluster = find_answering(cluster, patience, ending, self.session, self._dead_after)
             until, self._unreachable = time.monotonic() + REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))
