@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from graphflow.placement.clusters.cluster import Cluster
+WorkerContact = tuple[str, str | None]
+"""The address of a worker, and its public key; None for a worker without a key."""
 
 
 class WorkerSource(Protocol):
@@ -19,12 +19,11 @@ class WorkerSource(Protocol):
     keys_folder: str
 
     def relocate(
-        self, cluster: Cluster, lost: Collection[str], patience: Callable[[], float]
-    ) -> Cluster:
-        """Start workers in place of lost ones, and return the cluster with their addresses.
+        self, lost: Collection[str], patience: Callable[[], float]
+    ) -> Sequence[WorkerContact]:
+        """Start workers in place of lost ones, and return the contact of each worker.
 
         Args:
-            cluster: as it was first; its addresses may be old.
             lost: addresses of lost workers.
             patience: returns for how many seconds to wait; called again while workers are missing.
         """

@@ -32,6 +32,7 @@ from graphflow.runtime.client.session_activity import SessionActivity
 from graphflow.runtime.client.worker_states import ask_workers
 from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.host.worker_state import WorkerState
+from graphflow.runtime.launch.launched_workers import with_contacts
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
@@ -179,7 +180,8 @@ class WorkerMembership:
                 ending = {self._addresses[worker] for worker in leaving}
                 if cluster.launched is not None:
                     lost = {self._addresses[worker] for worker in self._suspects}
-                    cluster = cluster.launched.relocate(cluster, lost, patience)
+                    contacts = cluster.launched.relocate(lost, patience)
+                    cluster = with_contacts(cluster, contacts)
                 cluster = find_answering(cluster, patience, ending, self.session, self._dead_after)
             until, self._unreachable = time.monotonic() + REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))

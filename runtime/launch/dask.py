@@ -17,7 +17,7 @@ _END_SECONDS = 6.0
 
 
 @dataclass
-class _Held:
+class _DaskActor:
     """A worker's actor on its way or there, the call to it, and the last report."""
 
     place: str  # the address of the Dask worker
@@ -52,7 +52,7 @@ class Dask:
         if not isinstance(client, Client):
             raise ArgumentError(f"Dask takes a distributed.Client, not {client!r}")
         self._client = client
-        self._held: list[_Held] = []
+        self._held: list[_DaskActor] = []
         self._options: Sequence[str] = ()
         self._env: Mapping[str, str] = {}
 
@@ -71,7 +71,7 @@ class Dask:
         """Return the addresses of Dask's workers."""
         return list(self._client.scheduler_info(n_workers=-1)["workers"])
 
-    def _hold(self) -> _Held:
+    def _hold(self) -> _DaskActor:
         """Start an actor on the Dask worker that holds the fewest.
 
         Raises:
@@ -87,12 +87,12 @@ class Dask:
             WorkerHolder, host, list(self._options), dict(self._env),
             actor=True, workers=[place], pure=False,
         )  # fmt: skip
-        return _Held(place, future)
+        return _DaskActor(place, future)
 
     def workers(self) -> list[LaunchedWorker]:
         return [self._describe(index, held) for index, held in enumerate(self._held)]
 
-    def _describe(self, index: int, held: _Held) -> LaunchedWorker:
+    def _describe(self, index: int, held: _DaskActor) -> LaunchedWorker:
         if not held.error:
             try:
                 _advance(held)
@@ -128,7 +128,7 @@ class Dask:
         self._held = []
 
 
-def _advance(held: _Held) -> None:
+def _advance(held: _DaskActor) -> None:
     """Take what has come of a worker's actor: itself, or its report."""
     if held.actor is None:
         if not held.future.done():

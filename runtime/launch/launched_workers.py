@@ -12,6 +12,7 @@ from graphflow.errors import LaunchError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import check_count
 from graphflow.placement.clusters.worker_devices import worker_on_this_host
+from graphflow.placement.clusters.worker_source import WorkerContact
 from graphflow.runtime.launch.worker_launcher import ENDED, WorkerLauncher
 from graphflow.runtime.security.keys import COORDINATOR, Keyring
 from graphflow.runtime.security.one_time_keys import NEW_KEY, one_time_keyring
@@ -39,7 +40,6 @@ class LaunchedWorkers:
             seconds: for a replacement of a lost worker to listen.
         """
         self.keys_folder = str(ring.folder)
-        self._key = ring.pairs()[0].name
         self._launcher = launcher
         self._replace_seconds = seconds
         self._known: list[Announcement | None] = [None] * count
@@ -72,14 +72,12 @@ class LaunchedWorkers:
         missing = [each for each in self._launcher.workers() if self._known[each.index] is None]
         return "; ".join(map(str, missing)) or "nobody"
 
-    def addresses(self) -> list[tuple[str, str | None]]:
+    def contacts(self) -> list[WorkerContact]:
         """Return the address and the public key of each worker."""
         return [("", None) if each is None else (each.address, each.key) for each in self._known]
 
-    def relocate(
-        self, cluster: Cluster, lost: Collection[str], patience: Callable[[], float]
-    ) -> Cluster:
-        """Restart lost workers by the launcher, and return the cluster with the new addresses.
+    def relocate(self, lost: Collection[str], patience: Callable[[], float]) -> list[WorkerContact]:
+        """Restart lost workers by the launcher, and return the contact of each worker.
 
         Raises:
             LaunchError: the launcher refuses.
@@ -99,14 +97,16 @@ class LaunchedWorkers:
                     self._known[worker.index] = worker.announcement
                     waited.discard(worker.index)
             time.sleep(_POLL)
-        return self.place(cluster)
+        return self.contacts()
 
-    def place(self, cluster: Cluster) -> Cluster:
-        """Return a cluster with the present addresses and keys of its workers."""
-        pairs = zip(cluster.workers, self.addresses(), strict=True)
-        workers = tuple(replace(w, address=address, key=key) for w, (address, key) in pairs)
-        key = self._key if any(worker.key for worker in workers) else None
-        return replace(cluster, workers=workers, kind="remote", key=key)
+
+def with_contacts(cluster: Cluster, contacts: Sequence[WorkerContact]) -> Cluster:
+    """Return a cluster whose workers listen at these addresses."""
+    workers = tuple(
+        replace(worker, address=address, key=key)
+        for worker, (address, key) in zip(cluster.workers, contacts, strict=True)
+    )
+    return replace(cluster, workers=workers, kind="remote")
 
 
 @contextmanager
@@ -159,6 +159,9 @@ def start(
         launcher.start(workers, given, dict(env or {}))
         source.wait_for_all(deadline)
         made = tuple(worker_on_this_host(i, tuple(devices), threads, 1) for i in range(workers))
-        yield source.place(
-            Cluster(made, kind="local", deadline=deadline, dead_after=dead_after, launched=source)
-        )
+        contacts = source.contacts()
+        plain = Cluster(
+            made, kind="local", deadline=deadline, dead_after=dead_after, launched=source,
+            key=name if any(key for _, key in contacts) else None,
+        )  # fmt: skip
+        yield with_contacts(plain, contacts)

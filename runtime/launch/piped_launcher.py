@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ _GRACE = 5.0  # seconds for all workers to end
 
 
 class WorkerPlace(NamedTuple):
-    """Where a worker runs, and the command that runs it there.
+    """The place of a worker, and the command that runs it there.
 
     Attributes:
         where: for messages.
@@ -61,7 +60,7 @@ class PipedLauncher(ABC):
         self._options, self._env = options, env
         for index in range(count):
             place = self.place(index, options, env)
-            self._workers.append(PipedWorker(place.command, {**os.environ, **env}))
+            self._workers.append(PipedWorker(place.command, env))
             self._places.append(place)
 
     def workers(self) -> list[LaunchedWorker]:
@@ -79,7 +78,7 @@ class PipedLauncher(ABC):
     def restart(self, index: int) -> None:
         self._workers[index].end(until=time.monotonic())
         self._places[index] = place = self.place(index, self._options, self._env)
-        self._workers[index] = PipedWorker(place.command, {**os.environ, **self._env})
+        self._workers[index] = PipedWorker(place.command, self._env)
 
     def stop(self) -> None:
         for worker in self._workers:

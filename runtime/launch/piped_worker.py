@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
+from graphflow.base.environment import child_environment
 from graphflow.errors import ArgumentError, LaunchError
 from graphflow.runtime.worker.announcement import Announcement
 
@@ -23,7 +24,7 @@ class PipedWorker:
     It ends when its stdin does, so it does not outlive this process.
 
     Args:
-        env: the whole environment.
+        env: variables to set for it.
 
     Raises:
         LaunchError: the command cannot be run.
@@ -33,7 +34,7 @@ class PipedWorker:
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=dict(env),
+                list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(env),
                 start_new_session=True,  # Ctrl-C is for this process, which then ends the workers
             )  # fmt: skip
         except OSError as error:

@@ -128,7 +128,7 @@ class Ranks:
             time.sleep(_POLL)
         told = json.loads(start.read_text())
         command = worker_command(f"tcp://{EVERYWHERE}:*", told["options"])
-        worker, wrote = PipedWorker(command, {**os.environ, **told["env"]}), False
+        worker, wrote = PipedWorker(command, told["env"]), False
         again = self._folder / f"{rank}.again"
         while start.exists():
             if worker.announcement is not None and not wrote:
@@ -137,7 +137,7 @@ class Ranks:
             if again.exists():
                 worker.end(until=0.0)
                 again.unlink()
-                worker, wrote = PipedWorker(command, {**os.environ, **told["env"]}), False
+                worker, wrote = PipedWorker(command, told["env"]), False
             time.sleep(_POLL)
         worker.end()
         sys.exit(0)

@@ -15,7 +15,7 @@ _END_SECONDS = 6.0
 
 
 @dataclass
-class _Held:
+class _RayActor:
     """A worker's actor, the call that is on its way to it, and the last report."""
 
     actor: Any
@@ -50,7 +50,7 @@ class Ray:
     ) -> None:
         self._bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {}), **(resources or {})}
         self._address, self._strategy, self._listen = address, strategy, listen
-        self._held: list[_Held] = []
+        self._held: list[_RayActor] = []
         self._group: Any = None
         self._joined = False  # by us
         self._options: Sequence[str] = ()
@@ -68,7 +68,7 @@ class Ray:
         self._group = ray.util.placement_group([self._bundle] * count, strategy=self._strategy)
         self._held = [self._hold(index) for index in range(count)]
 
-    def _hold(self, index: int) -> _Held:
+    def _hold(self, index: int) -> _RayActor:
         """Ask Ray for an actor in a worker's bundle."""
         ray = _import_ray()
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -80,12 +80,12 @@ class Ray:
             resources={k: v for k, v in self._bundle.items() if k not in ("CPU", "GPU")},
         )  # fmt: skip
         actor = holder.remote(self._listen, list(self._options), dict(self._env))
-        return _Held(actor, actor.report.remote())
+        return _RayActor(actor, actor.report.remote())
 
     def workers(self) -> list[LaunchedWorker]:
         return [self._describe(index, held) for index, held in enumerate(self._held)]
 
-    def _describe(self, index: int, held: _Held) -> LaunchedWorker:
+    def _describe(self, index: int, held: _RayActor) -> LaunchedWorker:
         ray = _import_ray()
         if not held.error and ray.wait([held.call], timeout=0)[0]:
             try:

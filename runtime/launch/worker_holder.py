@@ -5,7 +5,6 @@ The process is the actor's child and ends with it. Calls return at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ class WorkerHolder:
 
             address = ray.util.get_node_ip_address()
         command = worker_command(f"tcp://{address}:*", options)
-        self._worker = PipedWorker(command, {**os.environ, **env})
+        self._worker = PipedWorker(command, env)
 
     def report(self) -> HolderReport:
         """Return the state of the process."""

@@ -19,7 +19,7 @@ WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 
 @dataclass(frozen=True)
 class LaunchedWorker:
-    """What a launcher knows of one worker.
+    """One worker as its launcher knows it.
 
     Attributes:
         index: from 0.
