@@ -156,6 +156,7 @@ from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow import data as data
+    from graphflow import launch as launch
     from graphflow import linear as linear
     from graphflow import metrics as metrics
     from graphflow import onnx as onnx
@@ -181,7 +182,7 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
-    "metrics": "", "data": "",
+    "metrics": "", "data": "", "launch": "",
     "training": "", "fit": "graphflow.training.fit",
     "check_training": "graphflow.training.one_batch",
 }  # fmt: skip
@@ -333,6 +334,7 @@ __all__ = [
     "isnan",
     "jacobian",
     "jvp",
+    "launch",
     "less",
     "less_equal",
     "lgamma",
