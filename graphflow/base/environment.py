@@ -6,7 +6,7 @@ A value without a meaning is an error; it is never taken for another value.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from graphflow.errors import ArgumentError
@@ -34,6 +34,11 @@ def setting(name: str) -> str | None:
 def given_names() -> list[str]:
     """Return the names of graphflow's variables that are set, sorted."""
     return sorted(name for name in os.environ if name.startswith("GRAPHFLOW_"))
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process: this one's, with changes."""
+    return {**os.environ, **changes}
 
 
 def hides_gpus() -> bool:
