@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     row_slots,
 )
 from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
@@ -200,6 +201,57 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
         run_parts(part, len(cuts) * columns)
 
 
+class _ProductCalls(NamedTuple):
+    """All products of a block of columns as a table of native calls.
+
+    Attributes:
+        entries: (function, unused, unused, 0, stop), int64.
+        pointers: of each call, from the first rows of x, weights and results.
+        sizes: of each call.
+        tables: what the pointers refer to, kept alive.
+    """
+
+    entries: np.ndarray[Any, Any]
+    pointers: np.ndarray[Any, Any]
+    sizes: np.ndarray[Any, Any]
+    tables: tuple[Any, ...]
+
+    def run(self, base: np.ndarray[Any, Any]) -> None:
+        """Run the calls for the addresses from which pointers are counted."""
+        entries, pointers = self.entries.copy(), self.pointers + base
+        number = np.arange(len(entries))
+        entries[:, 1] = address(pointers) + number * pointers.strides[0]
+        entries[:, 2] = address(self.sizes) + number * self.sizes.strides[0]
+        driver().walk.releasing_gil(address(entries), None, 0, len(entries))
+
+
+@lru_cache(maxsize=256)
+def _product_calls(
+    window_map: WindowMap, images: int, depth: int, wide: int, together: int
+) -> _ProductCalls:
+    """Return the products of `wide` columns.
+
+    Args:
+        images: of the chunk.
+        depth: channels that are summed over.
+        together: images whose rows are in memory together.
+    """
+    entries, pointers, sizes = [], [], []
+    taps = math.prod(window_map.windows.kernel)
+    tables = block_tables(window_map, images)
+    block = together * row_slots(math.prod(window_map.pixels)) * ROW
+    for row in range(block_count(depth)):
+        count = block_width(depth, row)
+        for blocks, table, addresses in tables:
+            for first, vectors in _vector_blocks(wide):
+                moved = first * vector_width() * 4
+                right = row * taps * _tap_bytes(PANEL) + moved
+                entries.append((product(vectors).address, 0, 0, 0, blocks))
+                pointers.append((row * block, right, moved, *addresses))
+                sizes.append((len(table.taps), count, _tap_bytes(count), int(row > 0)))
+    return _ProductCalls(*(np.array(a, np.int64) for a in (entries, pointers, sizes)), tables)
+
+
 def _multiply(
     out: Any,
     source: _ChannelRows,
@@ -214,19 +266,13 @@ def _multiply(
     tables = block_tables(window_map, len(cut))
     if not all(len(table.taps) for _, table, _ in tables):
         rows.clear()  # some positions are seen by no tap
-    for row in range(weights.rows):
-        count = block_width(weights.depth, row)
-        here, right = source.place(row, cut.start), weights.place(column, row)
-        for blocks, table, addresses in tables:
-            for first, vectors in _vector_blocks(block_width(weights.columns, column)):
-                moved = first * vector_width() * 4
-                pointers = (here, right + moved, rows.place + moved, *addresses)
-                sizes = (len(table.taps), count, _tap_bytes(count), int(row > 0))
-                call_native(product(vectors), pointers, sizes, 0, blocks)
+    wide = block_width(weights.columns, column)
+    calls = _product_calls(window_map, len(cut), weights.depth, wide, len(source.images))
+    base = source.place(0, cut.start), weights.place(column, 0), rows.place, 0, 0, 0
+    calls.run(np.array(base, np.int64))
     first_image = source.images.start + cut.start
     result = out[first_image : first_image + len(cut)]
     channels, plane = result.shape[1], math.prod(result.shape[2:])
-    wide = block_width(channels, column)
     goal = address(result) + column * PANEL * plane * 4
     given = (plane, wide, plane * 4, channels * plane * 4, slots * ROW)
     call_native(unpack_planes(), (rows.place, goal), given, 0, len(cut))
