@@ -249,7 +249,8 @@ def _product_calls(
                 entries.append((product(vectors).address, 0, 0, 0, blocks))
                 pointers.append((row * block, right, moved, *addresses))
                 sizes.append((len(table.taps), count, _tap_bytes(count), int(row > 0)))
-    return _ProductCalls(*(np.array(a, np.int64) for a in (entries, pointers, sizes)), tables)
+    arrays = [np.array(a, np.int64) for a in (entries, pointers, sizes)]
+    return _ProductCalls(arrays[0], arrays[1], arrays[2], tables)
 
 
 def _multiply(
