@@ -173,6 +173,7 @@ if TYPE_CHECKING:
 
 for _family in ("coordinate_ops", "file_ops", "sum_ops"):  # workers find ops of linear models, too
     import_module(f"graphflow.linear.cocoa.{_family}")
+import_module("graphflow.data.read_data_op")
 
 _CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
