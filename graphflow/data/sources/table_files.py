@@ -46,6 +46,7 @@ class TableFiles:
         at: begins each error.
         kind: the format: the name of the public function.
         files: their paths.
+        memory: bytes of blocks that are kept in memory; None: `KEPT_BYTES`.
         columns: names of the columns to read; None: all.
 
     Attributes:
@@ -53,8 +54,9 @@ class TableFiles:
     """
 
     def __init__(
-        self, at: str, kind: str, files: Sequence[str], columns: Sequence[str] | None
-    ) -> None:
+        self, at: str, kind: str, files: Sequence[str], columns: Sequence[str] | None,
+        memory: int | None = None,
+    ) -> None:  # fmt: skip
         self._at = at
         _import_pyarrow(self._at)
         self._columns = None if columns is None else list(columns)
@@ -75,6 +77,7 @@ class TableFiles:
         self.starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         self._kept: OrderedDict[int, Batch] = OrderedDict()
         self._bytes = 0
+        self._most = KEPT_BYTES if memory is None else memory
 
     def __len__(self) -> int:
         return self._rows
@@ -125,7 +128,7 @@ class TableFiles:
         block = {name: self._to_array(name, table.column(name)) for name in names}
         self._kept[number] = block
         self._bytes += _size(block)
-        while self._bytes > KEPT_BYTES and len(self._kept) > 1:
+        while self._bytes > self._most and len(self._kept) > 1:
             self._bytes -= _size(self._kept.popitem(last=False)[1])
         return block
 
@@ -185,7 +188,9 @@ class TableFiles:
         names = csv.read_csv(io.BytesIO(head + head)).column_names
         twice = [name for i, name in enumerate(names) if name in names[:i]]
         if twice:
-            raise ValueError(f"two columns are called {twice[0]!r}; rename one")
+            raise ArgumentError(
+                f"{self._at}: {str(file)!r}: two columns are called {twice[0]!r}; rename one"
+            )
         self._check_columns(names)
         types = None
 
