@@ -105,9 +105,9 @@ class CpuCode:
             "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
-        threads = 1 if self.is_body else backend.threads
-        self.compute = ProgramSection(threads)
-        self.commit = ProgramSection(threads)
+        sharing = None if self.is_body or self.plain else backend.sharing
+        self.compute = ProgramSection(sharing)
+        self.commit = ProgramSection(sharing)
         self._dtypes: set[np.dtype[Any]] = set()  # that the backend supports
         self.variables: dict[str, Any] = {}
         self.body_codes: list[CpuCode] = []

@@ -2,8 +2,8 @@
 
 A device's executor sets its pool for its thread (`with use_pool(pool):`). Kernels that split their
 work run the parts on `current_pool()`. How work is split never depends on the pool, so any number
-of threads, or none, gives the same bits. A hand-over takes one lock release and one acquire, each
-way.
+of threads, or none, gives the same bits. Parts are Python functions (`Pool.run`) or entries of a
+table of native calls (`Pool.run_entries`), which threads claim without Python (`thread_team.py`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from graphflow.errors import DeviceError
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_table_driver import driver
+from graphflow.ops.kernels.jit.thread_team import MOST_SHARES, ThreadTeam
 
 Part = Callable[[int], None]
 
@@ -42,50 +46,46 @@ class _ThreadShare:
 
 
 class _PoolThread:
-    """A thread that sleeps until it is given a share.
+    """A thread that runs native shares of its team, until it is given a share in Python.
 
-    Ctrl-C may come between any two lines of the caller. So a lock is only a wake-up, which may come
-    once too often. The share alone says what there is to do and whether it is done.
+    Ctrl-C may come between any two lines of the caller. So a request is only a wake-up, which may
+    come once too often. The share alone says what there is to do and whether it is done.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, team: ThreadTeam, number: int) -> None:
         self._share: _ThreadShare | None = _ThreadShare()
-        self._given = threading.Lock()
-        self._finished = threading.Lock()
-        self._given.acquire()
-        self._finished.acquire()
-        self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._team = team
+        self._number = number
+        self.thread = threading.Thread(
+            target=self._loop, name=f"graphflow-kernel-{number}", daemon=True
+        )
         self.thread.start()
 
     def _loop(self) -> None:
         np.seterr(
             all="ignore"
         )  # like the caller's thread, since infinities are values of a program
+        requests = 0
         while True:
-            self._given.acquire()
+            requests = self._team.serve(self._number, requests)
             share = self._share
             if share is None:
                 return
             if not share.done:
                 share.do()
-                _wake(self._finished)
 
     def assign(self, share: _ThreadShare | None) -> None:
         """Give the thread a share, or None to end it; for one caller at a time."""
         self._share = share
-        _wake(self._given)
+        self._team.request(self._number)
 
     def wait(self) -> None:
         """Wait until the share is done, even if the caller was interrupted before it woke the
         thread."""
-        _wake(self._given)
         while self._share is not None and not self._share.done:
-            self._finished.acquire()
-
-
-def _wake(lock: threading.Lock) -> None:
-    if lock.locked():
-        lock.release()
+            self._team.wait(self._number)
+            if not self._share.done:
+                self._team.request(self._number)
 
 
 def _stop(workers: Sequence[_PoolThread]) -> None:
@@ -94,10 +94,13 @@ def _stop(workers: Sequence[_PoolThread]) -> None:
 
 
 class Pool:
-    """`threads` threads, the caller's included; idle ones sleep on a lock.
+    """`threads` threads, the caller's included; idle ones sleep.
 
     One caller uses the pool at a time. A second caller at that time, and a part that calls `run`
     itself, run their parts alone.
+
+    Attributes:
+        team: the native side; None with one thread.
 
     Raises:
         DeviceError: the system does not allow a process so many threads.
@@ -107,9 +110,11 @@ class Pool:
         self.threads = max(1, threads)
         self._busy = threading.Lock()
         self._workers: list[_PoolThread] = []
+        self.team = ThreadTeam(self.threads) if self.threads > 1 else None
         try:
             for i in range(1, self.threads):
-                self._workers.append(_PoolThread(f"graphflow-kernel-{i}"))
+                assert self.team is not None
+                self._workers.append(_PoolThread(self.team, i))
         except RuntimeError:
             _stop(self._workers)
             raise DeviceError(
@@ -131,6 +136,13 @@ class Pool:
             self._run_shared(part, parts)
         finally:
             self._busy.release()
+
+    def run_entries(self, entries: np.ndarray[Any, Any], count: int) -> None:
+        """Run the entries of a table of native calls, each once, in no particular order."""
+        if self.team is None or not self._workers or count > MOST_SHARES:
+            driver().walk.releasing_gil(address(entries), None, 0, count)
+        else:
+            self.team.run(entries, count)
 
     def _run_shared(self, part: Part, parts: int) -> None:
         threads = min(self.threads, parts)
