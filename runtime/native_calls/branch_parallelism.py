@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphflow.ops.kernels.fusion.region_kernels import THREADING_NANOSECONDS
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 from graphflow.runtime.memory.branch_planning import (
     MIN_PARALLEL_NANOSECONDS,
@@ -30,13 +29,13 @@ def schedule_branches(calls: Sequence[KernelCall], threads: int) -> list[list[li
 
     Two strands of a group never touch the same memory, unless both only read it.
     """
-    total = sum(call.task.nanoseconds for call in calls if not _is_shared(call))
+    total = sum(call.task.nanoseconds for call in calls if not call.task.is_divisible)
     if threads < 2 or total < MIN_PARALLEL_NANOSECONDS or len(calls) > _MAX_CALLS:
         return [[list(calls)]]
     result: list[list[list[KernelCall]]] = []
     group = _CallGroup()
     for call in calls:
-        if _is_shared(call):
+        if call.task.is_divisible:
             result += [group.split_into_strands(threads), [[call]]]
             group = _CallGroup()
             continue
@@ -48,11 +47,6 @@ def schedule_branches(calls: Sequence[KernelCall], threads: int) -> list[list[li
         group.add(call, conflicts)
     result.append(group.split_into_strands(threads))
     return _merge_sequential(result)
-
-
-def _is_shared(call: KernelCall) -> bool:
-    """Return True if threads share the rows of a call."""
-    return call.task.cut is not None and call.task.nanoseconds > THREADING_NANOSECONDS
 
 
 def _merge_sequential(found: Sequence[list[list[KernelCall]]]) -> list[list[list[KernelCall]]]:

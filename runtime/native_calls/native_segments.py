@@ -191,6 +191,11 @@ class NativeSegment:
         return self._kept[-1]
 
     @property
+    def shares_work(self) -> bool:
+        """Whether it has so much work for several threads that those that sleep are woken."""
+        return sum(self._nanoseconds(j) for j in self._jobs if len(j) > 1) > WAKE_NANOSECONDS
+
+    @property
     def entry(self) -> tuple[int, ...]:
         """The segment as an entry of a table of native calls."""
         return driver().walk.address, self._table_address, 0, 0, len(self._table) // WORDS

@@ -12,14 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.fusion.region_kernels import THREADING_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.compiler import KernelTask, TaskShare
 from graphflow.ops.kernels.jit.thread_team import MOST_SHARES, ThreadTeam
 from graphflow.runtime.native_calls.gemm_epilogues import BlockCall
-
-_SHARE_NANOSECONDS = 10_000
-"""Nanoseconds of a share, at least."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,11 @@ class WorkSharing:
     team: ThreadTeam
     scratch: Callable[[int], Any]
 
-    def is_shared(self, task: KernelTask) -> bool:
-        """Return True if threads share a task."""
-        return task.cut is not None and task.nanoseconds > THREADING_NANOSECONDS
-
     def shares(self, number: int, task: KernelTask) -> list[list[CallPart]]:
         """Return each share of a call; one if threads do not share it."""
-        most = min(self.team.threads, MOST_SHARES, int(task.nanoseconds / _SHARE_NANOSECONDS))
-        if most < 2 or task.cut is None or not self.is_shared(task):
+        if task.cut is None or not task.is_divisible:
             return [[CallPart(number, TaskShare(0, task.rows))]]
+        most = min(self.team.threads, MOST_SHARES, int(task.nanoseconds / task.share))
         return [[CallPart(number, share, i)] for i, share in enumerate(task.cut(most))]
 
     def shares_of_blocks(self, blocks: Sequence[BlockCall]) -> list[list[CallPart]] | None:

@@ -383,6 +383,11 @@ class CpuCode:
             for line in lines
         )
 
+    @property
+    def shares_work(self) -> bool:
+        """Whether threads share so much of its first native calls that they are woken for them."""
+        return any(segment.shares_work for segment in self.compute.segments)
+
     def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
         """Compile the compute section to a function (feeds, step, draws) -> fetched values."""
         return self._source.compile_compute(name)

@@ -98,6 +98,11 @@ class Program:
         self._commit = code.compile_commit()
         self._to_hosts = backend.to_hosts
         self._is_native = code.is_native
+        self._rouse = (
+            None
+            if backend.sharing is None or not code.shares_work
+            else (backend.sharing.team.rouse)
+        )
         self.commits = code.commits
         self.commits_in_one_call = (
             isinstance(code, CpuCode) and code.is_native and len(code.commit.lines) == 1
@@ -138,6 +143,8 @@ class Program:
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
     ) -> list[np.ndarray[Any, Any]]:
         """Run the compute part as `compute` does, but return the fetches without their names."""
+        if self._rouse is not None:
+            self._rouse()
         if self._is_native and spans is None:  # numpy and BLAS have no part in it
             return self._run_compute(feeds, step, draws, None)
         with self._backend.active(), np.errstate(all="ignore"):

@@ -49,9 +49,10 @@ from graphflow.ops.kernels.jit.compiler import (
 )
 from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool
 
-THREADING_NANOSECONDS = 20_000
-"""Nanoseconds of work from which threads share a kernel's rows. A hand-over to a thread that polls
-takes 1,000 to 2,000; one that sleeps comes later, and the caller goes on meanwhile."""
+THREADING_NANOSECONDS = 60_000
+"""Nanoseconds of work from which threads share a kernel's rows. The estimate is high by up to four
+for operands in the cache. A hand-over to a thread that polls takes 1,000 to 2,000; one that sleeps
+comes later, and the caller goes on meanwhile."""
 GIL_RELEASE_NANOSECONDS = 20_000
 """Nanoseconds of work from which a kernel releases the GIL."""
 

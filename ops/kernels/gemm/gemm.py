@@ -111,6 +111,7 @@ class MatrixProduct:
         return KernelTask(
             name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order,
             blocks=self.blocks, cut=self.cut,
+            share=_THREADING_NANOSECONDS / 2,
         )  # fmt: skip
 
     @cached_property

@@ -115,6 +115,7 @@ class KernelTask:
         blocks: (row, elements) pairs: after that many rows, the result's first elements are done.
             The last pair is the whole. Empty if nothing gains from continuing early.
         cut: cuts it into at most so many shares; None if it must run as a whole.
+        share: nanoseconds of a share, at least, by the same estimate. Less is not worth a thread.
     """
 
     name: str
@@ -127,6 +128,12 @@ class KernelTask:
     row: int = 0
     blocks: tuple[tuple[int, int], ...] = ()
     cut: Callable[[int], Sequence[TaskShare]] | None = field(default=None, compare=False)
+    share: float = 30_000
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether threads may share it, and gain."""
+        return self.cut is not None and self.nanoseconds >= 2 * self.share
 
 
 def cut_rows(rows: int, unit: int, count: int) -> list[TaskShare]:

@@ -35,7 +35,7 @@ from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_mo
 
 MOST_SHARES = 63
 """Entries of a job at most."""
-_POLLS = 100
+_POLLS = 200
 """Polls before a thread sleeps, of about half a microsecond each."""
 _FIRST_SEAT, _SEAT = 32, 32
 _ENTRIES, _EACH, _BUSY, _CALLS, _SPINS, _THREADS = 16, 17, 18, 24, 29, 30
@@ -315,6 +315,23 @@ done:
   ret void
 }}"""
 
+# rouse(team, none, 1, threads) wakes helpers that sleep, since a job is about to come.
+_ROUSE = """(ptr %team, ptr %none, i64 %start, i64 %stop) {
+entry:
+  br label %look
+look:
+  %i = phi i64 [%start, %entry], [%next, %rouse]
+  %some = icmp slt i64 %i, %stop
+  br i1 %some, label %rouse, label %done
+rouse:
+  %seat = call ptr @team_seat(ptr %team, i64 %i)
+  call void @team_rouse(ptr %team, ptr %seat)
+  %next = add i64 %i, 1
+  br label %look
+done:
+  ret void
+}"""
+
 # request(team, seat, 0, 0) asks a helper to return to Python.
 _REQUEST = f"""(ptr %team, ptr %seat, i64 %start, i64 %stop) {{
   %asked = getelementptr i64, ptr %seat, i64 {_REQUESTED}
@@ -343,6 +360,7 @@ class _TeamFunctions:
     share: NativeFunction
     request: NativeFunction
     wait: NativeFunction
+    rouse: NativeFunction
 
 
 @cache
@@ -362,7 +380,7 @@ def team_sources() -> dict[str, str]:
     common = f"declare void @{name}({kind})\n{_COMMON}".replace(
         "PAUSE", f"call void @{name}({value})"
     )
-    return dict(name_module(text, common) for text in (_SERVE, _SHARE, _REQUEST, _WAIT))
+    return dict(name_module(text, common) for text in (_SERVE, _SHARE, _REQUEST, _WAIT, _ROUSE))
 
 
 class ThreadTeam:
@@ -381,6 +399,7 @@ class ThreadTeam:
         self._serve = functions.serve.releasing_gil
         self._share = functions.share
         self._request = functions.request.holding_gil
+        self._rouse = functions.rouse.holding_gil
         self._wait = functions.wait.releasing_gil
         words = _FIRST_SEAT + _SEAT * (threads + 1)
         self._memory: np.ndarray[Any, Any] = empty_aligned(8 * words).view(np.int64)
@@ -418,6 +437,10 @@ class ThreadTeam:
         """Run the entries of a table as a job."""
         frame = self.job_frame(address(entries), count)
         self._share.releasing_gil(ctypes.c_void_p(address(frame)), None, 0, 1)
+
+    def rouse(self) -> None:
+        """Wake the helpers that sleep, since a job is about to come."""
+        self._rouse(self.address, None, 1, self.threads)
 
     def serve(self, thread: int, answered: int) -> int:
         """Run shares on the calling thread, until there is a request beyond `answered`; returns
