@@ -10,29 +10,39 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.call_table_driver import driver
+from graphflow.ops.kernels.jit.call_recorder import CallRecorder, current_recorder
+from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
 from graphflow.ops.kernels.jit.thread_team import MOST_SHARES, ThreadTeam
 
 Part = Callable[[int], None]
 
 
 class _ThreadShare:
-    """The parts of a run that one thread does: part(i) for each i of `numbers`."""
+    """What one thread does of a run: part(i) for each i that it takes from `numbers`.
 
-    __slots__ = ("done", "error", "numbers", "part")
+    All threads of a run take from the same numbers.
+    """
 
-    def __init__(self, part: Part | None = None, numbers: range = range(0)) -> None:
+    __slots__ = ("_owner", "done", "error", "numbers", "part")
+
+    def __init__(self, part: Part | None = None, numbers: Iterable[int] = ()) -> None:
         self.part = part
         self.numbers = numbers
         self.done = part is None
         self.error: BaseException | None = None
+        self._owner: dict[str, object] = {}
+
+    def belongs_to(self, who: object) -> bool:
+        """Return True if the first that asked is `who`: the thread that does the share, or the
+        caller that withdraws it."""
+        return self._owner.setdefault("first", who) is who
 
     def do(self) -> None:
         assert self.part is not None
@@ -71,7 +81,7 @@ class _PoolThread:
             share = self._share
             if share is None:
                 return
-            if not share.done:
+            if not share.done and share.belongs_to(self):
                 share.do()
 
     def assign(self, share: _ThreadShare | None) -> None:
@@ -80,12 +90,11 @@ class _PoolThread:
         self._team.request(self._number)
 
     def wait(self) -> None:
-        """Wait until the share is done, even if the caller was interrupted before it woke the
-        thread."""
-        while self._share is not None and not self._share.done:
+        """Wait until the share is done. A share that the thread has not begun is withdrawn: all
+        parts are taken by now."""
+        share = self._share
+        while share is not None and not share.done and not share.belongs_to(share):
             self._team.wait(self._number)
-            if not self._share.done:
-                self._team.request(self._number)
 
 
 def _stop(workers: Sequence[_PoolThread]) -> None:
@@ -147,12 +156,13 @@ class Pool:
     def _run_shared(self, part: Part, parts: int) -> None:
         threads = min(self.threads, parts)
         helping = self._workers[: threads - 1]
-        shares = [_ThreadShare(part, range(first, parts, threads)) for first in range(threads)]
+        numbers = iter(range(parts))
+        shares = [_ThreadShare(part, numbers) for _ in range(threads)]
         interrupted: BaseException | None = None
         try:
             for worker, share in zip(helping, shares[1:], strict=True):
                 worker.assign(share)
-            for i in shares[0].numbers:
+            for i in numbers:
                 part(i)
         except BaseException as error:
             interrupted = error
@@ -210,10 +220,32 @@ def current_pool() -> Pool | None:
 def run_parts(part: Part, parts: int) -> None:
     """Run part(0) to part(parts - 1) on the current pool, or in order without one."""
     pool = current_pool()
-    if pool is None:
+    if pool is None or current_recorder() is not None:
         _run_alone(part, parts)
     else:
         pool.run(part, parts)
+
+
+def run_native_parts(part: Part, parts: int) -> None:
+    """Run part(0) to part(parts - 1), which only call native functions by `call_native`.
+
+    The calls are collected on this thread, so that threads run them without Python. Arrays that
+    the calls use must outlive the parts, or be scratch memory.
+    """
+    pool = current_pool()
+    shares = 1 if pool is None else min(pool.threads, parts, MOST_SHARES)
+    if pool is None or shares < 2 or current_recorder() is not None:
+        _run_alone(part, parts)
+        return
+    recorders = [CallRecorder(share) for share in range(shares)]
+    for share, recorder in enumerate(recorders):
+        with recorder:
+            for i in range(parts * share // shares, parts * (share + 1) // shares):
+                part(i)
+    tables = [recorder.entries() for recorder in recorders]
+    walk = driver().walk.address
+    words = [(walk, address(table), 0, 0, table.size // WORDS) for table in tables]
+    pool.run_entries(np.array(words, np.int64), shares)
 
 
 def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = None) -> None:
@@ -224,7 +256,7 @@ def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = 
     """
     pool = current_pool()
     parts = min(1 if pool is None else pool.threads, count if most is None else most)
-    if pool is None or parts < 2:
+    if pool is None or parts < 2 or current_recorder() is not None:
         part(0, count)
         return
     edges = [count * i // parts for i in range(parts + 1)]
