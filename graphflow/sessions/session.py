@@ -61,6 +61,7 @@ from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards
 from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.host.worker_state import WorkerState
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.tracing.trace import Trace, check_writable
 from graphflow.sessions.session_opening import open_session
@@ -680,6 +681,21 @@ class Session:
         GPUs that it takes by itself belong to it, also if no graph has gained by one yet.
         """
         return self._deployment.all_devices
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers: address, host, pid, devices, memory, and whether they are up.
+
+        Each one is asked at once, and has two seconds to answer. Print them to look at them.
+
+        Raises:
+            SessionError: the session is closed.
+        """
+        self._life.check_not_reentrant()
+        self._life.check_open()
+        cluster = self.cluster
+        devices = {each.index: [d.name for d in each.devices] for each in cluster.workers}
+        return self._life.hosts.worker_states(devices)
 
     # Tracing, closing -------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from tests.house.sources import ROOT, sources
 SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
     "block-methods", "linear-models", "parallel", "parameter-servers", "pipelines", "layers",
-    "data", "metrics", "training", "placers", "stages",
+    "data", "launchers", "metrics", "training", "placers", "stages",
     "tables",
     pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip

@@ -156,6 +156,28 @@ def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
         history.session.close()
 
 
+def test_a_training_in_changed_files_does_not_go_on(tmp_path: Path) -> None:
+    """Whichever file it is; a file at another place is the same one."""
+
+    def trained(folder: Path, **options: Any) -> list[float]:
+        m = Model()
+        data = gf.data.npy(x=folder / "x.npy", y=folder / "y.npy").batch(16)
+        history = gf.fit(m.train, data, loss=m.loss, checkpoint=tmp_path / "c", progress=False,
+                         **options)  # fmt: skip
+        history.session.close()
+        return history.losses
+
+    for name, array in (("x", X), ("y", Y)):
+        for folder in ("a", "b", "changed"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            np.save(tmp_path / folder / f"{name}.npy", array)
+    np.save(tmp_path / "changed" / "y.npy", Y + 1)
+    assert len(trained(tmp_path / "a", steps=3)) == 3
+    with pytest.raises(ArgumentError, match=r"y\.npy' has changed since the 3 steps of the check"):
+        trained(tmp_path / "changed")
+    assert len(trained(tmp_path / "b")) == 4
+
+
 def test_replicas_on_workers_train_alike() -> None:
     m = Model()
     with gf.Session() as session:

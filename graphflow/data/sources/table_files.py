@@ -19,7 +19,6 @@ import numpy as np
 
 from graphflow.data.sources.source import Array, Batch
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import user_location
 
 BLOCK_BYTES = 1 << 20
 """Bytes of lines in a block."""
@@ -43,8 +42,9 @@ class TableFiles:
     """Rows of files of one format, in the order of the files.
 
     Args:
-        what: the public function, for errors.
-        files: a path, a pattern such as "part-*.parquet", or a list of them.
+        at: begins each error.
+        kind: the format: the name of the public function.
+        files: their paths.
         columns: names of the columns to read; None: all.
 
     Attributes:
@@ -52,9 +52,9 @@ class TableFiles:
     """
 
     def __init__(
-        self, what: str, files: Any, columns: Sequence[str] | None, header: bool = True
+        self, at: str, kind: str, files: Sequence[str], columns: Sequence[str] | None
     ) -> None:
-        self._at = f"gf.data.{what} at {user_location()}"
+        self._at = at
         _import_pyarrow(self._at)
         self._columns = None if columns is None else list(columns)
         self._stamps: dict[Path, tuple[int, int]] = {}
@@ -62,8 +62,8 @@ class TableFiles:
         find = {
             "parquet": self._parquet, "arrow": self._arrow, "csv": self._csv,
             "json_lines": self._json_lines,
-        }[what]  # fmt: skip
-        for file in _expand(self._at, files):
+        }[kind]  # fmt: skip
+        for file in map(Path, files):
             self._stamps[file] = _stamp(file)
             try:
                 self._blocks += find(file)
@@ -273,15 +273,21 @@ def _read_bytes(file: Path, start: int, size: int) -> bytes:
         return stream.read(size)
 
 
-def _expand(at: str, files: Any) -> list[Path]:
+def expand_pattern(at: str, files: Any) -> list[str]:
+    """Return the paths of files.
+
+    Args:
+        at: begins each error.
+        files: a path, a pattern such as "part-*.parquet", or a list of them.
+    """
     given = [files] if isinstance(files, str | os.PathLike) else list(files)
-    found: list[Path] = []
+    found: list[str] = []
     for each in given:
         text = os.fspath(each)
         matches = sorted(glob(text)) if any(c in text for c in "*?[") else [text]
         if not matches or not Path(matches[0]).is_file():
             raise ArgumentError(f"{at}: there is no file {text!r}")
-        found += map(Path, matches)
+        found += matches
     if not found:
         raise ArgumentError(f"{at}: give at least one file")
     return found

@@ -19,13 +19,16 @@ from graphflow.ops.kernels.conv import (
     direct,
     im2col,
     implicit_gemm,
+    one_image,
     pointwise,
+    strided_view,
     winograd,
     winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 Target = Literal["y", "x", "w"]
@@ -84,6 +87,7 @@ class ConvKernel(NamedTuple):
         forward: (shape, y, x, w) writes y.
         back_to_input: (shape, x, g, w) writes x.
         back_to_weight: (shape, w, x, g) writes w.
+        task: the forward kernel as a native call for x and w; None if it takes several calls.
     """
 
     name: str
@@ -91,6 +95,24 @@ class ConvKernel(NamedTuple):
     forward: Callable[[ConvShape, Any, Any, Any], None]
     back_to_input: Callable[[ConvShape, Any, Any, Any], None]
     back_to_weight: Callable[[ConvShape, Any, Any, Any], None]
+    task: Callable[[ConvShape], KernelTask | None] = lambda s: None
+
+
+# One small image ----------------------------------------------------------------------------------
+
+
+def _fits_one_image(s: ConvShape, target: Target) -> bool:
+    return (
+        target == "y"
+        and s.is_native
+        and gemm.is_supported("float32")
+        and s.images == s.groups == 1
+        and math.prod(s.windows.kernel) > 1
+        # `direct` is faster for few channels.
+        and min(s.inputs, s.outputs) > direct.FEW_CHANNELS
+        # From more positions on, repacking the weights pays.
+        and math.prod(s.windows.out) <= one_image.MOST_POSITIONS
+    )
 
 
 # Winograd -----------------------------------------------------------------------------------------
@@ -148,6 +170,32 @@ def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
     direct.convolve(x, g, _flip(s, w), windows, s.groups, s.windows.stride)
 
 
+# A strided view -----------------------------------------------------------------------------------
+
+
+def _fits_strided_view(s: ConvShape, target: Target) -> bool:
+    w = s.windows
+    return (
+        target == "y"
+        and s.xp is np
+        and len(s.space) == s.inputs == 1
+        # Windows of fewer taps are faster tap by tap.
+        and w.kernel[0] >= 32
+        and s.outputs > direct.FEW_CHANNELS
+        # A view has no place for padding.
+        and w.before == (0,)
+        and w.dilation == (1,)
+        and (w.out[0] - 1) * w.stride[0] + w.kernel[0] <= s.space[0]
+        and _has_products(s)
+    )
+
+
+def _has_products(s: ConvShape) -> bool:
+    """Return whether generated products of matrices take the dtype."""
+    known = s.dtype in (np.float32, np.float64) and gemm.is_supported(s.dtype.name)
+    return known and is_jit_enabled()
+
+
 # Implicit GEMM ------------------------------------------------------------------------------------
 
 
@@ -176,9 +224,7 @@ def _fits_pointwise(s: ConvShape, target: Target) -> bool:
         and math.prod(w.kernel) == 1
         # Padding would need rows of zeros.
         and all(before == 0 and (out - 1) * stride < n for before, out, stride, n in axes)
-        and s.dtype in (np.float32, np.float64)
-        and gemm.is_supported(s.dtype.name)
-        and is_jit_enabled()
+        and _has_products(s)
     )
 
 
@@ -211,6 +257,15 @@ def _flip(s: ConvShape, w: Any) -> Any:
 # The table ----------------------------------------------------------------------------------------
 
 TABLE = (
+    # Weights are read in place. Gradients follow with the rows further down.
+    ConvKernel(
+        "one_image",
+        _fits_one_image,
+        lambda s, y, x, w: one_image.convolve(y, x, w, s.windows),
+        _im2col_back_to_input,
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
+        lambda s: one_image.plan(s.inputs, s.outputs, s.space, s.windows).task,
+    ),
     # A quarter of the products.
     ConvKernel(
         "winograd",
@@ -219,6 +274,15 @@ TABLE = (
         lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, transposed=True),
         lambda s, w, x, g: winograd_weight_gradient.weight_gradient(w, x, g, s.windows),
     ),
+    # No copies: windows overlap in memory. Gradients follow with the rows further down.
+    ConvKernel(
+        "strided_view",
+        _fits_strided_view,
+        lambda s, y, x, w: strided_view.convolve(y, x, w, s.windows),
+        _im2col_back_to_input,
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
+        lambda s: strided_view.task(s.images, s.outputs, s.space[0], s.windows, s.dtype.name),
+    ),
     # No copies for each tap: planes are read in vectors along their rows. For few channels.
     ConvKernel(
         "direct",
@@ -226,6 +290,7 @@ TABLE = (
         lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
         _direct_back_to_input,
         lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
+        lambda s: direct.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.groups),
     ),
     # No copies for each tap: products of rows whose addresses a table gives. For many channels.
     ConvKernel(
@@ -242,6 +307,7 @@ TABLE = (
         lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
         lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
         lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
+        lambda s: pointwise.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.dtype.name),
     ),
     # Anything, by products of columns.
     ConvKernel(

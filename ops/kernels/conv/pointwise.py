@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.gemm.gemm import gemm
+from graphflow.ops.kernels.gemm.contiguous_products import plan_contiguous
+from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.windows.window_arguments import Windows
+from graphflow.ops.windows.window_arguments import Ints, Windows
 
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
     """Write out[n, o, p] = Σ w[o, c] · x[n, c, p·stride]."""
-    gemm(_as_matrices(out), w.reshape(w.shape[:2]), _as_matrices(_visible_elements(x, windows)))
+    product = plan(len(x), x.shape[1], len(w), windows, out.dtype.name)
+    w, seen = np.ascontiguousarray(w), np.ascontiguousarray(_visible_elements(x, windows))
+    operands = (seen, w) if _are_rows(len(x), windows) else (w, seen)
+    product.run(address(out), *map(address, operands))
+
+
+def plan(images: int, inputs: int, outputs: int, windows: Windows, dtype: str) -> MatrixProduct:
+    """Plan the product w @ x of each image; or of many images of one element, that of x and wᵀ.
+
+    Both sum over channels in order, so an image has the same bits in a batch of any size.
+    """
+    size = math.prod(windows.out)
+    if _are_rows(images, windows):
+        product = plan_contiguous((images, inputs), (outputs, inputs), dtype, transpose_b=True)
+    else:
+        product = plan_contiguous((outputs, inputs), (images, inputs, size), dtype)
+    assert product is not None  # contiguous operands always fit
+    return product
+
+
+_FEW_IMAGES = 4
+
+
+def _are_rows(images: int, windows: Windows) -> bool:
+    """Return whether images are rows of one matrix; of a few, each is a faster product."""
+    return math.prod(windows.out) == 1 and images > _FEW_IMAGES
+
+
+def task(
+    images: int, inputs: int, outputs: int, space: Ints, windows: Windows, dtype: str
+) -> KernelTask | None:
+    """Return the kernel for operands x and w; None if windows have a stride, since x is copied."""
+    if windows.out != space:
+        return None
+    product = plan(images, inputs, outputs, windows, dtype)
+    weight_first = not _are_rows(images, windows)
+    return replace(product.task, order=(1, 0) if weight_first != product.swapped else ())
 
 
 def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
