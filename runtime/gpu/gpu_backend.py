@@ -30,7 +30,6 @@ from graphflow.runtime.gpu.cublas import Cublas
 from graphflow.runtime.gpu.cudnn import Cudnn
 from graphflow.runtime.gpu.memory_pools import GpuMemory, GpuMemoryPools
 from graphflow.runtime.memory.backend import Array, ResultExporter, export_or_copy
-from graphflow.runtime.native_calls.work_sharing import WorkSharing
 
 _KERNELS_PER_MODULE = 64
 """Kernels that are compiled in one translation unit."""
@@ -77,7 +76,7 @@ class GpuBackend:
     """
 
     threads = 1
-    sharing: WorkSharing | None = None
+    team: None = None
 
     def __init__(self, index: int) -> None:
         self.xp = cupy = import_cupy()

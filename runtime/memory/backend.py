@@ -16,7 +16,7 @@ from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.spec import BFLOAT16
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
-from graphflow.runtime.native_calls.work_sharing import WorkSharing
+from graphflow.ops.kernels.jit.thread_team import ThreadTeam
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ResultExporter = Callable[[Array], Array | None]
@@ -29,14 +29,16 @@ class DeviceBackend(Protocol):
     Attributes:
         xp: array module, numpy or CuPy.
         threads: threads that share a kernel's work.
-        sharing: how they share native calls; None for one thread, and on a GPU.
         export_result: copies results that leave the process; None if none do.
     """
 
     xp: Any
     threads: int
-    sharing: WorkSharing | None
     export_result: ResultExporter | None
+
+    @property
+    def team(self) -> ThreadTeam | None:
+        """The threads that share native calls; None for one thread, and on a GPU."""
 
     def empty(self, nbytes: int) -> Any:
         """Return uninitialised bytes of the device."""
@@ -80,8 +82,7 @@ class CpuBackend:
         self._pool = Pool(threads)
         self.threads = self._pool.threads
         self._scratch: Array = empty_aligned(0)
-        team = self._pool.team
-        self.sharing = None if team is None else WorkSharing(team, self._shared_scratch)
+        self.team = self._pool.team
 
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Return uninitialised bytes at an aligned address.
@@ -103,7 +104,7 @@ class CpuBackend:
             "batches, or use more workers"
         )
 
-    def _shared_scratch(self, nbytes: int) -> Array:
+    def shared_scratch(self, nbytes: int) -> Array:
         """Return scratch memory for shares of native calls, which run one call at a time."""
         if self._scratch.nbytes < nbytes:
             self._scratch = self.empty(nbytes)

@@ -98,11 +98,8 @@ class Program:
         self._commit = code.compile_commit()
         self._to_hosts = backend.to_hosts
         self._is_native = code.is_native
-        self._rouse = (
-            None
-            if backend.sharing is None or not code.shares_work
-            else (backend.sharing.team.rouse)
-        )
+        wakes = backend.team is not None and isinstance(code, CpuCode) and code.shares_work
+        self._rouse = backend.team.rouse if backend.team is not None and wakes else None
         self.commits = code.commits
         self.commits_in_one_call = (
             isinstance(code, CpuCode) and code.is_native and len(code.commit.lines) == 1
