@@ -25,6 +25,7 @@ from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.sessions.session_lifecycle import SessionLifecycle
+from graphflow.sessions.session_report import documents_of
 from graphflow.sessions.step_runner import StepRunner
 
 
@@ -106,6 +107,8 @@ def open_session(
             recovery = _make_recovery(life, deployment, runner, policy, store, takeover)
         elif takeover is not None:
             recovery = MirrorRecovery(deployment, runner.step, takeover)
+        if server is not None:
+            server.documents = documents_of(hosts, deployment, steps)
         life.begin(hosts, server, deployment, recovery)
         undo.pop_all()
     return SessionParts(life, steps, state, planner, deployment, runner, recovery, runs_cached)
