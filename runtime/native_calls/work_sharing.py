@@ -1,4 +1,4 @@
-"""How the threads of a device share the native calls of a segment.
+"""Sharing of a segment's native calls among the threads of a device.
 
 A long call is cut into shares, which are one entry of the driver's table: a job for the threads
 (`ops/kernels/jit/thread_team.py`). So threads meet without Python between them. If an epilogue runs

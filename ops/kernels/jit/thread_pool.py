@@ -25,7 +25,7 @@ Part = Callable[[int], None]
 
 
 class _ThreadShare:
-    """What one thread does of a run: part(i) for each i that it takes from `numbers`.
+    """One thread's part of a run: part(i) for each i that it takes from `numbers`.
 
     All threads of a run take from the same numbers.
     """
