@@ -12,7 +12,8 @@ Memory of a team, in words of 8 bytes:
 
     0   mask of the entries that nobody has claimed
     8   entries that are not finished
-    16  address of the entries, entries of a thread, whether a caller is at work
+    16  address of the entries, entries of a thread, whether a caller is at work, and the caller's
+        MXCSR register, which tells whether denormal numbers count as zero
     24  addresses of pthread_mutex_lock, pthread_mutex_unlock, pthread_cond_wait,
         pthread_cond_signal and sched_yield, polls before a thread sleeps, threads
     32  seats of 32 words: the caller's, those of the helpers, and one for callers that wait for
@@ -23,7 +24,6 @@ Memory of a team, in words of 8 bytes:
 from __future__ import annotations
 
 import ctypes
-import platform
 from functools import cache
 from typing import Any
 
@@ -32,13 +32,14 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.jit.array_address import address, empty_aligned
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
+from graphflow.ops.kernels.jit.denormals import is_x86
 
 MOST_SHARES = 63
 """Entries of a job at most."""
 _POLLS = 200
 """Polls before a thread sleeps, of about half a microsecond each."""
 _FIRST_SEAT, _SEAT = 32, 32
-_ENTRIES, _EACH, _BUSY, _CALLS, _SPINS, _THREADS = 16, 17, 18, 24, 29, 30
+_ENTRIES, _EACH, _BUSY, _MODE, _CALLS, _SPINS, _THREADS = 16, 17, 18, 19, 24, 29, 30
 _REQUESTED, _ANSWERED, _MUTEX, _CONDITION = 1, 2, 8, 16
 
 _COMMON = f"""
@@ -151,10 +152,23 @@ define internal void @team_run(ptr %entries, i64 %i) {{
   ret void
 }}
 
+; stores this thread's floating-point mode, or takes over the stored one
+define internal void @team_mode(ptr %team, i1 %take) {{
+  %p = getelementptr i64, ptr %team, i64 {_MODE}
+  br i1 %take, label %load, label %store
+load:
+  LOAD_MODE
+  ret void
+store:
+  STORE_MODE
+  ret void
+}}
+
 ; runs a claimed entry; the last one ends the job
 define internal void @team_share(ptr %team, i64 %bit) {{
   %p = getelementptr i64, ptr %team, i64 {_ENTRIES}
   %entries = load ptr, ptr %p, align 8
+  call void @team_mode(ptr %team, i1 true)
   call void @team_run(ptr %entries, i64 %bit)
   %pending = getelementptr i64, ptr %team, i64 8
   %old = atomicrmw sub ptr %pending, i64 1 seq_cst
@@ -252,6 +266,7 @@ awake:
   store atomic i64 0, ptr %seat seq_cst, align 8
   br label %look
 done:
+  call void @team_mode(ptr %team, i1 true)
   ret void
 }}"""
 
@@ -279,6 +294,7 @@ alone:
   %a.more = icmp slt i64 %a.next, %count
   br i1 %a.more, label %alone, label %done
 publish:
+  call void @team_mode(ptr %team, i1 false)
   %ep = getelementptr i64, ptr %team, i64 {_ENTRIES}
   store ptr %entries, ptr %ep, align 8
   %op = getelementptr i64, ptr %team, i64 {_EACH}
@@ -334,6 +350,7 @@ done:
 
 # request(team, seat, 0, 0) asks a helper to return to Python.
 _REQUEST = f"""(ptr %team, ptr %seat, i64 %start, i64 %stop) {{
+  call void @team_mode(ptr %team, i1 false)
   %asked = getelementptr i64, ptr %seat, i64 {_REQUESTED}
   %old = atomicrmw add ptr %asked, i64 1 seq_cst
   call void @team_rouse(ptr %team, ptr %seat)
@@ -373,13 +390,17 @@ def _functions() -> _TeamFunctions:
 @cache
 def team_sources() -> dict[str, str]:
     """Return what teams compile, for callers that compile other kernels at the same time."""
-    is_arm = platform.machine().lower() in ("arm64", "aarch64")
-    name, kind, value = (
-        ("llvm.aarch64.hint", "i32", "i32 1") if is_arm else ("llvm.x86.sse2.pause", "", "")
-    )
-    common = f"declare void @{name}({kind})\n{_COMMON}".replace(
-        "PAUSE", f"call void @{name}({value})"
-    )
+    if is_x86():
+        declared = ["@llvm.x86.sse2.pause()", "@llvm.x86.sse.stmxcsr(ptr)"]
+        declared.append("@llvm.x86.sse.ldmxcsr(ptr)")
+        names = {"PAUSE": "@llvm.x86.sse2.pause()", "STORE_MODE": "@llvm.x86.sse.stmxcsr(ptr %p)",
+                 "LOAD_MODE": "@llvm.x86.sse.ldmxcsr(ptr %p)"}  # fmt: skip
+    else:
+        declared = ["@llvm.donothing()"]
+        names = dict.fromkeys(("PAUSE", "STORE_MODE", "LOAD_MODE"), "@llvm.donothing()")
+    common = "\n".join([*(f"declare void {name}" for name in declared), _COMMON])
+    for name, called in names.items():
+        common = common.replace(f"  {name}\n", f"  call void {called}\n")
     return dict(name_module(text, common) for text in (_SERVE, _SHARE, _REQUEST, _WAIT, _ROUSE))
 
 
