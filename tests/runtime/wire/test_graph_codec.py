@@ -295,7 +295,7 @@ def test_a_program_is_kept_for_a_sane_number_of_sizes(forms: Any) -> None:
 def test_whether_denormal_numbers_count_as_zero_is_a_bool(flush: Any) -> None:
     header, buffers = message()
     header[0]["flush_denormals"] = flush
-    with pytest.raises(ProtocolError, match="flush_denormals .*, no bool"):
+    with pytest.raises(ProtocolError, match=r"flush_denormals .*, no bool"):
         decode(msgpack.packb(header), buffers)
 
 
