@@ -127,6 +127,7 @@ def _fits_winograd(s: ConvShape, target: Target) -> bool:
         # F(4×4, 3×3) is made for these windows.
         and s.windows.kernel == (3, 3)
         and s.windows.stride == s.windows.dilation == (1, 1)
+        and not (_is_narrow(s) and target != "w")
         # Transforms cost as much as 16 channels of products save.
         and min(s.inputs, s.outputs) >= 16
         # Of a tile's 4×4 results at least one in four, on average, must be wanted.
@@ -134,6 +135,15 @@ def _fits_winograd(s: ConvShape, target: Target) -> bool:
         # Tables address the pixels of a row by i32.
         and max(read[1], written[1]) <= 1 << 16
     )
+
+
+_NARROW_CHANNELS, _NARROW_SUM = 24, 56
+
+
+def _is_narrow(s: ConvShape) -> bool:
+    """Return whether channels are so few that `direct` beats products of rows of channels."""
+    few = min(s.inputs, s.outputs) <= _NARROW_CHANNELS
+    return few and s.has_unit_stride and s.inputs + s.outputs <= _NARROW_SUM
 
 
 # Direct -------------------------------------------------------------------------------------------
@@ -150,7 +160,8 @@ def _fits_direct(s: ConvShape, target: Target) -> bool:
     if target == "x" and not s.has_unit_stride:
         return False
     # From more channels on, products of matrices reuse what they load more often.
-    if min(s.inputs, s.outputs) > direct.FEW_CHANNELS:
+    narrow = _is_narrow(s) and target != "w"
+    if min(s.inputs, s.outputs) > direct.FEW_CHANNELS and not narrow:
         return False
     inputs, outputs = (s.outputs, s.inputs) if target == "x" else (s.inputs, s.outputs)
     return not _overlaps_little(inputs, outputs, s.windows)
@@ -221,11 +232,18 @@ def _fits_pointwise(s: ConvShape, target: Target) -> bool:
     return (
         s.xp is np
         and s.groups == 1
-        and math.prod(w.kernel) == 1
+        and (math.prod(w.kernel) == 1 or (target == "x" and _tiles_input(s)))
         # Padding would need rows of zeros.
         and all(before == 0 and (out - 1) * stride < n for before, out, stride, n in axes)
         and _has_products(s)
     )
+
+
+def _tiles_input(s: ConvShape) -> bool:
+    """Return whether windows cover the input side by side."""
+    w = s.windows
+    sizes = tuple(out * stride for out, stride in zip(w.out, w.stride, strict=True))
+    return w.kernel == w.stride and set(w.dilation) == {1} and sizes == s.space
 
 
 # im2col -------------------------------------------------------------------------------------------
@@ -283,6 +301,15 @@ TABLE = (
         lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
         lambda s: strided_view.task(s.images, s.outputs, s.space[0], s.windows, s.dtype.name),
     ),
+    # Windows of one element: products of matrices where they are.
+    ConvKernel(
+        "pointwise",
+        _fits_pointwise,
+        lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
+        lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
+        lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
+        lambda s: pointwise.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.dtype.name),
+    ),
     # No copies for each tap: planes are read in vectors along their rows. For few channels.
     ConvKernel(
         "direct",
@@ -299,15 +326,6 @@ TABLE = (
         lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
         lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, transposed=True),
         lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
-    ),
-    # Windows of one element: products of matrices where they are.
-    ConvKernel(
-        "pointwise",
-        _fits_pointwise,
-        lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
-        lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
-        lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
-        lambda s: pointwise.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.dtype.name),
     ),
     # Anything, by products of columns.
     ConvKernel(

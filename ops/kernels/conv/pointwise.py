@@ -1,4 +1,8 @@
-"""Convolutions by windows of one element, as matrix products without columns."""
+"""Convolutions by windows of one element, as matrix products without columns.
+
+The gradient in the input also takes windows that tile the input, as transposed convolutions that
+double the size have them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,10 @@ from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
+
+_PARTS = 4  # into which copies of channels are split, for threads
 
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
@@ -58,15 +65,27 @@ def task(
 
 
 def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
-    """Write out[n, c, p·stride] = Σ w[o, c] · g[n, o, p], and zeros elsewhere."""
-    matrix = np.ascontiguousarray(w.reshape(w.shape[:2]).T)
-    if set(windows.stride) == {1} and out.shape[2:] == g.shape[2:]:
-        gemm(_as_matrices(out), matrix, _as_matrices(g))
+    """Write out[n, c, p·stride + k] = Σ w[o, c, k] · g[n, o, p], and zeros elsewhere."""
+    matrix = w.reshape(len(w), -1)
+    if math.prod(windows.stride) == 1 and out.shape[2:] == g.shape[2:]:
+        gemm(_as_matrices(out), np.ascontiguousarray(matrix.T), _as_matrices(g))
         return
-    some = scratch(np, "pointwise", (*out.shape[:2], *g.shape[2:]), out.dtype)
-    gemm(_as_matrices(some), matrix, _as_matrices(g))
-    out[...] = 0
-    out[_position_index(windows)] = some
+    channels, kernel = w.shape[1], windows.kernel
+    some = scratch(np, "pointwise", (len(g), channels, *kernel, *g.shape[2:]), out.dtype)
+    flat = some.reshape(len(g), matrix.shape[1], -1)
+    gemm(flat, np.ascontiguousarray(matrix), _as_matrices(g), transpose_a=True)
+    if kernel != windows.stride:
+        out[...] = 0
+
+    parts = min(channels, _PARTS)
+
+    def part(i: int) -> None:
+        several = slice(channels * i // parts, channels * (i + 1) // parts)
+        for tap in np.ndindex(*kernel):
+            target = out[:, several][_position_index(windows, tap)]
+            np.copyto(target, some[(slice(None), several, *tap)])
+
+    run_parts(part, parts)
 
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
@@ -81,9 +100,10 @@ def _as_matrices(array: Any) -> Any:
     return array.reshape(*array.shape[:2], math.prod(array.shape[2:]))
 
 
-def _position_index(windows: Windows) -> Any:
-    axes = zip(windows.out, windows.stride, strict=True)
-    return (..., *(slice(0, (out - 1) * stride + 1, stride) for out, stride in axes))
+def _position_index(windows: Windows, tap: Ints | None = None) -> Any:
+    """Return the index of the elements that a tap sees; of the first one by default."""
+    axes = zip(windows.out, windows.stride, tap or (0,) * len(windows.out), strict=True)
+    return (..., *(slice(k, k + (out - 1) * step + 1, step) for out, step, k in axes))
 
 
 def _visible_elements(x: Any, windows: Windows) -> Any:

@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_plain_sums(
 LARGE = [
     pytest.param(20, (64, 130), (33, 30), 2, 1, id="chunks of images"),
     pytest.param(9, (256, 80), (8, 8), 2, 1, id="many channels"),
-    pytest.param(3, (16, 16), (80, 90), 1, 2, id="dilated"),
+    pytest.param(3, (26, 40), (80, 90), 1, 2, id="dilated"),
 ]
 
 

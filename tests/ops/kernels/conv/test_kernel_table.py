@@ -40,6 +40,7 @@ CASES = {
         ),
         "strided_view im2col im2col",
     ),
+    "few on both sides": (shape((16, 24), 32, 3), "direct direct winograd"),
     "1x1": (shape((128, 128), 28, 1), "pointwise pointwise pointwise"),
     "depthwise": (shape((128, 128), 28, 3, groups=128), "direct direct direct"),
     "depthwise, 3 axes": (shape((8, 8), 9, 3, rank=3, groups=8), "im2col im2col im2col"),
