@@ -132,8 +132,8 @@ class LinearSVR(LinearRegressor):
         epsilon: errors up to this cost nothing.
         C: the factor of the losses.
         loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
-        fit_intercept, intercept_scaling, tol, max_iter, threads, random_state, cluster,
-            local_steps: as of `LinearSVC`.
+        fit_intercept, intercept_scaling, tol, max_iter: as of `LinearSVC`.
+        threads, random_state, cluster, local_steps: as of `LinearSVC`.
         solver: "auto", "sdca", "interior", "wild" or "tpa" as of `LinearSVC`; with the squared
             loss, "newton", "cholesky" or "cg" in place of "interior".
     """

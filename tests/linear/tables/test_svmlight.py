@@ -101,7 +101,7 @@ def test_a_file_is_what_scikit_learn_reads(
 def test_comments_blanks_query_numbers_and_columns_out_of_order(tmp_path: Path) -> None:
     path = tmp_path / "t.svm"
     path.write_bytes(
-        b"# head\n\n1 qid:4 3:1.5 1:2 # note 9:9\r\n-1\t2:1e308 \n 2.5#\n+1 3:1 3:2 1:-1e-9\n3 4:1_0"
+        b"# h\n\n1 qid:4 3:1.5 1:2 # note 9:9\r\n-1\t2:1e308 \n 2.5#\n+1 3:1 3:2 1:-1e-9\n3 4:1_0"
     )
     x = gf.linear.open(path)
     wanted = np.zeros((5, 4))
