@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|status|devices|calibrate|doctor|cache|keys`.
+"""The command line: `graphflow worker|run|plan|status|dashboard|devices|doctor|keys` and others.
 
 A wrong argument gets one line that says what to do, never a traceback of this package. A failing
 user script keeps its traceback.
@@ -34,6 +34,7 @@ from graphflow.cli.arguments import (
     run_user_code,
     shapes_of,
 )
+from graphflow.cli.dashboard import dashboard
 from graphflow.cli.doctor import doctor
 from graphflow.cli.keys import app as keys
 from graphflow.cli.machine import cache, calibrate, devices_command
@@ -252,6 +253,7 @@ def plan_command(
 
 
 app.command()(status)
+app.command()(dashboard)
 
 
 app.command("devices")(devices_command)

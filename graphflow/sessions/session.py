@@ -101,6 +101,9 @@ class Session:
         check_finite: undo a step whose fetches or updates hold NaN or infinity, and raise
             NonFiniteError, which names the first node that made one of finite values. Each
             result is checked, and updates need memory of their own until they commit.
+        flush_denormals: let CPUs count denormal numbers, in float32 those below 1.2e-38, as
+            zero, as operands and as results. Steps whose values fade away then do not become
+            slower. It needs x86 processors.
         checkpoint: a directory of checkpoints. The session continues from the newest readable
             one. It writes one now and then, in the background, and when it is closed. When it
             loses a worker it recovers by itself, bit for bit as if it had not. At SIGTERM it
@@ -139,6 +142,7 @@ class Session:
         replan: str | None = None,
         trial: bool = True,
         check_finite: bool = False,
+        flush_denormals: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | str | None = None,
         keep: int | None = None,
@@ -157,6 +161,7 @@ class Session:
         with error_location("Session"):
             check_flag("trial", trial)
             check_flag("check_finite", check_finite)
+            check_flag("flush_denormals", flush_denormals)
             self._automatic = check_replan(replan)
             names = module_names(ops, "ops")
             policy = CheckpointPolicy.from_arguments(
@@ -186,6 +191,7 @@ class Session:
             replans=self._automatic,
             trial=trial,
             check_finite=check_finite,
+            flush_denormals=flush_denormals,
             policy=policy,
             metrics=metrics,
             replicas=copies,

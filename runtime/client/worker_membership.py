@@ -302,15 +302,18 @@ class WorkerMembership:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def worker_states(self, devices: Mapping[int, Sequence[str]]) -> tuple[WorkerState, ...]:
-        """Ask each worker that is not lost for its state, and return all states.
+    def worker_states(
+        self, devices: Mapping[int, Sequence[str]], ask: bool = True
+    ) -> tuple[WorkerState, ...]:
+        """Return the state of each worker.
 
         Args:
             devices: by worker.
+            ask: ask those that are not lost for their process and memory.
         """
         return ask_workers(
             self._addresses, devices, lost=self._require_loop().loss_reasons(), keys=self._keys,
-            pair=self._pair, insecure=self._is_insecure,
+            pair=self._pair, insecure=self._is_insecure, ask=ask,
         )  # fmt: skip
 
     @property
