@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
+from graphflow.base.formatting import show_bytes, show_count
+from graphflow.base.notebook_html import html_table
 from graphflow.errors import ArgumentError
 from graphflow.init import Initializer
 from graphflow.ir.graph import Graph
@@ -23,6 +25,7 @@ from graphflow.ir.op import (
     user_location,
     validate_arguments,
 )
+from graphflow.ir.spec import show_shape
 
 
 class Layer:
@@ -80,6 +83,17 @@ class Layer:
     def buffers(self) -> dict[str, Tensor]:
         """Return the other variables, such as running statistics, by name."""
         return _variables_by_name(self, False)
+
+    def _repr_html_(self) -> str:
+        trained = self.parameters()
+        count = sum(math.prod(map(int, v.shape)) for v in trained.values())
+        size = sum(math.prod(map(int, v.shape)) * v.dtype.itemsize for v in trained.values())
+        rows = [
+            (name, v.dtype, show_shape(v.shape), "yes" if name in trained else "no")
+            for name, v in (trained | self.buffers()).items()
+        ]
+        title = f"{type(self).__name__}: {show_count(count, 'parameter')}, {show_bytes(size)}"
+        return html_table(title, ("variable", "dtype", "shape", "trained"), rows)
 
 
 def _run_in_scope(call: Callable[..., Any]) -> Callable[..., Any]:
