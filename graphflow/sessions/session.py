@@ -573,6 +573,11 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             found: dict[Node, Any] = {}
+            if not isinstance(values, Mapping):
+                raise VariableError(
+                    f"set_all at {user_location()}: values must be a dict from variables to arrays, "
+                    f"not {format_value(values)}"
+                )
             for variable, value in values.items():
                 node = _variable(variable, "set_all")
                 fits = isinstance(value, LazyArray) and is_loadable(node, signature(value))

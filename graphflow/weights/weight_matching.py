@@ -129,7 +129,7 @@ def _in_parts(array: Any, variable: Tensor) -> Any:
         return array
     if not array.ndim:
         return np.asarray(array).astype(variable.dtype)
-    return PiecedArray.of(array, variable.dtype)
+    return PiecedArray.from_array(array, variable.dtype)
 
 
 # Errors -----------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class PiecedArray(LazyArray):
         return LazyArray(shape, self.dtype, lambda: self._read_part(spans))
 
     @classmethod
-    def of(cls, array: Any, dtype: np.dtype[Any]) -> PiecedArray:
+    def from_array(cls, array: Any, dtype: np.dtype[Any]) -> PiecedArray:
         """Return an array, of one axis at least, of which parts can be read in another dtype."""
         whole = tuple(Span(0, size) for size in array.shape)
         return cls(array.shape, dtype, [(whole, array)])
