@@ -52,7 +52,7 @@ def pass_ns(x: Any) -> float:
 @contextmanager
 def use_threads(x: Any, solver: str, threads: int) -> Iterator[None]:
     """Let the fit of a table use a pool of so many threads, or BLAS, while the block runs."""
-    if solver in ("newton", "cholesky", "cg") and isinstance(x, np.ndarray):
+    if solver in ("newton", "cholesky", "cg", "interior") and isinstance(x, np.ndarray):
         with _blas().limit(limits=threads, user_api="blas"):
             yield
         return

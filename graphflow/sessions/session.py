@@ -64,6 +64,7 @@ from graphflow.recovery.checkpoint_writer import save_in_shards
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
+from graphflow.runtime.host.worker_state import WorkerState
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.tracing.trace import Trace, check_writable
 from graphflow.sessions.session_opening import open_session
@@ -104,6 +105,9 @@ class Session:
         check_finite: undo a step whose fetches or updates hold NaN or infinity, and raise
             NonFiniteError, which names the first node that made one of finite values. Each
             result is checked, and updates need memory of their own until they commit.
+        flush_denormals: let CPUs count denormal numbers, in float32 those below 1.2e-38, as
+            zero, as operands and as results. Steps whose values fade away then do not become
+            slower. It needs x86 processors.
         checkpoint: a directory of checkpoints. The session continues from the newest readable
             one. It writes one now and then, in the background, and when it is closed. When it
             loses a worker it recovers by itself, bit for bit as if it had not. At SIGTERM it
@@ -142,6 +146,7 @@ class Session:
         replan: str | None = None,
         trial: bool = True,
         check_finite: bool = False,
+        flush_denormals: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | str | None = None,
         keep: int | None = None,
@@ -160,6 +165,7 @@ class Session:
         with error_location("Session"):
             check_flag("trial", trial)
             check_flag("check_finite", check_finite)
+            check_flag("flush_denormals", flush_denormals)
             self._automatic = check_replan(replan)
             names = module_names(ops, "ops")
             policy = CheckpointPolicy.from_arguments(
@@ -189,6 +195,7 @@ class Session:
             replans=self._automatic,
             trial=trial,
             check_finite=check_finite,
+            flush_denormals=flush_denormals,
             policy=policy,
             metrics=metrics,
             replicas=copies,
@@ -575,8 +582,8 @@ class Session:
             found: dict[Node, Any] = {}
             if not isinstance(values, Mapping):
                 raise VariableError(
-                    f"set_all at {user_location()}: values must be a dict from variables to arrays, "
-                    f"not {format_value(values)}"
+                    f"set_all at {user_location()}: values must be a dict from variables to "
+                    f"arrays, not {format_value(values)}"
                 )
             for variable, value in values.items():
                 node = _variable(variable, "set_all")
@@ -727,6 +734,21 @@ class Session:
         GPUs that it takes by itself belong to it, also if no graph has gained by one yet.
         """
         return self._deployment.all_devices
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers: address, host, pid, devices, memory, and whether they are up.
+
+        Each one is asked at once, and has two seconds to answer. Print them to look at them.
+
+        Raises:
+            SessionError: the session is closed.
+        """
+        self._life.check_not_reentrant()
+        self._life.check_open()
+        cluster = self.cluster
+        devices = {each.index: [d.name for d in each.devices] for each in cluster.workers}
+        return self._life.hosts.worker_states(devices)
 
     # Tracing, closing -------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from tests.house.sources import ROOT, sources
 SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
     "block-methods", "linear-models", "parallel", "parameter-servers", "pipelines", "layers",
-    "data", "metrics", "training", "placers", "stages",
-    "tables", "weights",
+    "data", "launchers", "metrics", "training", "placers", "stages",
+    "tables", "tutorial", "weights",
     pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [
