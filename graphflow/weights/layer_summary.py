@@ -110,8 +110,9 @@ def summarize(model: Layer, shapes: Sequence[Any], batch: Any, cluster: Any) -> 
         if not shapes:
             raise ArgumentError("give the shapes of the inputs: model.summary((None, 1, 28, 28))")
         fed = [_input(shape, i) for i, shape in enumerate(shapes)]
+    call: Any = model  # the base class leaves its arguments to models
     with record_calls() as calls:
-        result = model(*fed)
+        result = call(*fed)
     graph = Graph([each for each in flatten(result)[0] if isinstance(each, Tensor)])
     used = measured_cluster() if cluster is None else cluster
     seconds = _predict(graph, used, batch)
