@@ -148,7 +148,50 @@ def test_an_example_says_why_there_is_no_slow_link(tmp_path: Path) -> None:
     assert "no slow link can be made here (ip, tc, unshare, nsenter is not" in done.stdout
 
 
+def test_a_convolutional_network_learns_digits_and_goes_on(tmp_path: Path) -> None:
+    for epochs, first in (("1", "from step 0"), ("3", "from step 23"), ("3", None)):
+        done = ran("digits_cnn.py", "--epochs", epochs, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if first is None:
+            assert "3 epochs were trained before" in done.stdout
+            continue
+        assert first in done.stdout
+        (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", done.stdout)
+        assert float(accuracy) > (50 if epochs == "1" else 80)
+    assert "<polyline" in (tmp_path / "digits_cnn/digits_cnn.svg").read_text("utf-8")
+
+
+def test_a_transformer_writes_text(tmp_path: Path) -> None:
+    done = ran("character_gpt.py", "--steps", "12", "--width", "32", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", done.stdout)[0])
+    assert after < before - 0.2
+    written = done.stdout.split(" s:\n")[1].rpartition("\nloss ")[0]
+    assert written.startswith("The for statement") and len(written) == 17 + 240
+    assert "<polyline" in (tmp_path / "character_gpt/character_gpt.svg").read_text("utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of data memory are Linux's")
+def test_a_parquet_file_larger_than_the_memory_limit_is_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install 'graphflow[data]' runs it")
+    done = ran("larger_than_memory.py", "--rows", "900000", "--memory", "90", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "file: 1" in done.stdout and "no memory, as should be" in done.stdout
+    assert float(re.findall(r"weights within ([\d.]+)", done.stdout)[0]) < 0.05
+    picture = (tmp_path / "larger_than_memory/larger_than_memory.svg").read_text("utf-8")
+    assert "<polyline" in picture and not list(tmp_path.rglob("*.parquet"))
+
+
 WRONG = [
+    ("larger_than_memory.py", ["--memory", "0"], "'0' is not a whole number"),
+    ("larger_than_memory.py", ["--rows", "100"], "these are 0 MiB, which fit into --memory 120"),
+    ("larger_than_memory.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("digits_cnn.py", ["--epochs", "0"], "'0' is not a whole number"),
+    ("digits_cnn.py", ["--batch", "2000"], "there are 1,438 images to train on"),
+    ("digits_cnn.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("character_gpt.py", ["--steps", "x"], "'x' is not a whole number"),
+    ("character_gpt.py", ["--width", "9"], "--width 9: it must be a multiple of 8"),
+    ("character_gpt.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("slow_link.py", ["--steps", "40"], "--steps 40 --period 16"),
     ("slow_link.py", ["--mbit", "0"], "'0' is not a whole number"),
     ("slow_link.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
