@@ -329,7 +329,10 @@ def _choose(batch: Batch, names: Sequence[str]) -> Batch:
     """Return some columns of a batch."""
     missing = [name for name in names if name not in batch]
     if missing:
-        raise ArgumentError(f"no column {missing[0]!r}; there are {', '.join(batch)}")
+        raise ArgumentError(
+            f"dataset at {user_location()}: there is no column {missing[0]!r}; there are "
+            f"{', '.join(batch)}"
+        )
     return {name: batch[name] for name in names}
 
 

@@ -53,27 +53,31 @@ def npz(file: Path) -> Dataset:
 
 
 @checks_argument_names(ArgumentError)
-def parquet(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def parquet(
+    files: Files, columns: Sequence[str] | None = None, memory: int | None = None
+) -> Dataset:
     """Return a dataset of Parquet files, which may be larger than memory.
 
     Args:
         files: a path, a pattern such as "part-*.parquet", or a list of them.
         columns: names of those to read; None: all.
+        memory: bytes of decoded row groups that are kept; default: 256 MiB. A shuffle needs those
+            of its `blocks` at once, and otherwise reads them again and again.
 
     Raises:
         ArgumentError: a file is missing or no Parquet, or a column is missing.
     """
-    return _open_tables("parquet", files, columns)
+    return _open_tables("parquet", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
-def arrow(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def arrow(files: Files, columns: Sequence[str] | None = None, memory: int | None = None) -> Dataset:
     """Return a dataset of Arrow IPC files, which are mapped. Arguments as of `parquet`."""
-    return _open_tables("arrow", files, columns)
+    return _open_tables("arrow", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
-def csv(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def csv(files: Files, columns: Sequence[str] | None = None, memory: int | None = None) -> Dataset:
     """Return a dataset of CSV files with a header, which may be larger than memory.
 
     Arguments as of `parquet`. Types are those of the first block of lines.
@@ -81,13 +85,15 @@ def csv(files: Files, columns: Sequence[str] | None = None) -> Dataset:
     Raises:
         ArgumentError: a row has another number of fields than the header; the line is named.
     """
-    return _open_tables("csv", files, columns)
+    return _open_tables("csv", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
-def json_lines(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def json_lines(
+    files: Files, columns: Sequence[str] | None = None, memory: int | None = None
+) -> Dataset:
     """Return a dataset of files with a JSON object in each line. Arguments as of `parquet`."""
-    return _open_tables("json_lines", files, columns)
+    return _open_tables("json_lines", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
@@ -167,7 +173,11 @@ def _open(kind: str, paths: Sequence[Path], *options: Any) -> Dataset:
     return Dataset(open_source(files, at), files=files.absolute())
 
 
-def _open_tables(kind: str, files: Files, columns: Sequence[str] | None) -> Dataset:
+def _open_tables(
+    kind: str, files: Files, columns: Sequence[str] | None, memory: int | None
+) -> Dataset:
     at = f"gf.data.{kind} at {user_location()}"
+    if memory is not None and (type(memory) is not int or memory < 1):
+        raise ArgumentError(f"{at}: memory must be bytes, an int from 1, not {memory!r}")
     chosen = None if columns is None else tuple(columns)
-    return _open(kind, expand_pattern(at, files), chosen)
+    return _open(kind, expand_pattern(at, files), chosen, memory)

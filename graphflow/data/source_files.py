@@ -89,7 +89,7 @@ def _read_array(stored: ZipFile, name: str) -> Any:
 
 
 def _open_tables(kind: str) -> Callable[..., Source]:
-    return lambda at, paths, columns: TableFiles(at, kind, paths, columns)
+    return lambda at, paths, *options: TableFiles(at, kind, paths, *options)
 
 
 _OPENERS: dict[str, Callable[..., Source]] = {

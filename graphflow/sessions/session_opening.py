@@ -57,6 +57,7 @@ def open_session(
     replans: bool,
     trial: bool,
     check_finite: bool,
+    flush_denormals: bool,
     policy: CheckpointPolicy | None,
     metrics: str | None,
     replicas: int,
@@ -96,7 +97,9 @@ def open_session(
         gpus = None
         if find_gpus is not None and isinstance(hosts, LocalHosts):
             gpus = AutomaticGpus(hosts, cluster, find_gpus)
-        deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks, mirrors, gpus)
+        deployment = Deployment(
+            cluster, hosts, state, steps, planner, plan, checks, mirrors, gpus, flush_denormals
+        )
         # A cached step neither enters the log of recovery nor is it traced.
         recovers = policy is not None or replicas > 1
         runs_cached = not replans and not (recovers and hosts.can_be_lost)

@@ -13,15 +13,17 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.formatting import show_count
 from graphflow.data.dataset import Dataset
 from graphflow.data.worker_reading import WorkerReading, bind
-from graphflow.errors import ArgumentError
+from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.frontend.builders import assign, variable
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor, user_location
 from graphflow.ir.spec import kind
 from graphflow.metrics.metric import Metric, evaluate
 from graphflow.sessions.session import Session
+from graphflow.strategy import strategy_of
 from graphflow.training.data_files import check_same_files
 from graphflow.training.progress_bar import ProgressBar
 from graphflow.training.training_history import TrainingHistory
@@ -191,12 +193,19 @@ class _Loop:
         if steps is not None:
             total = done + steps if total is None else min(total, done + steps)
         run.step, run.history.first_step = done, done
+        if total is not None and done >= total:
+            for each in run.variables:  # none runs: a checkpoint of another model would stay unseen
+                session.get(each)
         bar = ProgressBar(total, done, progress)
         self._call("begin", run)
         try:
             self._train(run, bar, total)
         except KeyboardInterrupt:
             run.history.stopped = "interrupted"
+            raise
+        except GraphflowError as error:
+            epoch, batch = self._data.position(run.step)
+            error.add_note(f"in a training by fit, at batch {batch} of epoch {epoch}")
             raise
         finally:
             bar.close()
@@ -288,12 +297,28 @@ def _check(
             f"{at}: metrics are computed over validate=, after each epoch; give a dataset"
         )
     _check_columns(at, data, fetches, loss)
+    _check_last_batch(at, data, strategy_of(Graph(fetches)))
     for callback in callbacks:
         if not any(hasattr(callback, hook) for hook in HOOKS):
             raise ArgumentError(
                 f"{at}: {callback!r} is no callback; it has none of the methods {', '.join(HOOKS)}"
             )
     return fetches
+
+
+def _check_last_batch(at: str, data: Dataset, strategy: Any) -> None:
+    """Check that each replica gets a row of an epoch's last batch, which may be smaller.
+
+    Otherwise the training would end with an error after an epoch, perhaps after hours.
+    """
+    least = getattr(strategy, "replicas", 1) * getattr(strategy, "accumulate", 1)
+    rows = data.batch_rows((0, data.batches_per_epoch - 1))
+    if isinstance(least, int) and rows < least:
+        raise ArgumentError(
+            f"{at}: the last batch of an epoch has {show_count(rows, 'row')}, of {data.rows} in "
+            f"batches of {data.size}, and the strategy divides it into {least} parts; take "
+            f"data.batch({data.size}, drop_last=True), another size, or fewer replicas"
+        )
 
 
 def _check_columns(at: str, data: Dataset, fetches: Sequence[Tensor], loss: Tensor) -> None:

@@ -18,6 +18,7 @@ from graphflow.ops.kernels.codegen.vector_writer import (
     VectorWriter,
     transpose_registers,
 )
+from graphflow.ops.kernels.jit.call_recorder import current_recorder
 from graphflow.ops.kernels.jit.compiler import NativeFunction, name_module
 
 Value = int | str
@@ -288,7 +289,12 @@ class LoopNestWriter:
 def call_native(
     function: NativeFunction, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
 ) -> None:
-    """Run a native function without the GIL."""
+    """Run a native function without the GIL, or add it to the current recorder."""
     table = array("q", (*pointers, *sizes))
     place = table.buffer_info()[0]
-    function.releasing_gil(place, place + 8 * len(pointers), start, stop)
+    recorder = current_recorder()
+    if recorder is None:
+        function.releasing_gil(place, place + 8 * len(pointers), start, stop)
+    else:
+        meta = place + 8 * len(pointers)
+        recorder.add(function.address, place, meta, range(start, stop), table)

@@ -23,7 +23,7 @@ from graphflow.ops.kernels.conv.direct_text import (
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 FEW_CHANNELS = 8
@@ -230,7 +230,7 @@ def convolve(
         for unit in units:
             _convolve_images(out, some, unit, room.place, offsets, planes, w.shape[1], channels)
 
-    run_parts(part, -(-images // each))
+    run_native_parts(part, -(-images // each))
 
 
 def task(
@@ -327,7 +327,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
                 )
                 call_native(weight_sums(size, several), pointers, sizes, 0, count)
 
-    run_parts(part, -(-channels // each))
+    run_native_parts(part, -(-channels // each))
 
 
 def _join_images(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
