@@ -125,14 +125,14 @@ unpack_planes = register(
         into=_unpack_into,
         cost=lambda codes, planes: Cost(flops=_FLOPS * codes.size / (2 * planes)),
         samples=(
-            sample(spec("uint8", (20,)), planes=2, make=lambda xs: [_packed(xs[0])]),
-            sample(spec("uint8", (1208,)), planes=2, make=lambda xs: [_packed(xs[0] % 3)]),
+            sample(spec("uint8", (20,)), planes=2, make=lambda xs: [_pack_sample(xs[0])]),
+            sample(spec("uint8", (1208,)), planes=2, make=lambda xs: [_pack_sample(xs[0] % 3)]),
         ),
     )
 )
 
 
-def _packed(codes: Any) -> Any:
+def _pack_sample(codes: Any) -> Any:
     """Return two planes of a sample as `pack_planes` does."""
     size = codes.size // 2 - HEAD
     made = into_kernel(_infer_pack, _pack_into)(np, codes[:size], codes[size : 2 * size])
