@@ -12,14 +12,16 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
 from graphflow import init
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ArgumentError
 from graphflow.init import Initializer
 from graphflow.ir.graph import Graph
+from graphflow.ir.name_hints import LAYER_HINTS
 from graphflow.ir.op import (
     REGISTRY,
     Tensor,
@@ -74,6 +76,16 @@ class Layer:
         layer = super().__new__(cls)
         set_attributes(layer, _outer_scope=current_prefix())
         return layer
+
+    if not TYPE_CHECKING:  # type checkers would allow every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__} has no attribute {name!r}"
+            if name in LAYER_HINTS:
+                text += f"; use {LAYER_HINTS[name]}"
+            elif name[0] != "_" and (hint := did_you_mean(name, dir(self))):
+                text += f"; {hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Open a name scope for variables that `__init__` makes; the layer also computes under it.
