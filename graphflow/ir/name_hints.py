@@ -54,10 +54,10 @@ _LOSSES = {
     "CrossEntropyLoss": "cross_entropy", "HuberLoss": "huber_loss", "L1Loss": "l1_loss",
     "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
     "CosineEmbeddingLoss": "cosine_embedding_loss", "GaussianNLLLoss": "gaussian_nll_loss",
-    "PoissonNLLLoss": "poisson_nll_loss", "sigmoid_focal_loss": "focal_loss",
+    "PoissonNLLLoss": "poisson_nll_loss", "CTCLoss": "ctc_loss", "sigmoid_focal_loss": "focal_loss",
 }  # fmt: skip
 _LAYERS = {
-    "Dense": "Linear", "Module": "Layer", "TransformerEncoderLayer": "TransformerBlock",
+    "Dense": "Linear", "Module": "Layer",
     **{f"Adaptive{kind}Pool{d}d": f"Adaptive{kind}Pool" for kind in ("Avg", "Max") for d in "123"},
     **{f"InstanceNorm{d}d": "InstanceNorm" for d in "123"},
 }  # fmt: skip

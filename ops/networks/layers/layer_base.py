@@ -33,6 +33,9 @@ from graphflow.ir.op import (
     validate_arguments,
 )
 
+MAX_LAYERS = 10_000
+"""Most layers of one network, since each adds variables and nodes."""
+
 
 class Layer:
     """Base class of layers and of models made of them: it finds the variables in an object.
@@ -324,7 +327,7 @@ def inverse_root(number: int) -> float:
     return 1 / math.sqrt(number)
 
 
-def set_attributes(layer: Layer, **attributes: Any) -> None:
+def set_attributes(layer: Layer, /, **attributes: Any) -> None:
     """Set attributes of a frozen layer that is being made."""
     for name, value in attributes.items():
         object.__setattr__(layer, name, value)
@@ -338,3 +341,12 @@ def require_sizes(layer: Layer, **sizes: Any) -> None:
                 f"{type(layer).__name__} at {user_location()}: {name} must be an int above 0, "
                 f"got {value!r}"
             )
+
+
+def require_layers(layer: Layer, num_layers: Any) -> None:
+    """Refuse numbers of layers that are not positive ints, or more than are built."""
+    require_sizes(layer, num_layers=num_layers)
+    if num_layers > MAX_LAYERS:
+        raise ArgumentError(
+            f"{num_layers:,} layers are more than are built, which is {MAX_LAYERS:,}"
+        )
