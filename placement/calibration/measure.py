@@ -28,6 +28,9 @@ from graphflow.placement.clusters.host_facts import cache_bytes, cores
 
 SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which second-level caches hold."""
+_VISIBLE = 0.1
+"""The share of a launch that a larger sample's work has to take: less is noise, which makes rates
+of any size. Such an op has the rate of its class. Random ops, which are a class, keep theirs."""
 MATRICES = (8, 24, 64, 128, 256, 512, 640)
 """Sides of the matrix products."""
 STREAMS = (1 << 14, 1 << 17, 1 << 19, 1 << 21, 1 << 23)
@@ -149,7 +152,8 @@ class KernelTimer:
         run = self.call(op, large)
         if large is not None and run is not None:
             busy = max(self.seconds(run, 3) - entry["launch"], 1e-8)
-            if large.amount >= 4 * SIDE:  # it grew
+            is_visible = op.random or busy > _VISIBLE * entry["launch"]
+            if large.amount >= 4 * SIDE and is_visible:  # it grew
                 entry |= {"rate": large.amount / busy, "itemsize": large.itemsize}
         return entry
 
