@@ -147,9 +147,11 @@ def _check_solver(problem: LinearProblem, solver: str) -> None:
         reason = f"of {problem.rows:,} rows and {problem.columns:,} columns"
     if reason:
         better = choose_solver(problem)
+        remedy = f"use solver={better!r} or 'auto'"
+        if better == solver:  # no solver is for losses with kinks and no l2 penalty
+            remedy = f"loss {problem.loss.name!r} goes with an l2 penalty and no free intercept"
         raise LinearModelError(
-            f"solver={solver!r} does not solve this problem, because {reason}; "
-            f"use solver={better!r} or 'auto'"
+            f"solver={solver!r} does not solve this problem, because {reason}; {remedy}"
         )
 
 

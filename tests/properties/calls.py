@@ -358,6 +358,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session.history": (session.history, {"fetches": loss}),
         "Session.get": (session.get, {"variable": v}),
         "Session.set": (session.set, {"variable": v, "value": np.ones((3, 4), "float32")}),
+        "Session.set_all": (session.set_all, {"values": {v: np.ones((3, 4), "float32")}}),
         "Session.save": (session.save, {"folder": "kept"}),
         "Session.load": (session.load, {"folder": "kept"}),
         "Session.trace": (traced, {"path": "trace.json", "memory": False}),
@@ -380,6 +381,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 OF_THE_HOUSE = {
     "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx",
+    "Session.read_all",
     "Cluster.to_dict", "Graph.verify", "Graph.walk",
     "Session.add_server", "Session.remove_server", "Cluster.join",
     "Dataset.on_workers", "Dataset.read_part",

@@ -338,7 +338,7 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise LinearModelError(
                 f"{type(self).__name__} needs at least two classes, and the data has one class: "
-                f"{self.classes_[0]!r}"
+                f"{self.classes_.tolist()[0]!r}"
             )
         if self.class_weight is not None:
             factors = compute_class_weight(

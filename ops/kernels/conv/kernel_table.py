@@ -102,16 +102,17 @@ class ConvKernel(NamedTuple):
 
 
 def _fits_one_image(s: ConvShape, target: Target) -> bool:
+    w, positions = s.windows, math.prod(s.windows.out)
+    one_tap = math.prod(w.kernel) == 1
     return (
         target == "y"
         and s.is_native
         and gemm.is_supported("float32")
         and s.images == s.groups == 1
-        and math.prod(s.windows.kernel) > 1
-        # `direct` is faster for few channels.
-        and min(s.inputs, s.outputs) > direct.FEW_CHANNELS
-        # From more positions on, repacking the weights pays.
-        and math.prod(s.windows.out) <= one_image.MOST_POSITIONS
+        # `pointwise` reads contiguous images where they are.
+        and not (one_tap and w.out == s.space)
+        # From more positions on, repacking the weights of several taps pays.
+        and positions <= (one_image.MOST_PIXELS if one_tap else one_image.MOST_POSITIONS)
     )
 
 

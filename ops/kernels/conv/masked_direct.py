@@ -30,6 +30,8 @@ _MOST_STEPS = 700
 """Fused multiply-adds of the unrolled code, at most: what compiles in a tenth of a second."""
 _WIDEST = 16
 """Outputs whose sums are in registers together."""
+_FEW_STEPS = 1 << 21
+"""Multiply-adds up to which the single call saves more than padded planes do."""
 _PART_STEPS = 1 << 19
 """Multiply-adds from which handing a part to another thread pays."""
 
@@ -77,12 +79,13 @@ def plan(
         inputs, outputs: channels of all groups.
     """
     taps, each, seen = math.prod(windows.kernel), outputs // groups, inputs // groups
+    steps = images * outputs * seen * taps * math.prod(windows.out)
     if vector_width() != 16 or len(space) != 2 or windows.stride[1] > 2:
         return None
     if groups > 1:
         size = each if each <= _WIDEST else 0
-    elif windows.stride[1] == 1:
-        return None  # padded planes are as fast, since there is little to copy for many sums
+    elif windows.stride[1] == 1 and steps > _FEW_STEPS:
+        return None  # padded planes are faster, since there is little to copy for many sums
     else:
         limit = max(1, min(_WIDEST, each, _MOST_STEPS // taps))
         size = next(n for n in range(limit, 0, -1) if each % n == 0)
@@ -101,7 +104,6 @@ def plan(
         *space, *windows.before, *windows.out, seen, units,
         inputs * plane, seen * plane if groups > 1 else 0, plane, seen * taps * 4, plane_out,
     )  # fmt: skip
-    steps = images * outputs * seen * taps * math.prod(windows.out)
     return DirectPlan(form, sizes, images * units, steps, (space[1] + 64) * 4)
 
 

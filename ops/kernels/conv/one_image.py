@@ -21,7 +21,8 @@ from graphflow.ops.kernels.jit.compiler import KernelTask, compiler, vector_widt
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-MOST_POSITIONS = 64
+MOST_POSITIONS, MOST_PIXELS = 64, 4096
+"""Positions of windows of several taps, and of one tap (sums are those of `pointwise`)."""
 _SIZES = 8
 _GATHER_NANOSECONDS = 6.0
 

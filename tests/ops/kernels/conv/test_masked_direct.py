@@ -36,7 +36,7 @@ def test_bits_are_those_of_padded_planes(
     groups, inputs, outputs = channels
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     rooms = [n + low + high - s for (n, low, high), s in zip(axes, spans, strict=True)]
-    assume(min(rooms) >= 0 and (groups > 1 or stride[1] == 2))
+    assume(min(rooms) >= 0)
     out = tuple(room // s + 1 for room, s in zip(rooms, stride, strict=True))
     before = tuple(low for _, low, _ in axes)
     rng = np.random.default_rng(0)

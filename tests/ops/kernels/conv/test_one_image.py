@@ -18,12 +18,12 @@ Axis = st.tuples(
 )
 
 
-@given(axes=st.lists(Axis, min_size=1, max_size=3), channels=st.tuples(*[st.integers(9, 70)] * 2))
+@given(axes=st.lists(Axis, min_size=1, max_size=3), channels=st.tuples(*[st.integers(1, 70)] * 2))
 @settings(max_examples=60, deadline=None)
 def test_values_are_those_of_plain_sums(axes: Any, channels: tuple[int, int]) -> None:
     size, kernel, stride, dilation, before = zip(*axes, strict=True)
     rooms = [n + 2 * b - (k - 1) * d - 1 for n, k, _, d, b in axes]
-    assume(min(rooms) >= 0 and max(kernel) > 1)
+    assume(min(rooms) >= 0)
     out = tuple(room // s + 1 for room, s in zip(rooms, stride, strict=True))
     assume(np.prod(out) <= MOST_POSITIONS)
     inputs, outputs = channels
@@ -31,7 +31,7 @@ def test_values_are_those_of_plain_sums(axes: Any, channels: tuple[int, int]) ->
     x = rng.normal(size=(1, inputs, *size)).astype("float32")
     w = rng.normal(size=(outputs, inputs, *kernel)).astype("float32")
     windows, _ = drop_unseen_taps(Windows(kernel, stride, before, dilation, out), size)
-    if max(windows.kernel) > 1:
+    if max(windows.kernel) > 1 or out != size:
         assert chosen_kernel(x, outputs, windows) == "one_image"
     attrs = {
         "stride": stride, "padding": tuple((b, b) for b in before), "dilation": dilation,
