@@ -115,7 +115,7 @@ class Rates:
             return launch + busy + self._traffic(amount.bytes)
         busy = self._work_seconds(op, amount, entry, inputs, outputs)
         if is_generated(op):
-            busy = self._shared(busy)
+            busy = self._share_over_threads(busy)
         busy *= self.compute
         spread = max(amount.spread, stays) if amount.spread else 0.0
         return launch + max(busy, self.move_seconds(amount.bytes, spread))
@@ -221,9 +221,9 @@ class Rates:
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
         if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
             name = "float16"
-        return self._shared(interpolate_seconds(tables.get(name, tables["other"]), flops))
+        return self._share_over_threads(interpolate_seconds(tables.get(name, tables["other"]), flops))
 
-    def _shared(self, alone: float) -> float:
+    def _share_over_threads(self, alone: float) -> float:
         """Return the seconds of work that threads share if that pays."""
         if self.threads == 1:
             return alone
