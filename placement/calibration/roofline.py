@@ -221,7 +221,9 @@ class Rates:
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
         if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
             name = "float16"
-        return self._share_over_threads(interpolate_seconds(tables.get(name, tables["other"]), flops))
+        return self._share_over_threads(
+            interpolate_seconds(tables.get(name, tables["other"]), flops)
+        )
 
     def _share_over_threads(self, alone: float) -> float:
         """Return the seconds of work that threads share if that pays."""
