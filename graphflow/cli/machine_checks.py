@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from graphflow._version import __version__
@@ -48,11 +49,10 @@ class Finding:
 
 def _check_versions() -> Iterator[Finding]:
     import numpy as np
-    import zmq
 
     text = (
         f"graphflow {__version__}, Python {platform.python_version()}, numpy {np.__version__}, "
-        f"ZeroMQ {zmq.zmq_version()}, {platform.system()} {platform.machine()}"
+        f"pyzmq {version('pyzmq')}, {platform.system()} {platform.machine()}"
     )
     if sys.platform not in ("linux", "darwin"):
         yield Finding(
@@ -130,8 +130,8 @@ def _check_compiler() -> Iterator[Finding]:
     with Session(devices=["cpu:0"]) as session:
         got = session.run(tanh(x) * 2.0, {x: fed})
     seconds = time.perf_counter() - start
-    version = ".".join(map(str, llvm.llvm_version_info))
-    text = f"LLVM {version} (llvmlite {llvmlite.__version__}), first step {show_seconds(seconds)}"
+    number = ".".join(map(str, llvm.llvm_version_info))
+    text = f"LLVM {number} (llvmlite {llvmlite.__version__}), first step {show_seconds(seconds)}"
     if not np.allclose(got, np.tanh(fed) * 2.0, atol=1e-5):
         remedy = "run `graphflow cache clear`; if that does not help, reinstall llvmlite"
         yield Finding("LLVM", FAILURE, f"{text}: a compiled kernel computed wrong numbers", remedy)

@@ -23,6 +23,7 @@ def ask_workers(
     keys: Sequence[str],
     pair: KeyPair | None,
     insecure: bool,
+    ask: bool,
 ) -> tuple[WorkerState, ...]:
     """Ask all workers that are not lost for their status, at once, and return all states.
 
@@ -31,16 +32,21 @@ def ask_workers(
         lost: why each lost worker was lost.
         keys: the workers' public keys; "" for none.
         pair: this process's own key, if workers have keys.
+        ask: False for states without processes and memory, which wait for nobody.
     """
     from graphflow.runtime.worker.worker_status import WorkerAddress, request_reports
 
     present = [worker for worker in range(len(addresses)) if worker not in lost]
-    asked = [WorkerAddress(addresses[worker], keys[worker]) for worker in present]
-    answers = request_reports(asked, seconds=_ANSWER_SECONDS, insecure=insecure, pair=pair)
-    states = {
-        worker: _state_from(worker, addresses[worker], devices, answer)
-        for worker, answer in zip(present, answers, strict=True)
-    }
+    states = {}
+    if ask:
+        asked = [WorkerAddress(addresses[worker], keys[worker]) for worker in present]
+        answers = request_reports(asked, seconds=_ANSWER_SECONDS, insecure=insecure, pair=pair)
+        for worker, answer in zip(present, answers, strict=True):
+            states[worker] = _state_from(worker, addresses[worker], devices, answer)
+    else:
+        for worker in present:
+            names = tuple(devices.get(worker, ()))
+            states[worker] = WorkerState(worker, addresses[worker], "", None, names, UP)
     for worker, reason in lost.items():
         states[worker] = WorkerState(
             worker, addresses[worker], "", None, tuple(devices.get(worker, ())), LOST, reason

@@ -83,11 +83,14 @@ class Hosts(Protocol):
     def is_single_host(self) -> bool:
         """True if all workers are on this host."""
 
-    def worker_states(self, devices: Mapping[int, Sequence[str]]) -> tuple[WorkerState, ...]:
+    def worker_states(
+        self, devices: Mapping[int, Sequence[str]], ask: bool = True
+    ) -> tuple[WorkerState, ...]:
         """Return the state of each worker.
 
         Args:
             devices: by worker.
+            ask: ask each worker for its process and memory; it may be silent for two seconds.
         """
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
@@ -247,7 +250,9 @@ class LocalHosts:
         self.computing_threads = self._host.computing_threads("")
         self._committed = -1
 
-    def worker_states(self, devices: Mapping[int, Sequence[str]]) -> tuple[WorkerState, ...]:
+    def worker_states(
+        self, devices: Mapping[int, Sequence[str]], ask: bool = True
+    ) -> tuple[WorkerState, ...]:
         return (describe_own_process(devices[0]),)
 
     def open_gpu(self, device: str) -> int:

@@ -340,6 +340,8 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Dataset.row_numbers": (DATA.row_numbers, {"position": (0, 1)}),
         "Dataset.columns": (DATA.columns, {}),
         "Dataset.start": (DATA.start, {"step": 3}),
+        "Dataset.positions": (DATA.positions, {"step": 3}),
+        "Dataset.batch_rows": (DATA.batch_rows, {"position": (0, 1)}),
         "Dataset, arrays": (_arrays_of, {"columns": {"x": np.ones(3)}}),
         "Dataset, rows": (lambda rows, names: gf.data.wrap(rows, names).batch(2).read((0, 0)),
                       {"rows": [1.0, 2.0, 3.0], "names": ["x"]}),
@@ -356,6 +358,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session.history": (session.history, {"fetches": loss}),
         "Session.get": (session.get, {"variable": v}),
         "Session.set": (session.set, {"variable": v, "value": np.ones((3, 4), "float32")}),
+        "Session.set_all": (session.set_all, {"values": {v: np.ones((3, 4), "float32")}}),
         "Session.save": (session.save, {"folder": "kept"}),
         "Session.load": (session.load, {"folder": "kept"}),
         "Session.trace": (traced, {"path": "trace.json", "memory": False}),
@@ -378,8 +381,10 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 OF_THE_HOUSE = {
     "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx",
+    "Session.read_all",
     "Cluster.to_dict", "Graph.verify", "Graph.walk",
     "Session.add_server", "Session.remove_server", "Cluster.join",
+    "Dataset.on_workers", "Dataset.read_part",
     "Plan.maker", "Plan.with_measured", "Cluster.link", "Cluster.pinned", "Cluster.without",
 }  # fmt: skip
 """Methods that take nothing, or what only other rooms give them, often."""

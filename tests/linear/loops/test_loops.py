@@ -14,6 +14,7 @@ from graphflow.linear.loops import (
     coordinate_orders,
     pair_steps,
     row_passes,
+    thread_meetings,
 )
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
@@ -135,3 +136,14 @@ def test_steps_of_pairs() -> None:
         pair_steps, "optimize_pairs", 20, kernel.reshape(-1), y, c, np.zeros(20), np.full(20, -1.0),
         np.zeros(80), 1e-6, 500,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [3, 8, 29])
+def test_steps_of_a_copy_and_their_square(n: int) -> None:
+    copy, w, steps = np.random.default_rng(n).normal(size=(3, n))
+    for is_first in (True, False):
+        both(thread_meetings, "add_step", copy, w, steps, is_first, n)
+    wanted = steps + (copy - w)
+    square = native(thread_meetings, "add_step")(copy, w, steps, False, n)
+    np.testing.assert_array_equal(steps, wanted)
+    assert square == pytest.approx(float((copy - w) @ (copy - w)), rel=1e-14)
