@@ -15,7 +15,7 @@ SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
     "block-methods", "linear-models", "parallel", "parameter-servers", "pipelines", "layers",
     "data", "launchers", "metrics", "training", "placers", "stages",
-    "tables", "tutorial", "weights",
+    "tables", "tutorial", "weights", "from-pytorch", "from-keras", "from-jax",
     pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [
