@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from graphflow import init
-from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_checks import checks_argument_names, format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
@@ -342,7 +342,11 @@ class Sequential(Layer):
         with error_location("Sequential"):
             for layer in layers:
                 if not callable(layer):
-                    raise ArgumentError(f"layers are callable, {layer!r} is not")
+                    several = isinstance(layer, list | tuple)
+                    raise ArgumentError(
+                        f"layers are callable, {format_value(layer)} is not"
+                        + "; give the layers of a list one by one, Sequential(*layers)" * several
+                    )
         self.layers = tuple(layers)
 
     def __call__(self, x: Any) -> Any:

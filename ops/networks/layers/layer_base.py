@@ -12,14 +12,16 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
 from graphflow import init
+from graphflow.base.argument_checks import did_you_mean
 from graphflow.errors import ArgumentError
 from graphflow.init import Initializer
 from graphflow.ir.graph import Graph
+from graphflow.ir.name_hints import LAYER_HINTS
 from graphflow.ir.op import (
     REGISTRY,
     Tensor,
@@ -30,6 +32,9 @@ from graphflow.ir.op import (
     user_location,
     validate_arguments,
 )
+
+MAX_LAYERS = 10_000
+"""Most layers of one network, since each adds variables and nodes."""
 
 
 class Layer:
@@ -74,6 +79,16 @@ class Layer:
         layer = super().__new__(cls)
         set_attributes(layer, _outer_scope=current_prefix())
         return layer
+
+    if not TYPE_CHECKING:  # type checkers would allow every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__} has no attribute {name!r}"
+            if name in LAYER_HINTS:
+                text += f"; use {LAYER_HINTS[name]}"
+            elif name[0] != "_" and (hint := did_you_mean(name, dir(self))):
+                text += f"; {hint}"
+            raise AttributeError(text, name=name, obj=self)
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Open a name scope for variables that `__init__` makes; the layer also computes under it.
@@ -312,7 +327,7 @@ def inverse_root(number: int) -> float:
     return 1 / math.sqrt(number)
 
 
-def set_attributes(layer: Layer, **attributes: Any) -> None:
+def set_attributes(layer: Layer, /, **attributes: Any) -> None:
     """Set attributes of a frozen layer that is being made."""
     for name, value in attributes.items():
         object.__setattr__(layer, name, value)
@@ -326,3 +341,12 @@ def require_sizes(layer: Layer, **sizes: Any) -> None:
                 f"{type(layer).__name__} at {user_location()}: {name} must be an int above 0, "
                 f"got {value!r}"
             )
+
+
+def require_layers(layer: Layer, num_layers: Any) -> None:
+    """Refuse numbers of layers that are not positive ints, or more than are built."""
+    require_sizes(layer, num_layers=num_layers)
+    if num_layers > MAX_LAYERS:
+        raise ArgumentError(
+            f"{num_layers:,} layers are more than are built, which is {MAX_LAYERS:,}"
+        )
