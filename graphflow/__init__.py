@@ -201,7 +201,15 @@ def __getattr__(name: str) -> Any:
         text = f"module 'graphflow' has no attribute {name!r}{_elsewhere(name)}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
-    module = import_module(home or f"graphflow.{name}")
+    try:
+        module = import_module(home or f"graphflow.{name}")
+    except ImportError as error:
+        if sys.platform != "win32":
+            raise
+        raise errors.SessionError(
+            f"gf.{name} needs Linux or macOS ({error}); on Windows, use WSL2. Here graphs can "
+            "be built and planned"
+        ) from None
     found = getattr(module, name) if home else module
     globals()[name] = found
     install_module_hints(sys.modules[__name__])  # loading one module loads others

@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from graphflow.ir.name_hints import missing_attribute_error
+
 if TYPE_CHECKING:
     from graphflow.data.dataset import Dataset, Position
     from graphflow.data.open_sources import (
@@ -45,7 +47,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used: workers need the op that reads rows only."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_attribute_error(__name__, name)
     found = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'open_sources')}"), name)
     globals()[name] = found
     return found

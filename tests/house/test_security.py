@@ -31,6 +31,7 @@ IMPORTS_BY_NAME = {
     "graphflow.passes.base": "files of the passes' own folder",
     "graphflow.placement.placers.base": "files of the placers' own folder",
     "graphflow.placement.placers.loops.dispatch": "modules of ours, by literals",
+    "graphflow.ops.networks.layers.layer_base": "two literals",
     "graphflow.runtime.transport": "a table of schemes",
     "graphflow.runtime.launch.child": "two literals",
     "graphflow.runtime.launch.fork_server": "a table of what every worker loads",

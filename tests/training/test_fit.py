@@ -127,9 +127,17 @@ def test_scalars_go_to_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="pip install tensorboardX runs it")
     m = Model()
     with gf.Session() as session:
-        gf.fit(m.train, DATA, loss=m.loss, epochs=1, callbacks=[TensorBoard(tmp_path, every=1)],
-               session=session, progress=False)  # fmt: skip
+        history = gf.fit(m.train, DATA, loss=m.loss, epochs=1, session=session, progress=False,
+                         callbacks=[TensorBoard(tmp_path, every=1)])  # fmt: skip
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) > 200
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="pip install tensorboard runs it",
+    )
+    events = reader.EventAccumulator(str(tmp_path))
+    events.Reload()
+    read = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert read == [(i + 1, pytest.approx(loss)) for i, loss in enumerate(history.losses)]
 
 
 def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _MOST_STEPS = 700
 """Fused multiply-adds of the unrolled code, at most: what compiles in a tenth of a second."""
 _WIDEST = 16
 """Outputs whose sums are in registers together."""
-_FEW_STEPS = 1 << 24
+_FEW_STEPS = 1 << 21
 """Multiply-adds up to which the single call saves more than padded planes do."""
 _PART_STEPS = 1 << 19
 """Multiply-adds from which handing a part to another thread pays."""
