@@ -60,7 +60,7 @@ class Layer:
 
     torch_names: ClassVar[Mapping[str, str]] = {}
     """What torch calls attributes that have another name there; "" for a list whose items torch has
-    in the layer itself."""
+    in the layer itself. An attribute of a part is "part.attribute"."""
     torch_counts: ClassVar[tuple[str, ...]] = ()
     """Numbers in torch's state that this layer does without; they are 0 in saved weights."""
 
