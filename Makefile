@@ -33,10 +33,11 @@ demo: $(VENV)/.installed-demo
 		if [ -f "$$page" ]; then echo "wrote $(CURDIR)/$$page"; \
 		else echo "make demo: $$page was not written" >&2; exit 1; fi; done
 
-# Three processes on two cores: half of the time tests wait for others. A file stays in one of them.
+# Three processes on two cores: half of the time tests wait for others. Each has a third of the files;
+# one that has no more takes from another's end.
 # ARGS="-n 0" for a debugger.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -255,7 +255,7 @@ PARALLEL: dict[str, Any] = {
     "ParameterServer": {"servers": 2}, "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1},
     "PowerSGD": {"rank": 2},
     "Chain": {"filters": [gf.parallel.TopK(0.1)]}, "Kkt": {"penalty": 0.1}, "KeyCache": {},
-    "RandomSkip": {"keep": 0.5}, "Significant": {"delta": 0.1},
+    "RandomSkip": {"keep": 0.5}, "Lossless": {}, "Significant": {"delta": 0.1},
     "check_filter": {"rule": gf.parallel.FixedPoint(8), "shape": (8, 4), "rounds": 4},
 }  # fmt: skip
 

@@ -95,10 +95,10 @@ def _pass_cost(
     entries = count_entries(steps, matrix)
     each = matrix[0].dtype.itemsize + (matrix[1].dtype.itemsize if len(matrix) == 3 else 0)
     return Cost(
-        flops=(4 if len(matrix) == 1 else 16) * entries
-        + steps * (1250 if loss == LOGISTIC else 120)
-        + 30 * own.shape[0]
-        + 12 * shared.shape[0],
+        flops=(3 if len(matrix) == 1 else 13) * entries
+        + steps * (1050 if loss == LOGISTIC else 100)
+        + 25 * own.shape[0]
+        + 10 * shared.shape[0],
         bytes=entries * each + steps * 48 + 2 * own.nbytes + 4 * shared.nbytes,
     )
 

@@ -14,7 +14,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.linear.fit_history import FitMonitor
-from graphflow.linear.solvers import softmax, sparse_softmax
+from graphflow.linear.solvers import kernel_machine, softmax, sparse_softmax
 
 
 def strike() -> None:
@@ -93,6 +93,22 @@ def test_a_softmax_keeps_its_last_model(monkeypatch: pytest.MonkeyPatch, l1_rati
     objective = -10.0 * np.log(shares).sum() + sizes
     assert model.certificate_.primal == pytest.approx(objective, rel=1e-9)
     assert model.certificate_.relative_gap > 1e-14
+
+
+def test_a_kernel_machine_keeps_the_pairs_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = table(1)
+    labels = np.digitize(y.ravel(), [-0.5, 1.0])
+    whole = gf.linear.SVC().fit(x, labels)
+    certify, calls = kernel_machine._certify, len(whole.history_.certificates)
+    monkeypatch.setattr(kernel_machine, "_certify", striking(certify, 2 * calls))
+    model = gf.linear.SVC()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, labels)
+    scores = model.set_params(decision_function_shape="ovo").decision_function(x)
+    wanted = whole.set_params(decision_function_shape="ovo").decision_function(x)
+    np.testing.assert_allclose(scores[:, 0], wanted[:, 0], atol=1e-9)
+    assert not scores[:, 2].any() and model.certificate_.relative_gap == 1.0
+    assert model.predict(x).shape == labels.shape
 
 
 def test_an_interrupt_leaves_the_last_certified_model() -> None:
