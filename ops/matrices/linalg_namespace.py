@@ -194,7 +194,8 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 __all__ = [
-    "cholesky", "cholesky_solve", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh", "eigvals", "eigvalsh",
+    "cholesky", "cholesky_solve", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh",
+    "eigvals", "eigvalsh",
     "inv", "logdet", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
     "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
     "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",
