@@ -111,7 +111,6 @@ FUNCTION_HINTS = {
     "callbacks": "gf.training", "ModelCheckpoint": "gf.fit(…, checkpoint=folder)",
     "chain": "minimize(loss, transform=…), such as gf.optim.clip_by_global_norm",
     "ModuleDict": "a dict", "summary": "a model's: model.summary((None, 784))",
-    "TransformerEncoder": "a list of gf.nn.TransformerBlock(size, heads)",
     "xavier_uniform_": "gf.init.glorot", "kaiming_normal_": "gf.init.he",
     **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
     "ModuleList": "a list", "cast": "gf.astype", "clamp": "gf.clip",

@@ -76,7 +76,7 @@ def match_weights(
     given = {v: [n for n in own if n in there] for v, own in alternatives.items()}
     missing = [own[0] for v, own in alternatives.items() if not given[v]]
     known = {*names.variables, *names.counts}
-    unexpected = [] if source.has_more else [name for name in there if name not in known]
+    unexpected = [] if source.has_more else sorted(name for name in there if name not in known)
     values: dict[Tensor, Any] = {}
     converted: dict[str, str] = {}
     wrong: list[str] = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import Cost, Op, register, sample
-from graphflow.ir.spec import TensorSpec, as_dtype, spec
+from graphflow.ir.spec import TensorSpec, as_dtype, equate, spec
 from graphflow.ops.tensors.table_rows import into_kernel
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -32,10 +32,12 @@ _PLANE = spec("uint8", (6,))
 
 
 def _infer_pack(*planes: TensorSpec) -> tuple[TensorSpec, ...]:
+    size: Any = planes[0].shape[0] if planes[0].rank == 1 else None
     for plane in planes:
-        if plane != planes[0] or plane.rank != 1 or plane.dtype != np.uint8:
+        if plane.rank != 1 or plane.dtype != np.uint8:
             raise ShapeError(f"planes must be uint8 vectors of one size, not {plane}")
-    size = len(planes) * (planes[0].shape[0] + HEAD)
+        size = equate(size, plane.shape[0], "planes are vectors of one size")
+    size = len(planes) * (size + HEAD)
     return (planes[0].with_shape((size,)), TensorSpec((), as_dtype("int64")))
 
 
@@ -87,7 +89,12 @@ pack_planes = register(
 def _infer_unpack(codes: TensorSpec, planes: int) -> tuple[TensorSpec, ...]:
     if codes.rank != 1 or codes.dtype != np.uint8:
         raise ShapeError(f"codes must be a uint8 vector, not {codes}")
-    return (codes.with_shape((codes.shape[0] // planes - HEAD,)),) * planes
+    size = codes.shape[0]
+    if isinstance(size, int) and size < planes * HEAD:
+        raise ShapeError(
+            f"codes of {planes} planes have at least {planes * HEAD} bytes, not {size}"
+        )
+    return (codes.with_shape((size // planes - HEAD,)),) * planes
 
 
 def _unpack_into(xp: Any, outs: Any, codes: Any, planes: int) -> None:
@@ -123,7 +130,7 @@ unpack_planes = register(
         infer=_infer_unpack,
         kernel=into_kernel(_infer_unpack, _unpack_into),
         into=_unpack_into,
-        cost=lambda codes, planes: Cost(flops=_FLOPS * codes.size / (2 * planes)),
+        cost=lambda codes, planes: Cost(flops=_FLOPS * codes.size // (2 * planes)),
         samples=(
             sample(spec("uint8", (20,)), planes=2, make=lambda xs: [_pack_sample(xs[0])]),
             sample(spec("uint8", (1208,)), planes=2, make=lambda xs: [_pack_sample(xs[0] % 3)]),

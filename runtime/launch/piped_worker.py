@@ -60,6 +60,9 @@ class PipedWorker:
     @property
     def log(self) -> str:
         """The last lines that it wrote, besides the announcement."""
+        if self._process.poll() is not None:
+            for reader in self._readers:
+                reader.join(1.0)
         return "\n".join(self._tail)
 
     def exit_status(self) -> int | None:

@@ -330,7 +330,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session": (opened, dict.fromkeys(signature_of(gf.Session).parameters) | {
             "strict": True,
             "cluster": HERE, "placer": "heft", "deadline": 9.0, "ops": (), "trial": False,
-            "check_finite": False, "replicas": 1,
+            "check_finite": False, "flush_denormals": False, "replicas": 1,
         }),
         "Session, checkpoint": (kept, {"every": 2, "keep": 2, "rejoin": 1.0}),
         "Session.run": (session.run, {"fetches": loss, "feeds": feeds}),

@@ -438,8 +438,8 @@ def _folder(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to("../elsewhere")
 
 
 def _gone(path: Path) -> None:

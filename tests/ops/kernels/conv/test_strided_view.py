@@ -13,7 +13,7 @@ from tests.ops.kernels.sharing import check_threads, chosen_kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("images, size, taps, stride", [(1, 4000, 512, 160), (3, 333, 32, 1)])
+@pytest.mark.parametrize("images, size, taps, stride", [(1, 12_000, 512, 160), (3, 333, 32, 1)])
 def test_values_are_those_of_plain_sums_with_any_threads(
     dtype: str, images: int, size: int, taps: int, stride: int
 ) -> None:
