@@ -1,8 +1,9 @@
 """Products with second derivatives, XᵀHX, for Newton's method by conjugate gradients.
 
-Columns count less their means under H if there is an intercept. Dense tables are multiplied in
-float32, in half the time: a step need not be exact, since the next one starts from a slope in
-float64. Tables of which float32 would lose too much are multiplied in float64.
+Columns count less their means under H if there is an intercept. A product reads each row once, in
+float64. After some products, or for several threads, dense tables are copied to float32, in which
+products take less time: a step need not be exact, since the next one starts from a slope in
+float64. Tables of which float32 would lose too much stay in float64.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.linear.fit_threads import blas_threads
 from graphflow.linear.loops import hessian_rows
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply, sum_squares
@@ -29,7 +31,9 @@ _COPY_BYTES = 1 << 30
 """Size of a table up to which a copy in float32 is made."""
 _BLOCK = 1 << 17
 """Numbers of a block of rows that is converted at once: they stay in the second cache."""
-_ENTRY_NS = {"sparse": 2.0, "float32": 0.42, "float64": 1.1}
+_FIRST = 12
+"""Products in float64 that take as much longer than those in float32 as a copy costs."""
+_ENTRY_NS = {"sparse": 2.0, "float32": 0.4, "float64": 0.5}
 """What an entry costs in a product with XᵀHX."""
 _SYRK_NS = {"float32": 0.016, "float64": 0.027}
 """What a product of two entries costs in a matrix of the columns' products."""
@@ -156,11 +160,14 @@ class DenseHessian(Hessian):
 
     def __init__(self, problem: LinearProblem, is_exact: bool = False) -> None:
         super().__init__(problem)
+        self._loop = native(hessian_rows, "dense_products")
         x, n, d = problem.x, problem.rows, problem.columns
         is_double = x.dtype == np.float64
         self.is_exact = is_exact or (is_double and x.nbytes > _COPY_BYTES)
         self._is_converted, self._kernel = False, np.zeros((0, 0))
         self._z, self._center = x, np.zeros(d)
+        self._reads_rows_once = x.flags.c_contiguous and blas_threads() == 1
+        self._first = _FIRST if self._reads_rows_once and is_double else 0
         if problem.has_intercept and not self.is_exact:
             if is_double:
                 self._center = multiply(x.T, np.ones(n)) / n
@@ -207,8 +214,16 @@ class DenseHessian(Hessian):
 
     def apply(self, p: Floats) -> Floats:
         """Return the product with a vector."""
-        self._convert()
+        self._first -= 1
+        if self._first < 0:
+            self._convert()
         beside, l2 = float(self.means @ p), self.problem.l2
+        if self._reads_rows_once:
+            if not self._is_converted:
+                beside += float(self._center @ p)
+            image, x = np.zeros(len(p)), self._z
+            self._loop(*x.shape, x.reshape(-1), self.h, p, beside, image)
+            return image + l2 * p
         if self.is_exact:
             return super().apply(p)
         part = self._z @ p.astype(np.float32)
@@ -307,12 +322,10 @@ def _convert(x: Any, center: Floats) -> tuple[Any, Floats]:
 
 def _square_columns(x: Any) -> Floats:
     """Return the squared norms of columns."""
-    n, d = x.shape
-    rows = max(_BLOCK // d, 16)
-    squares = np.zeros(d)
-    for i in range(0, n, rows):
-        part = np.asarray(x[i : i + rows], np.float64)
-        squares += np.ones(len(part)) @ (part * part)
+    if not x.flags.c_contiguous:
+        return np.asarray(np.einsum("ij,ij->j", x, x, dtype=np.float64))
+    squares = np.zeros(x.shape[1])
+    native(hessian_rows, "row_squares")(*x.shape, x.reshape(-1), squares)
     return squares
 
 
