@@ -27,9 +27,7 @@ def sparse_products(
         sparse_add(values, places, first, stop, along, image)
 
 
-def dense_products(
-    n: int, d: int, x: Any, h: Any, p: Any, beside: float, image: Any
-) -> None:
+def dense_products(n: int, d: int, x: Any, h: Any, p: Any, beside: float, image: Any) -> None:
     """Add Xᵀ H (X p - beside) to `image`; otherwise as `sparse_products`.
 
     Args:
