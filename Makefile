@@ -15,7 +15,7 @@ CREATED := $(VENV)/.created-$(SERIES)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench fuzz soak clean
+.PHONY: help demo test lint bench docs fuzz soak clean
 
 help:
 	@echo "make demo    train the four towers on the digits over two workers; writes plan.html, trace.json"
@@ -24,6 +24,7 @@ help:
 	@echo "make fuzz    a million inputs into every decoder (a quarter of an hour; ARGS=\"--inputs 10000\")"
 	@echo "make soak    20,000 schedules of faults through the protocol (ARGS=\"--schedules N --seed S\")"
 	@echo "make bench   the benchmarks, as ratios against torch and JAX (a large install)"
+	@echo "make docs    the documentation as a site, out/docs/index.html; a warning is an error"
 	@echo "make clean   remove the environment and everything that was built"
 
 demo: $(VENV)/.installed-demo
@@ -32,10 +33,11 @@ demo: $(VENV)/.installed-demo
 		if [ -f "$$page" ]; then echo "wrote $(CURDIR)/$$page"; \
 		else echo "make demo: $$page was not written" >&2; exit 1; fi; done
 
-# Three processes on two cores: half of the time tests wait for others. A file stays in one of them.
+# Three processes on two cores: half of the time tests wait for others. Each has a third of the files;
+# one that has no more takes from another's end.
 # ARGS="-n 0" for a debugger.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -53,8 +55,12 @@ fuzz: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/all.py $(ARGS)
 
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
+	@echo "wrote $(CURDIR)/out/docs/index.html"
+
 clean:
-	rm -rf $(VENV) build dist out plan.html trace.json benchmarks/results
+	rm -rf $(VENV) build dist out docs/reference plan.html trace.json benchmarks/results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 

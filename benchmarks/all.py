@@ -26,7 +26,7 @@ SCRIPTS = {
     for path in Path(__file__).resolve().parent.glob(f"{folder}/*.py")
 }
 PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", "chain",
-          "first_step", "memory", "data", "fused", "products", "conv")  # fmt: skip
+          "first_step", "memory", "data", "fused", "products", "conv", "onnx_networks")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "windows", "takeover",
           "block_methods", "auto", "checkpoints", "frameworks", "linear_random",

@@ -196,7 +196,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"both tables: {model.table_bytes / MIB:.0f} MiB")
     for name, size in peaks.items():
         print(f"  {name}: {size / MIB:.0f} MiB at most")
-    print(f"rows of users 0, 1 and 2 begin with {np.round(rows[:, 0], 3).tolist()}")
+    print(f"rows of users 0, 1 and 2 begin with {np.round(rows[:, 0].astype(float), 3).tolist()}")
     place = options.out / "recommender.svg"
     place.write_text(draw(losses, peaks, model.table_bytes), encoding="utf-8")
     print(f"wrote {place}")

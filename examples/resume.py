@@ -40,7 +40,7 @@ def train(steps: int, kill_at: int | None = None, **options: Any) -> dict[int, s
     with gf.Session(gf.Cluster.local(workers=2, threads=1), **options) as s:
         for number in range(s.step, steps):  # s.step: the checkpoint's step
             if number == kill_at:
-                os.kill(s._life.hosts.pids[1], signal.SIGKILL)
+                os.kill(s.workers[1].pid, signal.SIGKILL)
                 print(f"step {number}: killed a worker")
             loss, _ = s.run([model.loss, model.train], feeds[number])
             curve[number] = repr(float(loss))  # all its bits

@@ -156,6 +156,7 @@ from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
     from graphflow import data as data
+    from graphflow import launch as launch
     from graphflow import linear as linear
     from graphflow import metrics as metrics
     from graphflow import onnx as onnx
@@ -172,6 +173,7 @@ if TYPE_CHECKING:
 
 for _family in ("coordinate_ops", "file_ops", "sum_ops"):  # workers find ops of linear models, too
     import_module(f"graphflow.linear.cocoa.{_family}")
+import_module("graphflow.data.read_data_op")
 
 _CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
@@ -180,7 +182,7 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
-    "metrics": "", "data": "",
+    "metrics": "", "data": "", "launch": "",
     "training": "", "fit": "graphflow.training.fit",
     "check_training": "graphflow.training.one_batch",
 }  # fmt: skip
@@ -199,7 +201,15 @@ def __getattr__(name: str) -> Any:
         text = f"module 'graphflow' has no attribute {name!r}{_elsewhere(name)}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
-    module = import_module(home or f"graphflow.{name}")
+    try:
+        module = import_module(home or f"graphflow.{name}")
+    except ImportError as error:
+        if sys.platform != "win32":
+            raise
+        raise errors.SessionError(
+            f"gf.{name} needs Linux or macOS ({error}); on Windows, use WSL2. Here graphs can "
+            "be built and planned"
+        ) from None
     found = getattr(module, name) if home else module
     globals()[name] = found
     install_module_hints(sys.modules[__name__])  # loading one module loads others
@@ -332,6 +342,7 @@ __all__ = [
     "isnan",
     "jacobian",
     "jvp",
+    "launch",
     "less",
     "less_equal",
     "lgamma",

@@ -265,6 +265,10 @@ class RendezvousTimeout(GraphflowError):
     """Workers did not start or answer before the deadline."""
 
 
+class LaunchError(GraphflowError):
+    """A launcher cannot start workers: its engine is missing, refuses, or has no room in time."""
+
+
 class TransportError(GraphflowError):
     """An address cannot be used: malformed, occupied, or beyond loopback without keys."""
 

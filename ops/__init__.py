@@ -9,6 +9,7 @@ from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops
 from graphflow.ops.communication import (
     active_sum,
+    byte_planes,
     channels,
     collectives,
     compressed_sum,
@@ -86,7 +87,8 @@ from graphflow.ops.windows import conv, conv_ops, pool, pool_max, pool_mean, unf
 
 __all__ = [
     "activations", "active_sum", "adaptive_pooling", "arithmetic", "batch_norm", "bitwise",
-    "channels", "collectives", "complex", "compressed_sum", "concurrent", "control", "conv",
+    "byte_planes", "channels", "collectives", "complex", "compressed_sum", "concurrent", "control",
+    "conv",
     "conv_ops", "convert", "creation", "cumulative", "debug",
     "decompositions", "deformable_conv", "determinant", "eigen", "einsum", "embedding",
     "extrema", "fft", "fft_ops", "flat_indices", "getitem", "gram", "grid_sample", "host_call",

@@ -28,6 +28,7 @@ from graphflow.ops.images.resize import interpolate, resize
 from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
 from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
+from graphflow.ops.networks.ctc import ctc_loss
 from graphflow.ops.networks.distances import cdist, normalize
 from graphflow.ops.networks.dropout import dropout
 from graphflow.ops.networks.gumbel import gumbel_softmax
@@ -93,6 +94,14 @@ from graphflow.ops.networks.layers.layers_recurrent import (
     LSTMCell,
     RNNCell,
 )
+from graphflow.ops.networks.layers.layers_transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
+from graphflow.ops.networks.layers.reparametrized_layers import spectral_norm, weight_norm
 from graphflow.ops.networks.likelihood_losses import (
     cosine_embedding_loss,
     focal_loss,
@@ -233,7 +242,12 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "Transformer",
     "TransformerBlock",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "Upsample",
     "adaptive_avg_pool",
     "adaptive_max_pool",
@@ -259,6 +273,7 @@ __all__ = [
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
+    "ctc_loss",
     "deform_conv",
     "depth_to_space",
     "dropout",
@@ -331,6 +346,7 @@ __all__ = [
     "softplus",
     "softsign",
     "space_to_depth",
+    "spectral_norm",
     "swiglu",
     "swish",
     "tanh",
@@ -338,4 +354,5 @@ __all__ = [
     "training",
     "triplet_margin_loss",
     "unfold",
+    "weight_norm",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 FLOORS = ("matmuls",)
 """Contenders that are no libraries: they do a part of the work."""
+PAUSE_SECONDS = 0.05
 Steps = dict[str, Callable[..., object]]
 
 
@@ -32,10 +33,17 @@ def pinned(threads: int) -> None:
 def interleaved(
     steps: Mapping[str, Callable[[], object]], rounds: int, each: int = 5
 ) -> dict[str, list[float]]:
-    """Seconds a step of each contender, in turns of `each` steps; the first two turns warm up."""
+    """Seconds a step of each contender, in turns of `each` steps; the first two turns warm up.
+
+    Threads of libraries poll for work for some time after a step, and would take a core from the
+    next contender. So each turn begins with a pause and, if it has several, an untimed step.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
         for name, step in steps.items():
+            time.sleep(PAUSE_SECONDS)
+            if each > 1:
+                step()
             for _ in range(each):
                 start = time.perf_counter()
                 step()

@@ -6,7 +6,7 @@ A value without a meaning is an error; it is never taken for another value.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from graphflow.errors import ArgumentError
@@ -23,12 +23,37 @@ NCCL = "GRAPHFLOW_NCCL", ("off", "host", "on")
 """The GPUs among which NCCL may run collectives: none, those of one host (default), or any."""
 DEVICES = "GRAPHFLOW_DEVICES"
 """The devices that sessions of a process take unless they are given some: "cpu", "cpu:0,gpu:1"."""
+DESCRIPTIONS = {
+    "GRAPHFLOW_CACHE": "folder of compiled kernels and measurements; default: `~/.cache/graphflow`",
+    "GRAPHFLOW_CUDA_GRAPHS": "`off`: GPUs run kernels one by one",
+    "GRAPHFLOW_DEVICES": "devices of sessions that name none: `cpu`, `cpu:0,gpu:1`",
+    "GRAPHFLOW_GPU_LIBRARIES": "`off`: no kernels of cuBLAS and cuDNN",
+    "GRAPHFLOW_JIT": "`off`: numpy computes, and nothing is compiled",
+    "GRAPHFLOW_KEYS": "folder of keys; default: `~/.config/graphflow/keys`",
+    "GRAPHFLOW_LOG": "`text` or `json`: log events to stderr",
+    "GRAPHFLOW_LOG_LEVEL": "`debug`, `info`, `warning` or `error`",
+    "GRAPHFLOW_METRICS": "address at which sessions serve metrics for Prometheus",
+    "GRAPHFLOW_NCCL": "GPUs among which NCCL runs collectives: `off`, `host` (default) or `on`",
+    "GRAPHFLOW_SHARED_MEMORY": "`off`: workers of one host exchange tensors through sockets only",
+    "GRAPHFLOW_WINOGRAD": "`off`: no convolutions by Winograd's method",
+}
+"""All variables of graphflow, each with its meaning."""
 _CACHE_FOLDERS = ("GRAPHFLOW_CACHE", "XDG_CACHE_HOME")  # for kernels and measurements
 
 
 def setting(name: str) -> str | None:
     """Return the value of a variable; None if it is unset or empty."""
     return os.environ.get(name) or None
+
+
+def given_names() -> list[str]:
+    """Return the names of graphflow's variables that are set, sorted."""
+    return sorted(name for name in os.environ if name.startswith("GRAPHFLOW_"))
+
+
+def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process: this one's, with changes."""
+    return {**os.environ, **changes}
 
 
 def hides_gpus() -> bool:

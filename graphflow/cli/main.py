@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|status|devices|calibrate|cache|keys`.
+"""The command line: `graphflow worker|run|plan|status|dashboard|devices|doctor|keys` and others.
 
 A wrong argument gets one line that says what to do, never a traceback of this package. A failing
 user script keeps its traceback.
@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -34,10 +34,13 @@ from graphflow.cli.arguments import (
     run_user_code,
     shapes_of,
 )
+from graphflow.cli.dashboard import dashboard
+from graphflow.cli.doctor import doctor
 from graphflow.cli.keys import app as keys
 from graphflow.cli.machine import cache, calibrate, devices_command
 from graphflow.cli.options import (
     AllowedOps,
+    AnnouncementFile,
     CheckpointFolder,
     ClusterFile,
     DataFolders,
@@ -60,6 +63,8 @@ from graphflow.cli.options import (
     Shapes,
     Target,
     Threads,
+    TrustedKeys,
+    UntilStdinEnds,
     WorkerKey,
     Workers,
 )
@@ -115,6 +120,9 @@ def worker(
     checkpoints: CheckpointFolder = None,
     allow_data: DataFolders = None,
     metrics: MetricsAddress = None,
+    announce: AnnouncementFile = None,
+    trust: TrustedKeys = None,
+    until_stdin_ends: UntilStdinEnds = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -126,6 +134,7 @@ def worker(
     """
     from graphflow.runtime.diagnostics.crash_recorder import supervise
     from graphflow.runtime.security.keys import WORKER, Keyring
+    from graphflow.runtime.security.one_time_keys import NEW_KEY, one_time_keyring
     from graphflow.runtime.telemetry.logs import FORMATS, configure_by_environment
     from graphflow.runtime.transport import transport_of
     from graphflow.runtime.wire.graph_limits import GraphLimits
@@ -140,24 +149,35 @@ def worker(
         log_format or choice_setting("GRAPHFLOW_LOG", FORMATS) or "text", log_level
     )
     with option_errors("--listen"):
-        transport_of(listen).check_address(listen, insecure=True, listening=True)
+        place = transport_of(listen).check_address(listen, insecure=True, listening=True)
     with option_errors("--devices"):
         given = None if devices is None else names_of(devices)
         here = Cluster.here(devices=given)  # raises for devices that this machine lacks
         names = [name.removeprefix("/worker:0/") for name in here.devices]
-    if key is not None:
+    if trust and key != NEW_KEY:
+        raise ArgumentError("--trust goes with --key new; else trust keys by `graphflow keys add`")
+    if key is not None and key != NEW_KEY:
         with option_errors("--key"):
             Keyring().own_pair(key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
-    with supervise(partial(announce_exit, insecure=insecure, key=key)) as on_address:
+    with ExitStack() as stack:
+        keys = None
+        if key == NEW_KEY and place.loopback:
+            key = None
+        elif key == NEW_KEY:
+            ring, key = stack.enter_context(one_time_keyring(WORKER, trust or []))
+            keys = ring.folder
+        end = partial(announce_exit, insecure=insecure, key=key, keys=keys)
+        on_address = stack.enter_context(supervise(end))
         serve(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
+            keys=keys, parent_pid=os.getppid() if until_stdin_ends else None,
             connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
             checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
             data=[str(existing_folder(folder)) for folder in allow_data or []],
-            metrics=metrics, on_address=on_address,
+            metrics=metrics, announce=announce, on_address=on_address,
         )  # fmt: skip
 
 
@@ -233,10 +253,12 @@ def plan_command(
 
 
 app.command()(status)
+app.command()(dashboard)
 
 
 app.command("devices")(devices_command)
 app.command()(calibrate)
+app.command()(doctor)
 app.command()(cache)
 app.add_typer(keys)
 

@@ -55,8 +55,8 @@ WorkerKey = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="This worker's own key, see `graphflow keys`; default: the only one beyond loopback, "
-        "and none on it.",
+        help="This worker's own key, see `graphflow keys`, or its secret file's path, or 'new' for "
+        "one of its own beyond loopback; default: the only one beyond loopback, and none on it.",
     ),
 ]
 MaxConnections = Annotated[
@@ -102,6 +102,28 @@ DataFolders = Annotated[
 MetricsAddress = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Serve metrics for Prometheus, e.g. at 127.0.0.1:9100."),
+]
+TrustedKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="KEY",
+        help="A line 'graphflow-key-1 coordinator NAME KEY' that a worker with --key new trusts. "
+        "For launchers; repeatable.",
+    ),
+]
+UntilStdinEnds = Annotated[
+    bool,
+    typer.Option("--until-stdin-ends", help="End when stdin is closed: for ssh and launchers."),
+]
+AnnouncementFile = Annotated[
+    str | None,
+    typer.Option(
+        "--announce",
+        metavar="FILE",
+        help="Write one JSON line with address, public key, devices and pid as soon as it listens, "
+        "and remove the file at the end; - is stdout. For launchers.",
+    ),
 ]
 LogFormat = Annotated[
     str | None,

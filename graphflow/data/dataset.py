@@ -9,7 +9,7 @@ once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.data.orders import RowOrder, rows_in_order
 from graphflow.data.prefetch import prefetch_items
+from graphflow.data.source_files import SourceFiles
 from graphflow.data.sources.source import Array, Batch, Source
 from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.ir.op import user_location
@@ -56,6 +57,9 @@ class Dataset:
         maps: functions of batches.
         count: number of epochs; None: without end.
         ahead: number of batches that are prepared ahead.
+        files: how other processes open the source; None: only this one has it.
+        chosen_columns: names of the columns in use; None: all.
+        by_workers: workers read the rows (see `on_workers`).
     """
 
     source: Source
@@ -65,6 +69,9 @@ class Dataset:
     maps: tuple[_Map, ...] = ()
     count: int | None = 1
     ahead: int = 0
+    files: SourceFiles | None = None
+    chosen_columns: tuple[str, ...] | None = None
+    by_workers: bool = False
 
     @property
     def rows(self) -> int:
@@ -155,17 +162,34 @@ class Dataset:
 
     def columns(self, *names: str) -> Dataset:
         """Return the dataset with some of its columns only."""
-
         if not all(isinstance(name, str) for name in names):
             raise ArgumentError(f"columns at {user_location()}: give names, not {names!r}")
+        if self.maps:
+            return self.map(lambda batch: _choose(batch, names))
+        return replace(self, chosen_columns=names)
 
-        def choose(batch: Batch) -> Batch:
-            missing = [name for name in names if name not in batch]
-            if missing:
-                raise ArgumentError(f"no column {missing[0]!r}; there are {', '.join(batch)}")
-            return {name: batch[name] for name in names}
+    def on_workers(self) -> Dataset:
+        """Return the dataset with rows that each worker reads from the files itself.
 
-        return self.map(choose)
+        `gf.fit` then sends a position instead of the rows. Batches are the same. Each worker reads
+        its part of a batch, and the next one ahead. The workers of `gf.Cluster.local` read what
+        the user may; others, the folders of `graphflow worker --allow-data`.
+
+        Raises:
+            ArgumentError: the rows are not in files, or functions of `map` change them.
+        """
+        at = f"on_workers at {user_location()}"
+        if self.files is None:
+            raise ArgumentError(
+                f"{at}: the rows of {type(self.source).__name__} are in this process only; save "
+                "them (np.save), and open the files by gf.data.npy"
+            )
+        if self.maps:
+            raise ArgumentError(
+                f"{at}: functions of map run in this process only; write them in the graph, as ops "
+                "on the placeholders of the columns"
+            )
+        return replace(self, by_workers=True)
 
     def split(self, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Return two datasets of random rows: about `share` of them, and the rest.
@@ -184,10 +208,13 @@ class Dataset:
         every = rows_in_order(self.source, order, 0, 0, self.rows)
         mixed = rows_in_order(self.source, RowOrder(int(seed), chosen=every), 0, 0, self.rows)
         cut = round(share * self.rows)
+        splits = self.order.splits
         first, rest = (
-            replace(self, order=replace(self.order, chosen=np.sort(rows)))
-            for rows in (mixed[:cut], mixed[cut:])
-        )
+            replace(self, order=replace(
+                self.order, chosen=np.sort(rows), splits=(*splits, (float(share), int(seed), part))
+            ))
+            for part, rows in enumerate((mixed[:cut], mixed[cut:]))
+        )  # fmt: skip
         return first, rest
 
     # Reading -------------------------------------------------------------------------------------
@@ -197,17 +224,47 @@ class Dataset:
         _check_int("position", "step", step, 0)
         return Position(*divmod(int(step), max(self.batches_per_epoch, 1)))
 
+    def positions(self, step: int = 0) -> Iterator[Position]:
+        """Return the positions from a step on."""
+        per_epoch = self.batches_per_epoch
+        epoch, batch = self.position(step)
+        while per_epoch and (self.count is None or epoch < self.count):
+            while batch < per_epoch:
+                yield Position(epoch, batch)
+                batch += 1
+            epoch, batch = epoch + 1, 0
+
     def row_numbers(self, position: tuple[int, int]) -> Array:
         """Return the numbers of the rows of a batch, int64."""
-        epoch, batch = _check_position(position)
+        return self._rows_of(position, 0, self.batch_rows(position))
+
+    def batch_rows(self, position: tuple[int, int]) -> int:
+        """Return how many rows a batch has."""
+        _, batch = _check_position(position)
         size = self._batch_size()
-        start = batch * size
-        if start >= self.rows:
+        if batch >= self.batches_per_epoch:
             raise ArgumentError(
-                f"row_numbers at {user_location()}: there is no batch {batch} in an epoch of "
+                f"read at {user_location()}: there is no batch {batch} in an epoch of "
                 f"{self.batches_per_epoch}"
             )
-        return rows_in_order(self.source, self.order, epoch, start, min(start + size, self.rows))
+        return min(size, self.rows - batch * size)
+
+    def read_part(self, position: tuple[int, int], first: int, count: int) -> Batch:
+        """Return some rows of a batch, before functions of `map`.
+
+        Args:
+            position: of the batch.
+            first: the first row in the batch.
+            count: how many.
+        """
+        columns: Any = self.source[self._rows_of(position, first, count)]
+        found = {str(name): np.asarray(value) for name, value in columns.items()}
+        return found if self.chosen_columns is None else _choose(found, self.chosen_columns)
+
+    def _rows_of(self, position: tuple[int, int], first: int, count: int) -> Array:
+        epoch, batch = position
+        start = batch * self._batch_size() + first
+        return rows_in_order(self.source, self.order, epoch, start, start + count)
 
     def read(self, position: tuple[int, int]) -> Batch:
         """Return a batch.
@@ -217,8 +274,7 @@ class Dataset:
                 returned no dict of arrays.
         """
         epoch, batch = _check_position(position)
-        columns: Any = self.source[self.row_numbers(position)]
-        found = {str(name): np.asarray(value) for name, value in columns.items()}
+        found = self.read_part(position, 0, self.batch_rows(position))
         for function, seed in self.maps:
             try:
                 if seed is None:
@@ -244,23 +300,13 @@ class Dataset:
         Args:
             step: how many batches were used before.
         """
-        per_epoch = self.batches_per_epoch
-        begin = self.position(step)
-        if not per_epoch:
-            return iter(())
-        made = (self.read(position) for position in self._positions(begin, per_epoch))
+        _check_int("start", "step", step, 0)
+        self._batch_size()
+        made = (self.read(position) for position in self.positions(step))
         return prefetch_items(made, self.ahead) if self.ahead else made
 
     def __iter__(self) -> Iterator[Batch]:
         return self.start()
-
-    def _positions(self, begin: Position, per_epoch: int) -> Iterator[Position]:
-        epoch, batch = begin
-        while self.count is None or epoch < self.count:
-            while batch < per_epoch:
-                yield Position(epoch, batch)
-                batch += 1
-            epoch, batch = epoch + 1, 0
 
     def _batch_size(self) -> int:
         if self.size is None:
@@ -277,6 +323,17 @@ class Dataset:
             parts.append(f"batches of {self.size}")
         parts.append("epochs without end" if self.count is None else f"epochs: {self.count}")
         return f"<Dataset: {', '.join(parts)}>"
+
+
+def _choose(batch: Batch, names: Sequence[str]) -> Batch:
+    """Return some columns of a batch."""
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise ArgumentError(
+            f"dataset at {user_location()}: there is no column {missing[0]!r}; there are "
+            f"{', '.join(batch)}"
+        )
+    return {name: batch[name] for name in names}
 
 
 def _check_position(position: Any) -> Position:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from zipfile import BadZipFile, ZipFile
-
-import numpy as np
 
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.data.dataset import Dataset
 from graphflow.data.prefetch import prefetch_items
+from graphflow.data.source_files import SourceFiles, open_source
 from graphflow.data.sources.array_source import ArraySource
-from graphflow.data.sources.image_folder import ImageFolder
-from graphflow.data.sources.table_files import TableFiles
+from graphflow.data.sources.table_files import expand_pattern
 from graphflow.data.sources.wrapped_source import WrappedSource
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import user_location
@@ -37,7 +34,8 @@ def arrays(columns: Mapping[str, Any] | None = None, /, **named: Any) -> Dataset
             f"gf.data.arrays at {user_location()}: give arrays by name, such as arrays(x=images, "
             f"y=labels), not {type(columns).__name__}"
         )
-    return Dataset(ArraySource({**(columns or {}), **named}))
+    at = f"gf.data.arrays at {user_location()}"
+    return Dataset(ArraySource(at, {**(columns or {}), **named}))
 
 
 def npy(**files: Path) -> Dataset:
@@ -45,50 +43,41 @@ def npy(**files: Path) -> Dataset:
 
     They are mapped, and read where rows are asked for.
     """
-    opened = {}
-    for name, file in files.items():
-        try:
-            opened[name] = np.lib.format.open_memmap(os.fspath(file), mode="r")
-        except (OSError, ValueError, TypeError) as error:
-            raise ArgumentError(f"gf.data.npy at {user_location()}: {file!r}: {error}") from error
-    return Dataset(ArraySource(opened))
+    return _open("npy", list(files.values()), tuple(files))
 
 
 @checks_argument_names(ArgumentError)
 def npz(file: Path) -> Dataset:
     """Return a dataset of the arrays of an `.npz` file, which are read into memory."""
-    try:
-        with ZipFile(os.fspath(file)) as stored:
-            columns = {
-                name.removesuffix(".npy"): _read_array(stored, name) for name in stored.namelist()
-            }
-    except (OSError, ValueError, TypeError, BadZipFile) as error:
-        raise ArgumentError(f"gf.data.npz at {user_location()}: {file!r}: {error}") from error
-    return Dataset(ArraySource(columns))
+    return _open("npz", [file])
 
 
 @checks_argument_names(ArgumentError)
-def parquet(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def parquet(
+    files: Files, columns: Sequence[str] | None = None, memory: int | None = None
+) -> Dataset:
     """Return a dataset of Parquet files, which may be larger than memory.
 
     Args:
         files: a path, a pattern such as "part-*.parquet", or a list of them.
         columns: names of those to read; None: all.
+        memory: bytes of decoded row groups that are kept; default: 256 MiB. A shuffle needs those
+            of its `blocks` at once, and otherwise reads them again and again.
 
     Raises:
         ArgumentError: a file is missing or no Parquet, or a column is missing.
     """
-    return Dataset(TableFiles("parquet", files, columns))
+    return _open_tables("parquet", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
-def arrow(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def arrow(files: Files, columns: Sequence[str] | None = None, memory: int | None = None) -> Dataset:
     """Return a dataset of Arrow IPC files, which are mapped. Arguments as of `parquet`."""
-    return Dataset(TableFiles("arrow", files, columns))
+    return _open_tables("arrow", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
-def csv(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def csv(files: Files, columns: Sequence[str] | None = None, memory: int | None = None) -> Dataset:
     """Return a dataset of CSV files with a header, which may be larger than memory.
 
     Arguments as of `parquet`. Types are those of the first block of lines.
@@ -96,13 +85,15 @@ def csv(files: Files, columns: Sequence[str] | None = None) -> Dataset:
     Raises:
         ArgumentError: a row has another number of fields than the header; the line is named.
     """
-    return Dataset(TableFiles("csv", files, columns))
+    return _open_tables("csv", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
-def json_lines(files: Files, columns: Sequence[str] | None = None) -> Dataset:
+def json_lines(
+    files: Files, columns: Sequence[str] | None = None, memory: int | None = None
+) -> Dataset:
     """Return a dataset of files with a JSON object in each line. Arguments as of `parquet`."""
-    return Dataset(TableFiles("json_lines", files, columns))
+    return _open_tables("json_lines", files, columns, memory)
 
 
 @checks_argument_names(ArgumentError)
@@ -121,7 +112,7 @@ def images(folder: Path, size: tuple[int, int] = (224, 224), channels: int = 3) 
         raise ArgumentError(
             f"gf.data.images at {user_location()}: size must be (height, width), not {size!r}"
         )
-    return Dataset(ImageFolder(folder, size, channels))
+    return _open("images", [folder], size, channels)
 
 
 @checks_argument_names(ArgumentError)
@@ -133,16 +124,7 @@ def svmlight(file: Path, columns: int | None = None) -> Dataset:
     Args:
         columns: number of columns; None: the largest that occurs.
     """
-    at = f"gf.data.svmlight at {user_location()}"
-    try:
-        from sklearn.datasets import load_svmlight_file
-    except ImportError:
-        raise ArgumentError(f"{at} needs scikit-learn: pip install 'graphflow[linear]'") from None
-    try:
-        table, labels = load_svmlight_file(os.fspath(file), n_features=columns, dtype=np.float32)
-    except (OSError, ValueError, TypeError) as error:
-        raise ArgumentError(f"{at}: {file!r}: {error}") from error
-    return Dataset(_SparseRows(table, labels))
+    return _open("svmlight", [file], columns)
 
 
 @checks_argument_names(ArgumentError)
@@ -181,19 +163,21 @@ def iterate(batches: Callable[[], Iterable[Mapping[str, Any]]], prefetch: int = 
     return prefetch_items(made, int(prefetch)) if prefetch else made
 
 
-def _read_array(stored: ZipFile, name: str) -> Any:
-    with stored.open(name) as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
+def _open(kind: str, paths: Sequence[Path], *options: Any) -> Dataset:
+    """Return a dataset of files, which other processes can open, too."""
+    at = f"gf.data.{kind} at {user_location()}"
+    try:
+        files = SourceFiles(kind, tuple([os.fspath(path) for path in paths]), options)
+    except TypeError as error:
+        raise ArgumentError(f"{at}: {error}") from None
+    return Dataset(open_source(files, at), files=files.absolute())
 
 
-class _SparseRows:
-    """A sparse table and its labels as a source of dense rows."""
-
-    def __init__(self, table: Any, labels: Any) -> None:
-        self._table, self._labels = table, labels
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, indices: Any) -> dict[str, Any]:
-        return {"x": self._table[indices].toarray(), "y": self._labels[indices]}
+def _open_tables(
+    kind: str, files: Files, columns: Sequence[str] | None, memory: int | None
+) -> Dataset:
+    at = f"gf.data.{kind} at {user_location()}"
+    if memory is not None and (type(memory) is not int or memory < 1):
+        raise ArgumentError(f"{at}: memory must be bytes, an int from 1, not {memory!r}")
+    chosen = None if columns is None else tuple(columns)
+    return _open(kind, expand_pattern(at, files), chosen, memory)

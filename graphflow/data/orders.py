@@ -23,11 +23,13 @@ class RowOrder:
         seed: None: as the source has them.
         blocks: blocks of a source whose rows are mixed with each other.
         chosen: the numbers of the rows in use, ascending; None: all.
+        splits: how they were chosen, in turn: (share, seed, 0 or 1 for the first or second part).
     """
 
     seed: int | None = None
     blocks: int = 16
     chosen: Array | None = None
+    splits: tuple[tuple[float, int, int], ...] = ()
 
 
 def rows_in_order(source: Source, order: RowOrder, epoch: int, start: int, end: int) -> Array:

@@ -295,6 +295,8 @@ def _rename(name: str, rename: Rename, found: Container[str] = ()) -> str:
 
 def _is_in(name: str, scope: str) -> bool:
     """Return True if a name is the scope's own name or lies in the scope."""
+    if not scope:  # what a beginning of names is renamed to that is left out
+        return False
     rest = name[len(scope) :]
     ends = not rest or scope[-1] in "/." or rest[0] in "/."
     return name.startswith(scope) and ends

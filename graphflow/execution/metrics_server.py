@@ -20,7 +20,37 @@ if TYPE_CHECKING:
     from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 
 
-class MeteredStepExecutor(StepExecutor):
+class WatchedStepExecutor(StepExecutor):
+    """Runs the steps of a session, and keeps what the last one returned."""
+
+    def run_cached(
+        self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
+    ) -> list[Any] | None:
+        values = super().run_cached(compiled, cached, feeds)
+        if values is not None:
+            self.latest = values
+        return values
+
+    def run(
+        self,
+        compiled: CompiledFetches,
+        arrays: Mapping[Node, np.ndarray[Any, Any]],
+        bindings: dict[str, int],
+    ) -> list[Any]:
+        self.latest = values = super().run(compiled, arrays, bindings)
+        return values
+
+    def finish(
+        self,
+        begun: Any,
+        compiled: CompiledFetches,
+        arrays: Mapping[Node, np.ndarray[Any, Any]],
+    ) -> list[Any]:
+        self.latest = values = super().finish(begun, compiled, arrays)
+        return values
+
+
+class MeteredStepExecutor(WatchedStepExecutor):
     """Runs and counts the steps of a session in this process.
 
     Steps over workers are counted by their hosts.
@@ -81,5 +111,7 @@ def make_step_executor(
     hosts: Hosts, deadline: float, sampling: bool, is_metered: bool
 ) -> StepExecutor:
     """Return the step executor of a session; it counts steps if the session serves metrics."""
-    kind = MeteredStepExecutor if is_metered and isinstance(hosts, LocalHosts) else StepExecutor
+    if not is_metered:
+        return StepExecutor(hosts, deadline, sampling)
+    kind = MeteredStepExecutor if isinstance(hosts, LocalHosts) else WatchedStepExecutor
     return kind(hosts, deadline, sampling)

@@ -40,6 +40,7 @@ class StepExecutor:
         committed: steps that committed; random numbers depend on it.
         trace: trace of the open trace block, if any.
         last: fetches of the last step.
+        latest: what the last step returned, if somebody watches the session.
         lost: why no further step can run.
         aligns_clocks: whether traced steps wait until the clocks of workers are known. Durations
             need no common clock.
@@ -49,6 +50,7 @@ class StepExecutor:
         self.committed = 0
         self.trace: Trace | None = None
         self.last: CompiledFetches | None = None
+        self.latest: list[Any] | None = None
         self.lost: WorkerLost | None = None
         self.aligns_clocks = True
         self._hosts = hosts

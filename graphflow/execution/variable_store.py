@@ -301,7 +301,7 @@ class VariableStore:
         names |= self._whole_names(divided)
         known = [node for node in divided if node in self.names]
         values = {n: self._pending[name] for n, name in names.items() if name in self._pending}
-        values |= {node: self._value(node) for node in known}
+        values |= {node: self._value(node) for node in known if node not in values}
         leaving = self.release_homes([node for node in known if node in self._at_home])
         for node, name in names.items():
             if self.names.pop(node, None) is not None:
@@ -459,6 +459,16 @@ class VariableStore:
         """
         values = {name: self._value_by_pieces(n) for name, n in self._user_variables().items()}
         return {**{n: v for n, v in self._pending.items() if n not in self.variables}, **values}
+
+    def value_parts(self, nodes: Sequence[Node]) -> list[StoredValue]:
+        """Return the values of variables; those of large partitioned ones are read in parts.
+
+        Raises:
+            CheckpointError: one is new, and the loaded checkpoint does not fit it.
+        """
+        fresh = [node for node in nodes if node not in self.names and node not in self.shards]
+        self.check_loaded_checkpoint(self.new_names(fresh))
+        return [self._value_by_pieces(node) for node in nodes]
 
     def _value_by_pieces(self, node: Node) -> StoredValue:
         """Return a value, which stays on the workers if it is large and partitioned."""

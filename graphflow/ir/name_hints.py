@@ -26,16 +26,18 @@ _DEVICE_HINT = 'a block `with gf.device("/worker:0/gpu:0"):` around the lines th
 ATTRIBUTE_HINTS = {
     **{name.rpartition(".")[2]: f"gf.{name}(x, …)" for name in _METHODS.split()},
     **dict.fromkeys(("numpy", "item", "tolist", "eval", "value"), "Session.run, for values"),
-    **dict.fromkeys(("backward", "grad", "requires_grad"), "gf.gradients(loss, variables)"),
+    "backward": "train = gf.optim.Adam(rate).minimize(loss), or gf.gradients(loss, variables)",
+    **dict.fromkeys(("grad", "requires_grad"), "gf.gradients(loss, variables)"),
     **dict.fromkeys(
         ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
         "gf.gradients(loss, variables)",
     ),
     **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _DEVICE_HINT),
     **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
-    "to": f".astype(dtype) for another dtype; for a place {_DEVICE_HINT}",
+    "to": f"for a place {_DEVICE_HINT} (a session also takes GPUs by itself); for another dtype "
+    ".astype(dtype)",
     "type": ".dtype, or .astype(dtype)",
-    **dict.fromkeys(("clone", "copy"), "the tensor itself, which never changes"),
+    **dict.fromkeys(("clone", "contiguous", "copy"), "the tensor itself, which never changes"),
     **dict.fromkeys(("assign", "assign_add", "data"), "gf.assign(variable, value)"),
     **dict.fromkeys(("bool", "double", "float", "half", "int", "long"), ".astype(dtype)"),
     **dict.fromkeys(("dot", "mm", "bmm"), "gf.matmul(x, …)"), "at": "gf.scatter or gf.index_add",
@@ -52,10 +54,10 @@ _LOSSES = {
     "CrossEntropyLoss": "cross_entropy", "HuberLoss": "huber_loss", "L1Loss": "l1_loss",
     "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
     "CosineEmbeddingLoss": "cosine_embedding_loss", "GaussianNLLLoss": "gaussian_nll_loss",
-    "PoissonNLLLoss": "poisson_nll_loss", "sigmoid_focal_loss": "focal_loss",
+    "PoissonNLLLoss": "poisson_nll_loss", "CTCLoss": "ctc_loss", "sigmoid_focal_loss": "focal_loss",
 }  # fmt: skip
 _LAYERS = {
-    "Dense": "Linear", "Module": "Layer", "TransformerEncoderLayer": "TransformerBlock",
+    "Dense": "Linear", "Module": "Layer",
     **{f"Adaptive{kind}Pool{d}d": f"Adaptive{kind}Pool" for kind in ("Avg", "Max") for d in "123"},
     **{f"InstanceNorm{d}d": "InstanceNorm" for d in "123"},
 }  # fmt: skip
@@ -76,13 +78,41 @@ FUNCTION_HINTS = {
     "cat": "gf.concat", "hstack": "gf.concat(matrices, 1), or gf.concat(vectors)",
     "vstack": "gf.concat(matrices), or gf.stack(vectors)",
     **dict.fromkeys(("mm", "bmm"), "gf.matmul"),
-    **dict.fromkeys(("no_grad", "stop_grad"), "gf.stop_gradient(x)"),
+    "stop_grad": "gf.stop_gradient(x)",
     **dict.fromkeys(
-        ("enable_grad", "inference_mode", "set_grad_enabled"),
+        ("enable_grad", "inference_mode", "no_grad", "set_grad_enabled"),
         "not needed: only gf.gradients differentiates, and gf.stop_gradient(x) holds x fixed",
     ),
     **dict.fromkeys(("manual_seed", "set_seed"), "gf.random.seed"),
-    **dict.fromkeys(("save", "load"), "a session's: s.save(folder), s.load(folder)"),
+    **dict.fromkeys(
+        ("save", "load"),
+        "a session's, for all state: s.save(folder), s.load(folder); or a model's, for weights: "
+        "model.save(s, path), model.load(s, path)",
+    ),
+    **dict.fromkeys(
+        ("DataLoader", "TensorDataset", "from_tensor_slices", "utils"),
+        "gf.data.arrays(x=…, y=…).shuffle(seed).batch(n) for batches, and "
+        "gf.optim.clip_by_global_norm for gradients",
+    ),
+    **dict.fromkeys(
+        ("PRNGKey", "key", "fold_in"),
+        "not needed: gf.random.seed(n) fixes all draws, and each op draws its own numbers",
+    ),
+    **dict.fromkeys(
+        ("distributed", "pmap", "shard_map", "sharding"),
+        "minimize(loss, strategy=gf.parallel.Data(n)) in a session on a gf.Cluster",
+    ),
+    **dict.fromkeys(
+        ("tree_map", "tree_util", "tree"), "a dict: model.parameters() has variables by name"
+    ),
+    **dict.fromkeys(("optax", "optimizers"), "gf.optim"),
+    **dict.fromkeys(("lr_scheduler", "cosine_decay_schedule"), "gf.optim.schedules"),
+    **dict.fromkeys(("numpy", "jnp", "lax", "math"), "gf itself: gf.exp, gf.scan, gf.cond …"),
+    "callbacks": "gf.training", "ModelCheckpoint": "gf.fit(…, checkpoint=folder)",
+    "chain": "minimize(loss, transform=…), such as gf.optim.clip_by_global_norm",
+    "ModuleDict": "a dict", "summary": "a model's: model.summary((None, 784))",
+    "TransformerEncoder": "a list of gf.nn.TransformerBlock(size, heads)",
+    "xavier_uniform_": "gf.init.glorot", "kaiming_normal_": "gf.init.he",
     **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
     "ModuleList": "a list", "cast": "gf.astype", "clamp": "gf.clip",
     "custom_gradient": "gf.custom_vjp", "cumulative_sum": "gf.cumsum", "empty": "gf.zeros",
@@ -121,6 +151,43 @@ FUNCTION_HINTS = {
     "column_stack": "gf.stack(vectors, 1)", "dstack": "gf.stack(matrices, 2)",
 }  # fmt: skip
 """Replacements for functions and classes of these libraries."""
+
+LAYER_HINTS = {
+    **dict.fromkeys(
+        ("train", "eval", "training"),
+        "`with gf.nn.training() as updates:` around the call that trains; model(x) outside is the "
+        "model in use",
+    ),
+    **dict.fromkeys(("forward", "apply"), "model(x), which runs __call__"),
+    **dict.fromkeys(("state_dict", "get_weights"), "model.state(session)"),
+    **dict.fromkeys(
+        ("load_state_dict", "load_weights", "set_weights"), "model.load(session, path_or_dict)"
+    ),
+    "save_weights": "model.save(session, path)",
+    **dict.fromkeys(
+        ("named_parameters", "trainable_variables", "trainable_weights"),
+        "model.parameters(), a dict by name",
+    ),
+    **dict.fromkeys(
+        ("weights", "variables", "named_buffers"), "model.parameters() and model.buffers()"
+    ),
+    **dict.fromkeys(
+        ("fit", "compile", "train_on_batch"),
+        "train = gf.optim.Adam(rate).minimize(loss), and gf.fit(train, data, loss=loss)",
+    ),
+    "predict": "session.run(model(x), {x: images})",
+    "evaluate": "gf.metrics.evaluate(session, metrics, batches)",
+    **dict.fromkeys(("zero_grad", "requires_grad_"), "not needed: gradients are not accumulated"),
+    **dict.fromkeys(
+        ("to", "cuda", "cpu"),
+        "gf.Session, which places a model on this machine's devices; `with gf.device(name):` pins",
+    ),
+    **dict.fromkeys(("half", "float", "double", "bfloat16"), "dtype=… as the layer is made"),
+    "init": "the layer, which has variables from the start; a session makes their values",
+    "add": "gf.nn.Sequential(layer, layer, …)",
+    **dict.fromkeys(("modules", "children", "named_modules"), "vars(model), or model.summary"),
+}
+"""Replacements for methods of models in torch, Keras and Flax."""
 
 SESSION_HINTS = {
     **dict.fromkeys(("eval", "partial_run", "predict", "forward"), "s.run(fetches, feeds)"),
@@ -161,6 +228,9 @@ class HintingModule(ModuleType):
         if own is not None:
             return own(name)
         message = f"module {self.__name__!r} has no attribute {name!r}"
+        if name in FUNCTION_HINTS:
+            message += f"; it is {FUNCTION_HINTS[name]}"
+            raise AttributeError(message, name=name, obj=self)
         hint = "" if name.startswith("__") else did_you_mean(name, self.__dict__.get("__all__", ()))
         raise AttributeError(f"{message}; {hint}" if hint else message, name=name, obj=self)
 

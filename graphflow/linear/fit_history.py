@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any
 
+import numpy as np
+
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.progress import show_stage
 from graphflow.linear.losses import Floats
@@ -16,10 +18,13 @@ from graphflow.linear.problem import Certificate, LinearProblem, certify
 
 @dataclass(frozen=True)
 class CertifiedModel:
-    """Coefficients and an intercept, with their certificate."""
+    """Coefficients and an intercept, with their certificate.
+
+    With several classes, both have one more axis, of classes.
+    """
 
     w: Floats
-    b: float
+    b: Any
     certificate: Certificate
 
 
@@ -111,6 +116,12 @@ class FitMonitor:
         return self.passes >= self.most_passes
 
     @property
+    def is_satisfied(self) -> bool:
+        """True if the gap of the best model is small enough."""
+        gap = None if self.best is None else self.best.certificate.relative_gap
+        return gap is not None and gap <= self.tol
+
+    @property
     def is_stalled(self) -> bool:
         """True if the last certificate is no better than the one before it."""
         last = self.history.certificates[-2:]
@@ -166,7 +177,17 @@ class FitMonitor:
         self.history.best = best
         gap_now = best.certificate.relative_gap
         show_stage(f"gap {gap_now:.1e}, passes" if gap_now else "passes", round(self.passes))
-        return gap_now is not None and gap_now <= self.tol
+        return self.is_satisfied
 
 
-__all__ = ["FitHistory", "FitMonitor", "CertifiedModel"]
+def zero_model(problem: LinearProblem, history: FitHistory) -> CertifiedModel:
+    """Return the model whose coefficients are 0, and note its certificate, without a pass."""
+    size = problem.columns + bool(problem.bias)
+    w, none = np.zeros(size), np.zeros(problem.rows)
+    found = certify(problem, w, 0.0, none, predictions=none, v=w)
+    history.certificates.append(found)
+    history.best = CertifiedModel(w, 0.0, found)
+    return history.best
+
+
+__all__ = ["CertifiedModel", "FitHistory", "FitMonitor", "zero_model"]

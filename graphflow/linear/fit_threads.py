@@ -17,12 +17,13 @@ import numpy as np
 
 from graphflow.base.blas_threads import one_blas_thread
 from graphflow.errors import LinearModelError
+from graphflow.linear.losses import LOGISTIC, Loss
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.placement.clusters.host_facts import cores
 
-ROW_NS = 60.0
-"""The time that a coordinate's step takes beside its numbers, in nanoseconds."""
-SPARSE_NS, DENSE_NS = 2.4, 0.5
+ROW_NS, LOGISTIC_NS = 30.0, 220.0
+"""The time of a step beside its numbers, and what a logistic one takes more, in nanoseconds."""
+SPARSE_NS, DENSE_NS = 1.4, 0.6
 """The time that a step takes for each number of its row or column, in nanoseconds."""
 SHARE_NS = 200_000.0
 """The least work of a thread between two meetings, in nanoseconds: a meeting takes some 20,000."""
@@ -51,16 +52,21 @@ def count_threads(threads: int | None) -> int:
     return int(threads)
 
 
-def pass_ns(x: Any) -> float:
-    """Return about how long one thread takes for a pass over a table, in nanoseconds."""
+def pass_ns(x: Any, loss: Loss | None = None) -> float:
+    """Return about how long one thread takes for a pass over a table, in nanoseconds.
+
+    Args:
+        loss: whose steps are made; None for products alone.
+    """
     numbers = DENSE_NS * x.size if isinstance(x, np.ndarray) else SPARSE_NS * x.nnz
-    return ROW_NS * float(x.shape[0]) + numbers
+    step = LOGISTIC_NS if loss is not None and loss.code == LOGISTIC else 0.0
+    return (ROW_NS + step) * float(x.shape[0]) + numbers
 
 
 @contextmanager
 def use_threads(x: Any, solver: str, threads: int) -> Iterator[None]:
     """Let the fit of a table use a pool of so many threads, or BLAS, while the block runs."""
-    if solver in ("newton", "cholesky", "cg") and isinstance(x, np.ndarray):
+    if solver in ("newton", "cholesky", "cg", "interior") and isinstance(x, np.ndarray):
         token = _BLAS_THREADS.set(threads)
         try:
             with _blas().limit(limits=threads, user_api="blas"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import numpy as np
 from graphflow.base.progress import show_progress
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
-from graphflow.linear.fit_threads import use_threads
+from graphflow.linear.fit_threads import pass_ns, use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
+from graphflow.linear.solvers import interior_points
 from graphflow.linear.solvers.dual_ascent import ascend_dual
 from graphflow.linear.solvers.duhl import Duhl, solve_on_accelerator
 from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
@@ -25,7 +28,7 @@ from graphflow.linear.solvers.working_sets import descend_columns
 from graphflow.linear.tables.table_stream import TableStream
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
-SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "wild", "tpa", "duhl")
+SOLVERS = ("auto", "sdca", "cd", "newton", "cholesky", "cg", "interior", "wild", "tpa", "duhl")
 BY_ROWS = ("sdca", "wild", "tpa")
 """Solvers that visit rows, one dual variable at a time."""
 
@@ -36,7 +39,7 @@ def choose_solver(problem: LinearProblem) -> str:
     | problem | solver |
     |---|---|
     | l1 penalty, or coefficients that may not be negative | "cd": working sets of columns |
-    | hinge and insensitive losses | "sdca": dual ascent by rows |
+    | hinge and insensitive losses | "sdca": dual ascent by rows; "interior" goes on if it is slow |
     | squared loss, a small dense table | "cholesky" |
     | squared loss, a sparse table with many columns | "cg" |
     | other smooth problems | "newton" |
@@ -79,28 +82,49 @@ def solve(
     chosen = choose_solver(problem) if solver == "auto" else solver
     _check_solver(problem, chosen)
     history.solver = chosen
-    given = problem
-    if chosen not in BY_ROWS and problem.bias:
-        given = _with_bias_column(problem)
-    given = replace(given, x=_order_entries(given.x, chosen))
-    monitor = FitMonitor(given, tol, max_passes, history)
-    where = f"{given.rows:,} x {given.columns:,} by {chosen}"
-    with use_threads(given.x, chosen, threads), show_progress("fitting", where=where):
-        pool = current_pool()
-        if chosen == "tpa":
-            ascend_on_gpu(given, monitor, seed=seed)
-        elif chosen in BY_ROWS and pool is None:
-            ascend_dual(given, monitor, seed=seed)
-        elif pool is not None and chosen in BY_ROWS:
-            ascend = ascend_on_threads if chosen == "sdca" else ascend_wildly
-            ascend(given, monitor, pool, seed=seed)
-        elif chosen == "cd":
-            descend_columns(given, monitor, w=w, b=b)
-        else:
-            method = "auto" if solver == "auto" or not given.l2 else chosen
-            minimize_smooth(given, monitor, method=method, w=w, b=b)
+    problem = replace(problem, x=_order_entries(problem.x, chosen))
+    run = partial(_run, problem, monitor, seed=seed, w=w, b=b, threads=threads)
+    if solver != "auto" or chosen != "sdca":
+        run(chosen, is_given=solver != "auto")
+    else:
+        # Passes that take longer than interior points do are a sign that many more would follow.
+        patience = interior_points.fit_ns(problem) / pass_ns(problem.x)
+        monitor.most_passes = min(max_passes, patience)
+        is_enough = run(chosen)
+        monitor.most_passes = max_passes
+        if not is_enough and not monitor.is_exhausted:
+            history.solver = "interior"
+            run("interior")
     assert monitor.best is not None
     return monitor.best
+
+
+def _run(
+    problem: LinearProblem, monitor: FitMonitor, solver: str, *, seed: int, w: Floats | None,
+    b: float, threads: int, is_given: bool = False,
+) -> bool:  # fmt: skip
+    """Run a solver; return True if the monitor has what it wants."""
+    given = _with_bias_column(problem) if problem.bias and solver not in BY_ROWS else problem
+    given = replace(given, x=_order_entries(given.x, solver))
+    monitor.problem = given
+    where = f"{given.rows:,} x {given.columns:,} by {solver}"
+    with use_threads(given.x, solver, threads), show_progress("fitting", where=where):
+        pool = current_pool()
+        if solver == "tpa":
+            ascend_on_gpu(given, monitor, seed=seed)
+        elif solver in BY_ROWS and pool is None:
+            ascend_dual(given, monitor, seed=seed)
+        elif pool is not None and solver in BY_ROWS:
+            ascend = ascend_on_threads if solver == "sdca" else ascend_wildly
+            ascend(given, monitor, pool, seed=seed)
+        elif solver == "cd":
+            descend_columns(given, monitor, w=w, b=b)
+        elif solver == "interior":
+            interior_points.follow_barrier(given, monitor)
+        else:
+            method = solver if is_given and given.l2 else "auto"
+            minimize_smooth(given, monitor, method=method, w=w, b=b)
+    return monitor.is_satisfied
 
 
 def _check_solver(problem: LinearProblem, solver: str) -> None:
@@ -111,21 +135,31 @@ def _check_solver(problem: LinearProblem, solver: str) -> None:
         reason = "its slope has jumps" if problem.loss.slope is None else ""
     elif problem.l1 or problem.is_positive:
         reason = "of an l1 penalty or of coefficients that may not be negative"
-    elif solver in BY_ROWS:
-        if problem.has_intercept:
-            reason = "of an intercept without penalty"
-        elif not problem.l2:
-            reason = "there is no l2 penalty"
-    elif problem.loss.slope is None:
+    elif solver in (*BY_ROWS, "interior") and problem.has_intercept:
+        reason = "of an intercept without penalty"
+    elif solver in (*BY_ROWS, "interior") and not problem.l2:
+        reason = "there is no l2 penalty"
+    elif solver == "interior" and problem.loss.slope is not None:
+        reason = "the loss has no kinks"
+    elif solver not in (*BY_ROWS, "interior") and problem.loss.slope is None:
         reason = "the loss has kinks"
-    elif solver == "cholesky" and min(problem.rows, problem.columns) > 20 * MANY:
+    elif _is_too_large(problem, solver):
         reason = f"of {problem.rows:,} rows and {problem.columns:,} columns"
     if reason:
         better = choose_solver(problem)
+        remedy = f"use solver={better!r} or 'auto'"
+        if better == solver:  # no solver is for losses with kinks and no l2 penalty
+            remedy = f"loss {problem.loss.name!r} goes with an l2 penalty and no free intercept"
         raise LinearModelError(
-            f"solver={solver!r} does not solve this problem, because {reason}; "
-            f"use solver={better!r} or 'auto'"
+            f"solver={solver!r} does not solve this problem, because {reason}; {remedy}"
         )
+
+
+def _is_too_large(problem: LinearProblem, solver: str) -> bool:
+    """Return True if a solver would need factors of a matrix that is too large."""
+    if solver == "interior":
+        return not isfinite(interior_points.fit_ns(problem))
+    return solver == "cholesky" and min(problem.rows, problem.columns) > 20 * MANY
 
 
 def _with_bias_column(problem: LinearProblem) -> LinearProblem:

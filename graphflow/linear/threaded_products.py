@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.linear.loops import sparse_products
+from graphflow.linear.loops import hessian_rows, sparse_products
 from graphflow.linear.losses import Floats
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import Pool
@@ -34,23 +34,25 @@ def multiply_on_threads(
     if isinstance(x, np.ndarray):
         if x.size < _FEW:
             return multiply(x, w)
-        edges = np.linspace(0, len(x), pool.threads + 1).astype(np.int64)
-        out = np.empty(len(x))
+        # A thread reads memory that lies together: rows, or columns of a transposed table.
+        is_transposed = x.flags.f_contiguous and not x.flags.c_contiguous
+        edges = np.linspace(0, x.shape[is_transposed], pool.threads + 1).astype(np.int64)
+        out = np.empty((pool.threads, len(x)) if is_transposed else len(x))
 
         def part(k: int) -> None:
-            rows = slice(edges[k], edges[k + 1])
-            out[rows] = multiply(x[rows], w)
+            own = slice(edges[k], edges[k + 1])
+            if is_transposed:
+                out[k] = multiply(x[:, own], w[own])
+            else:
+                out[own] = multiply(x[own], w)
 
         pool.run(part, pool.threads)
-        return out
+        return np.asarray(out.sum(axis=0)) if is_transposed else out
     return multiply(x, w) if x.nnz < _FEW else _multiply_sparse(x, w, pool)
 
 
 def _multiply_sparse(x: Any, w: Floats, pool: Pool) -> Floats:
-    lines = len(x.indptr) - 1
-    aims = np.linspace(0, x.nnz, pool.threads + 1)
-    edges = np.searchsorted(x.indptr, aims).tolist()
-    edges[0], edges[-1] = 0, lines
+    lines, edges = len(x.indptr) - 1, _share_entries(x, pool)
     arrays = (x.data, x.indices, x.indptr, np.ascontiguousarray(w, np.float64))
     if x.format == "csr":
         out = np.empty(lines)
@@ -63,4 +65,46 @@ def _multiply_sparse(x: Any, w: Floats, pool: Pool) -> Floats:
     return np.asarray(sums.sum(axis=0))
 
 
-__all__ = ["multiply_on_threads"]
+class TwofoldProduct:
+    """Xᵀ H (X p - beside) of a CSR matrix, whose rows each thread of a pool reads once.
+
+    Args:
+        x: the matrix.
+        pool: the threads.
+    """
+
+    def __init__(self, x: Any, pool: Pool) -> None:
+        self._x, self._pool = x, pool
+        self._edges = _share_entries(x, pool)
+        self._images = np.empty((pool.threads, x.shape[1]))  # fresh pages would cost as much
+        self._loop = native(hessian_rows, "sparse_products")
+
+    def __call__(self, h: Floats, p: Floats, beside: float) -> Floats:
+        """Return the product.
+
+        Args:
+            h: (rows,) weights.
+            p: (columns,) the vector.
+            beside: what is taken from each row's product.
+        """
+        x, edges, images = self._x, self._edges, self._images
+
+        def part(k: int) -> None:
+            first, last = edges[k], edges[k + 1]
+            offsets = x.indptr[first : last + 1]
+            images[k] = 0.0
+            more = (x.data, x.indices, offsets, h[first:last], p, beside, images[k])
+            self._loop(last - first, *more)
+
+        self._pool.run(part, self._pool.threads)
+        return np.asarray(images.sum(axis=0))
+
+
+def _share_entries(x: Any, pool: Pool) -> list[int]:
+    """Return the edges between the lines of a CSR or CSC matrix that threads take."""
+    edges: list[int] = np.searchsorted(x.indptr, np.linspace(0, x.nnz, pool.threads + 1)).tolist()
+    edges[0], edges[-1] = 0, len(x.indptr) - 1
+    return edges
+
+
+__all__ = ["TwofoldProduct", "multiply_on_threads"]

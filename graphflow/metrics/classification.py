@@ -70,7 +70,8 @@ def confusion_matrix(
 ) -> Metric:  # fmt: skip
     """Return the number of examples of each class (row) that were predicted as each (column).
 
-    Arguments as of `accuracy`, and:
+    Args:
+        outputs, labels, weights, threshold: as of `accuracy`.
         classes: number of classes.
     """
     counts = _confusion("confusion_matrix", outputs, labels, classes, weights, threshold)
@@ -84,7 +85,8 @@ def precision(
 ) -> Metric:  # fmt: skip
     """Return the share of predictions of a class that are right; 0 where there are none.
 
-    Arguments as of `accuracy`, and:
+    Args:
+        outputs, labels, weights, threshold: as of `accuracy`.
         classes: number of classes.
         average: "binary": of class 1; "macro": the mean over classes; "weighted": by their numbers
             of examples; "micro": over all predictions; "none": an array, one for each class.

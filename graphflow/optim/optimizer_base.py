@@ -47,6 +47,8 @@ from graphflow.transforms.reverse_mode import gradients
 
 SPEC_ONLY: set[type] = set()
 """Optimisers whose update follows from the specs of variable and gradient alone."""
+_OF_OTHERS = ("init", "step", "zero_grad", "apply_gradients", "update", "compute_gradients")
+"""Methods of optimisers in other libraries."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Optimizer:
 
         def __getattr__(self, name: str) -> NoReturn:
             text = f"{type(self).__name__} has no attribute {name!r}"
-            if name in ("step", "zero_grad", "apply_gradients", "update", "compute_gradients"):
+            if name in _OF_OTHERS:
                 text += "; train = optimiser.minimize(loss), and s.run(train, feeds) takes a step"
             elif name[0] != "_" and (hint := did_you_mean(name, dir(type(self)))):
                 text += f"; {hint}"

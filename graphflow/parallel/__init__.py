@@ -9,6 +9,7 @@ from graphflow.parallel.compression.filters.chain import Chain
 from graphflow.parallel.compression.filters.fixed_point import FixedPoint
 from graphflow.parallel.compression.filters.key_cache import KeyCache
 from graphflow.parallel.compression.filters.kkt import Kkt
+from graphflow.parallel.compression.filters.lossless import Lossless
 from graphflow.parallel.compression.filters.power_sgd import PowerSGD
 from graphflow.parallel.compression.filters.random_skip import RandomSkip
 from graphflow.parallel.compression.filters.significant import Significant
@@ -62,6 +63,7 @@ __all__ = [
     "KeyCache",
     "Kkt",
     "LocalSGD",
+    "Lossless",
     "ParameterServer",
     "Pipeline",
     "PowerSGD",

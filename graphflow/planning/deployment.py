@@ -66,6 +66,7 @@ class Deployment:
         plan: the plan for the first fetches.
         mirrors: the mirrors of variables, if there are any.
         checks: which values partitions check for NaN and infinity (`nonfinite_check`).
+        flush_denormals: whether CPUs count denormal numbers as zero.
         gpus: GPUs that join the cluster when a graph may gain by them.
 
     Attributes:
@@ -87,8 +88,10 @@ class Deployment:
         checks: str = "",
         mirrors: Mirrors | None = None,
         gpus: AutomaticGpus | None = None,
+        flush_denormals: bool = False,
     ) -> None:
         self.checks = checks
+        self.flush_denormals = flush_denormals
         self.gpus = gpus  # None once they are open
         self.should_replan = False
         self.mirrors = mirrors
@@ -406,7 +409,15 @@ class Deployment:
             parts = self.mirrors.partition(compiled, order, known, bindings)
         kept = specialisation_limit(parts.values())
         compiled.set_partitions(
-            {d: replace(p, checks=self.checks, max_specialisations=kept) for d, p in parts.items()}
+            {
+                device: replace(
+                    part,
+                    checks=self.checks,
+                    max_specialisations=kept,
+                    flush_denormals=self.flush_denormals,
+                )
+                for device, part in parts.items()
+            }
         )
         compiled.check_memory(self.cluster, bindings)
 

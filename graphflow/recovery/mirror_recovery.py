@@ -22,6 +22,7 @@ from graphflow.planning.mirror_copies import MirrorCopies
 from graphflow.planning.mirrors import Mirrors
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.replacements import Replacements
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.host.host_interface import ASKED_TO_END
 from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 from graphflow.runtime.telemetry.logs import Log
@@ -152,7 +153,7 @@ class MirrorRecovery(NoRecovery):
 
         self.step = step
 
-    def set(self, node: Node, value: Array) -> None:
+    def set(self, node: Node, value: Array | LazyArray) -> None:
         """Set a variable and its mirror."""
         self.retry_on_loss(lambda: self._state.set(node, value))
 

@@ -21,6 +21,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning.deployment import Deployment
 from graphflow.planning.server_changes import ServerChanges
 from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.telemetry.logs import Log
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,7 @@ class NoRecovery:
         self._state = deployment.state
         self.step = run
 
-    def set(self, node: Node, value: Array) -> None:
+    def set(self, node: Node, value: Array | LazyArray) -> None:
         """Set a variable."""
         self._state.set(node, value)
 

@@ -32,6 +32,7 @@ from graphflow.recovery.checkpoint_writer import WRITE_SECONDS, CheckpointWriter
 from graphflow.recovery.mirror_recovery import MAX_RECOVERIES, Takeover, loss_of_target
 from graphflow.recovery.replay_log import CommittedStep, ReplayLog, ReplaySegment, VariableWrite
 from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.host.host_interface import NO_WORKER_LEFT
 from graphflow.runtime.protocol.poison_tracker import PoisonTaskTracker
 from graphflow.runtime.telemetry.logs import Log
@@ -123,7 +124,7 @@ class Recovery:
                 self._replay_log.add(CommittedStep(tuple(tensors), copies, before))
         return values
 
-    def set(self, node: Node, value: Array) -> None:
+    def set(self, node: Node, value: Array | LazyArray) -> None:
         """Set a variable. From then on, no checkpoint holds the present state."""
         self.writer.saved_step = -1
         with self._note_interrupt():

@@ -15,6 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
 from graphflow.ir.op import Node, Tensor
 from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.telemetry.logs import Log
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +45,7 @@ class VariableWrite:
     """A variable that was set."""
 
     node: Node
-    value: Array
+    value: Array | LazyArray
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from graphflow.execution.cluster_connection import cluster_of
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.memory_report import MemoryReport, memory_report
 from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
+from graphflow.execution.replica_rows import is_loadable
 from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
 from graphflow.frontend.feeds import convert, convert_feeds
@@ -61,11 +62,15 @@ from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards
 from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.runtime.checkpoint.folder import signature
+from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
+from graphflow.runtime.host.worker_state import WorkerState
 from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.tracing.trace import Trace, check_writable
 from graphflow.sessions.session_opening import open_session
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 _log = Log("graphflow.session")
 _HAS_LOSSES = "a worker was lost, and its mirrors have its place until the session is opened anew"
 DEADLINE = 300.0
@@ -100,6 +105,9 @@ class Session:
         check_finite: undo a step whose fetches or updates hold NaN or infinity, and raise
             NonFiniteError, which names the first node that made one of finite values. Each
             result is checked, and updates need memory of their own until they commit.
+        flush_denormals: let CPUs count denormal numbers, in float32 those below 1.2e-38, as
+            zero, as operands and as results. Steps whose values fade away then do not become
+            slower. It needs x86 processors.
         checkpoint: a directory of checkpoints. The session continues from the newest readable
             one. It writes one now and then, in the background, and when it is closed. When it
             loses a worker it recovers by itself, bit for bit as if it had not. At SIGTERM it
@@ -138,6 +146,7 @@ class Session:
         replan: str | None = None,
         trial: bool = True,
         check_finite: bool = False,
+        flush_denormals: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | str | None = None,
         keep: int | None = None,
@@ -156,6 +165,7 @@ class Session:
         with error_location("Session"):
             check_flag("trial", trial)
             check_flag("check_finite", check_finite)
+            check_flag("flush_denormals", flush_denormals)
             self._automatic = check_replan(replan)
             names = module_names(ops, "ops")
             policy = CheckpointPolicy.from_arguments(
@@ -185,6 +195,7 @@ class Session:
             replans=self._automatic,
             trial=trial,
             check_finite=check_finite,
+            flush_denormals=flush_denormals,
             policy=policy,
             metrics=metrics,
             replicas=copies,
@@ -557,6 +568,49 @@ class Session:
             self._recovery.set(node, array)
 
     @passes_interrupts
+    def set_all(self, values: Mapping[Tensor, Any]) -> None:
+        """Give several variables values: all of them, or none if one value does not fit.
+
+        Args:
+            values: by variable. A `LazyArray` of the variable's dtype and shape is read a part at a
+                time, where it is needed.
+
+        Raises:
+            VariableError: see `set`.
+        """
+        with self._life.own_lock(), self._life.operation():
+            found: dict[Node, Any] = {}
+            if not isinstance(values, Mapping):
+                raise VariableError(
+                    f"set_all at {user_location()}: values must be a dict from variables to "
+                    f"arrays, not {format_value(values)}"
+                )
+            for variable, value in values.items():
+                node = _variable(variable, "set_all")
+                fits = isinstance(value, LazyArray) and is_loadable(node, signature(value))
+                found[node] = value if fits else np.array(convert(node, value, VariableError))
+            with defer_signals():  # an interrupt must not leave a mixture of two states
+                for node, array in found.items():
+                    self._recovery.set(node, array)
+
+    @passes_interrupts
+    def read_all(self, variables: Sequence[Tensor], use: Callable[[list[Any]], T]) -> T:
+        """Call a function with the values of several variables, and return its result.
+
+        Args:
+            variables: variables that the session may not have used yet.
+            use: gets arrays. A large variable that a strategy divided is a `PiecedArray`, whose
+                parts stay where they are until they are read.
+
+        Raises:
+            VariableError: something is not a variable.
+        """
+        with self._life.own_lock(), self._life.operation(looks=True):
+            nodes = [_variable(variable, "read_all") for variable in variables]
+            state = self._state
+            return self._recovery.retry_on_loss(lambda: use(state.value_parts(nodes)))
+
+    @passes_interrupts
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Write all variables that the session knows to a checkpoint folder.
 
@@ -680,6 +734,21 @@ class Session:
         GPUs that it takes by itself belong to it, also if no graph has gained by one yet.
         """
         return self._deployment.all_devices
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers: address, host, pid, devices, memory, and whether they are up.
+
+        Each one is asked at once, and has two seconds to answer. Print them to look at them.
+
+        Raises:
+            SessionError: the session is closed.
+        """
+        self._life.check_not_reentrant()
+        self._life.check_open()
+        cluster = self.cluster
+        devices = {each.index: [d.name for d in each.devices] for each in cluster.workers}
+        return self._life.hosts.worker_states(devices)
 
     # Tracing, closing -------------------------------------------------------------------------
 

@@ -128,6 +128,16 @@ class SessionLifecycle:
         yield
         self.raise_if_draining()
 
+    def check_open(self) -> None:
+        """Refuse what needs workers once the session is closed.
+
+        Raises:
+            SessionError: the session is closed.
+        """
+        if self._closed:
+            self.raise_if_draining()
+            raise SessionError("the session is closed; open another one")
+
     def check_usable(self, keep: StepStream | None = None) -> None:
         """Refuse work in an unusable session, and undo steps begun ahead.
 
@@ -138,9 +148,7 @@ class SessionLifecycle:
             SessionError: the session is closed, or belongs to another process.
             StateLost: it lost a worker, and cannot recover.
         """
-        if self._closed:
-            self.raise_if_draining()
-            raise SessionError("the session is closed; open another one")
+        self.check_open()
         stream = self.stream
         if stream is not None and stream is not keep:
             with self.lock:

@@ -25,6 +25,7 @@ from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.sessions.session_lifecycle import SessionLifecycle
+from graphflow.sessions.session_report import documents_of
 from graphflow.sessions.step_runner import StepRunner
 
 
@@ -56,6 +57,7 @@ def open_session(
     replans: bool,
     trial: bool,
     check_finite: bool,
+    flush_denormals: bool,
     policy: CheckpointPolicy | None,
     metrics: str | None,
     replicas: int,
@@ -95,7 +97,9 @@ def open_session(
         gpus = None
         if find_gpus is not None and isinstance(hosts, LocalHosts):
             gpus = AutomaticGpus(hosts, cluster, find_gpus)
-        deployment = Deployment(cluster, hosts, state, steps, planner, plan, checks, mirrors, gpus)
+        deployment = Deployment(
+            cluster, hosts, state, steps, planner, plan, checks, mirrors, gpus, flush_denormals
+        )
         # A cached step neither enters the log of recovery nor is it traced.
         recovers = policy is not None or replicas > 1
         runs_cached = not replans and not (recovers and hosts.can_be_lost)
@@ -106,6 +110,8 @@ def open_session(
             recovery = _make_recovery(life, deployment, runner, policy, store, takeover)
         elif takeover is not None:
             recovery = MirrorRecovery(deployment, runner.step, takeover)
+        if server is not None:
+            server.documents = documents_of(hosts, deployment, steps)
         life.begin(hosts, server, deployment, recovery)
         undo.pop_all()
     return SessionParts(life, steps, state, planner, deployment, runner, recovery, runs_cached)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,14 +13,18 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.formatting import show_count
 from graphflow.data.dataset import Dataset
-from graphflow.errors import ArgumentError
+from graphflow.data.worker_reading import WorkerReading, bind
+from graphflow.errors import ArgumentError, GraphflowError
 from graphflow.frontend.builders import assign, variable
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Tensor, user_location
 from graphflow.ir.spec import kind
 from graphflow.metrics.metric import Metric, evaluate
 from graphflow.sessions.session import Session
+from graphflow.strategy import strategy_of
+from graphflow.training.data_files import check_same_files
 from graphflow.training.progress_bar import ProgressBar
 from graphflow.training.training_history import TrainingHistory
 
@@ -80,7 +85,8 @@ def fit(
         history.session.run(predicted, feeds)
 
     It runs `session.run([train, loss], batch)` for each batch, whose columns feed the placeholders
-    of those names. A training that was killed goes on at the batch of its last checkpoint.
+    of those names. A training that was killed goes on at the batch of its last checkpoint. With
+    `data.on_workers()`, each worker reads its rows itself.
 
     Args:
         train: the result of `minimize`, or a list of it and further updates, such as those of
@@ -101,7 +107,8 @@ def fit(
         The course. Its `session` holds the trained variables and stays open.
 
     Raises:
-        ArgumentError: an argument does not fit; each error says what to do.
+        ArgumentError: an argument does not fit, or a file of the data has changed since the
+            checkpoint was written; each error says what to do.
     """
     fetches = _check(train, data, loss, metrics, validate, callbacks)
     data = data.epochs(epochs) if epochs is not None else data
@@ -132,15 +139,26 @@ _trainings: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
 """How many trainings each session has had."""
 
 
-def _step_counter(session: Session) -> Tensor:
-    """Return a variable that counts the steps of this training, and that checkpoints hold.
+def _next_training(session: Session) -> str:
+    """Return the end of the names of variables that belong to this training.
 
     A program that is started again has the same trainings in the same order.
     """
     number = _trainings.get(session, 0)
     _trainings[session] = number + 1
-    name = f"fit/steps_{number}" if number else "fit/steps"
-    return variable(init.zeros((), "int64"), name=name, trainable=False)
+    return f"_{number}" if number else ""
+
+
+def _bind_metrics(
+    validate: Dataset, metrics: Mapping[str, Metric]
+) -> tuple[WorkerReading, dict[str, Metric]]:
+    """Return metrics whose parts read the rows of a dataset where they run, and their feeds."""
+    parts = [part for metric in metrics.values() for part in metric.parts]
+    reading = bind(validate, parts)
+    return reading, {
+        name: replace(metric, parts=reading.substitute(metric.parts))
+        for name, metric in metrics.items()
+    }
 
 
 class _Loop:
@@ -150,30 +168,44 @@ class _Loop:
         self, fetches: list[Tensor], data: Dataset, loss: Tensor, metrics: Mapping[str, Metric],
         validate: Dataset | None, callbacks: Sequence[Any],
     ) -> None:  # fmt: skip
-        self._train_fetches = fetches
-        self._loss = loss
+        self._fetches = [*fetches, loss]
         self._data = data
+        self._source: Dataset | WorkerReading = data
+        if data.by_workers:
+            self._source = bind(data, self._fetches)
+            self._fetches = self._source.fetches
         self._metrics = metrics
-        self._validate = validate
+        self._validate: Any = validate
+        if validate is not None and validate.by_workers and metrics:
+            self._validate, self._metrics = _bind_metrics(validate, metrics)
         self._callbacks = callbacks
 
     def run(self, session: Session, steps: int | None, progress: bool) -> TrainingHistory:
         """Train from where the session is, and return the course."""
-        taken = _step_counter(session)
-        self._fetches = [*self._train_fetches, assign(taken, taken + 1), self._loss]
+        number = _next_training(session)
+        taken = variable(init.zeros((), "int64"), name=f"fit/steps{number}", trainable=False)
+        self._fetches = [*self._fetches[:-1], assign(taken, taken + 1), self._fetches[-1]]
         run = TrainingRun(session, self._variables())
         done = int(session.get(taken))
+        check_same_files(session, self._data, number, done)
         count = self._data.count
         total = None if count is None else count * self._data.batches_per_epoch
         if steps is not None:
             total = done + steps if total is None else min(total, done + steps)
         run.step, run.history.first_step = done, done
+        if total is not None and done >= total:
+            for each in run.variables:  # none runs: a checkpoint of another model would stay unseen
+                session.get(each)
         bar = ProgressBar(total, done, progress)
         self._call("begin", run)
         try:
             self._train(run, bar, total)
         except KeyboardInterrupt:
             run.history.stopped = "interrupted"
+            raise
+        except GraphflowError as error:
+            epoch, batch = self._data.position(run.step)
+            error.add_note(f"in a training by fit, at batch {batch} of epoch {epoch}")
             raise
         finally:
             bar.close()
@@ -183,7 +215,7 @@ class _Loop:
     def _train(self, run: TrainingRun, bar: ProgressBar, total: int | None) -> None:
         per_epoch = max(self._data.batches_per_epoch, 1)
         begun, first = time.monotonic(), len(run.history.losses)
-        batches: Iterator[Any] = self._data.start(run.step)
+        batches: Iterator[Any] = self._source.start(run.step)
         run.epoch = run.step // per_epoch
         steps = [c.step for c in self._callbacks if hasattr(c, "step")]
         session_run, fetches, losses = run.session.run, self._fetches, run.history.losses
@@ -215,7 +247,7 @@ class _Loop:
             "loss": float(np.mean(losses)) if losses else float("nan"),
         }  # fmt: skip
         if self._validate is not None and self._metrics:
-            row |= evaluate(run.session, self._metrics, iter(self._validate))
+            row |= evaluate(run.session, self._metrics, self._validate.start())
         run.history.epochs.append(row)
         bar.show_epoch(row)
         self._call("epoch", run)
@@ -265,12 +297,28 @@ def _check(
             f"{at}: metrics are computed over validate=, after each epoch; give a dataset"
         )
     _check_columns(at, data, fetches, loss)
+    _check_last_batch(at, data, strategy_of(Graph(fetches)))
     for callback in callbacks:
         if not any(hasattr(callback, hook) for hook in HOOKS):
             raise ArgumentError(
                 f"{at}: {callback!r} is no callback; it has none of the methods {', '.join(HOOKS)}"
             )
     return fetches
+
+
+def _check_last_batch(at: str, data: Dataset, strategy: Any) -> None:
+    """Check that each replica gets a row of an epoch's last batch, which may be smaller.
+
+    Otherwise the training would end with an error after an epoch, perhaps after hours.
+    """
+    least = getattr(strategy, "replicas", 1) * getattr(strategy, "accumulate", 1)
+    rows = data.batch_rows((0, data.batches_per_epoch - 1))
+    if isinstance(least, int) and rows < least:
+        raise ArgumentError(
+            f"{at}: the last batch of an epoch has {show_count(rows, 'row')}, of {data.rows} in "
+            f"batches of {data.size}, and the strategy divides it into {least} parts; take "
+            f"data.batch({data.size}, drop_last=True), another size, or fewer replicas"
+        )
 
 
 def _check_columns(at: str, data: Dataset, fetches: Sequence[Tensor], loss: Tensor) -> None:

@@ -198,7 +198,7 @@ class HashTable(Layer):
 
     weight: Tensor
     owners: Tensor
-    state: Tensor
+    index: Tensor
     layout: HashLayout
     initial: Initializer
 
@@ -230,39 +230,39 @@ class HashTable(Layer):
             owners = init.full((rows,), int(NO_OWNER), "int64")
             with origin_scope(weight.node, prefix_of(weight.node)):  # laid out as the rows are
                 set_attributes(
-                    self, weight=weight, state=parameter("state", state, trainable=False),
+                    self, weight=weight, index=parameter("state", state, trainable=False),
                     owners=parameter("owners", owners, trainable=False),
                 )  # fmt: skip
 
     @property
     def evicted(self) -> Tensor:
         """How many ids lost their rows so far: int64 scalar."""
-        number: Tensor = FUNCTIONS["sum"](self.state[:, EVICTED] + 1)
+        number: Tensor = FUNCTIONS["sum"](self.index[:, EVICTED] + 1)
         return number
 
     @property
     def stored(self) -> Tensor:
         """How many ids have a row: int64 scalar."""
-        number: Tensor = FUNCTIONS["sum"](astype(self.state[:, self.layout.use] >= 0, "int64"))
+        number: Tensor = FUNCTIONS["sum"](astype(self.index[:, self.layout.use] >= 0, "int64"))
         return number
 
     def __call__(self, ids: Any) -> Tensor:
         ids, updates = as_indices(ids), current_updates()
         require_kind(ids.spec, "int")
         ids = astype(ids, "int64")
-        if any(self.state in update.node.inputs[0].node.inputs for update in updates or ()):
+        if any(self.index in update.node.inputs[0].node.inputs for update in updates or ()):
             raise ArgumentError(
                 "a HashTable is called once in a training block, since its variables have one new "
                 "value in a step; look up all ids at once and take parts of the result"
             )
         first, attrs = self.initial, {name: getattr(self.layout, name) for name in LAYOUT}
         rows, entries, fresh, evicted = hash_find(
-            self.state, ids, insert=updates is not None, **attrs
+            self.index, ids, insert=updates is not None, **attrs
         )
         if updates is not None:
-            new = hash_insert(self.state, entries, evicted, ids, **attrs)
+            new = hash_insert(self.index, entries, evicted, ids, **attrs)
             # fetched as None, so that no step copies the whole state
-            updates.append(REGISTRY["group"](assign(self.state, new), name="store"))
+            updates.append(REGISTRY["group"](assign(self.index, new), name="store"))
         held = take(self.owners, rows, 0)
         fresh = FUNCTIONS["logical_or"](fresh, FUNCTIONS["not_equal"](held, ids))
         initial = draw_rows(

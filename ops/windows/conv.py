@@ -40,9 +40,10 @@ def conv(
             "same" (output sizes are input sizes divided by the stride, rounded up; an odd element
             goes after, with "same_lower" before).
         groups: output channels see only the input channels of their group.
-        exact: sum the products themselves. Otherwise 3×3 windows of stride 1 over float32 images of
-            16 channels and more use Winograd's F(4×4, 3×3) on CPUs, gradients too. That is about
-            twice as fast, but off by 1e-6 of the result's scale where plain sums are off by 1e-7.
+        exact: sum the products themselves. Otherwise 3×3 windows of stride 1 over float32 images
+            use Winograd's F(4×4, 3×3) on CPUs from 16 channels on each side and 57 on both on,
+            gradients too. That is about twice as fast, but off by 1e-6 of the result's scale where
+            plain sums are off by 1e-7.
             An infinite or NaN pixel makes all tiles of 4×4 results that read it NaN. Default: True
             if the environment has GRAPHFLOW_WINOGRAD=off while the graph is built.
 

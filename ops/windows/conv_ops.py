@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import (
     Cost,
@@ -21,8 +23,15 @@ from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.conv import kernel_table
 from graphflow.ops.kernels.conv.kernel_table import ConvShape
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.windows import sharding_rules as window_sharding
-from graphflow.ops.windows.window_arguments import Ints, Pairs, Windows, positions_shape
+from graphflow.ops.windows.window_arguments import (
+    Ints,
+    Pairs,
+    Windows,
+    drop_unseen_taps,
+    positions_shape,
+)
 
 # Shape rules ------------------------------------------------------------------------------------
 
@@ -140,7 +149,20 @@ def _conv_into(xp: Any, out: Any, x: Any, w: Any, **attrs: Any) -> None:
         out[...] = 0
         return
     shape = _shape(xp, x, w, out, **attrs)
+    windows, taps = drop_unseen_taps(shape.windows, shape.space)
+    shape, w = shape._replace(windows=windows), w[(..., *taps)]
     kernel_table.choose(shape, "y").forward(shape, out, x, w)
+
+
+def _native_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> KernelTask | None:
+    """Return the generated kernel of a convolution on a CPU if one native call computes it."""
+    y = _infer_conv(x, w, **attrs)
+    if 0 in (*y.shape, *w.shape):
+        return None
+    shape = _shape(np, x, w, y, **attrs)
+    if drop_unseen_taps(shape.windows, shape.space)[0] != shape.windows:
+        return None
+    return kernel_table.choose(shape, "y").task(shape)
 
 
 def _transpose_into(xp: Any, out: Any, g: Any, w: Any, sizes: Ints, **attrs: Any) -> None:
@@ -223,6 +245,7 @@ conv_op: Op = register(
         infer=_infer_conv,
         kernel=_conv_kernel,
         into=_conv_into,
+        native=_native_conv,
         vjp=lambda g, y, x, w, **attrs: (
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),

@@ -7,6 +7,7 @@ element o·stride - before + k·dilation; elements outside the axis are padding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product as pairs_of
 from typing import Any, NamedTuple
 
@@ -50,6 +51,28 @@ class Windows(NamedTuple):
     def on_axis(self, axis: int) -> Windows:
         """Return the windows along one spatial axis."""
         return Windows(*(field[axis : axis + 1] for field in self))
+
+
+@lru_cache(maxsize=1024)
+def drop_unseen_taps(windows: Windows, space: Ints) -> tuple[Windows, tuple[slice, ...]]:
+    """Return the windows without outer taps that see padding only, and the taps that are left.
+
+    Args:
+        space: the spatial axes of the input.
+    """
+    kept = []
+    for n, kernel, stride, before, dilation, out in zip(space, *windows, strict=True):
+        seen = [
+            k
+            for k in range(kernel)
+            if any(0 <= p * stride - before + k * dilation < n for p in range(out))
+        ] or [0]
+        kept.append(slice(seen[0], seen[-1] + 1))
+    axes = zip(windows.before, kept, windows.dilation, strict=True)
+    return windows._replace(
+        kernel=tuple(taps.stop - taps.start for taps in kept),
+        before=tuple(before - taps.start * dilation for before, taps, dilation in axes),
+    ), tuple(kept)
 
 
 # Users' arguments -------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ Profile = dict[str, Any]
 
 The speeds of a device kind:
     launch: seconds to start an op (of a GPU: a kernel of a graph that is replayed);
-    handoff: seconds to hand work to another thread;
+    handoff: seconds that a kernel which threads share takes beside its work;
     cache_bytes: beyond which neighbours share the way to memory;
     traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
     random_rows: how many times longer rows anywhere in a large array take than such a pass;

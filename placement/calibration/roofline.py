@@ -75,7 +75,7 @@ class Rates:
 
     Args:
         speeds: Of its kind, as in `profile_file.Profile`.
-        threads: Threads that share a matrix product.
+        threads: Threads that share matrix products and generated kernels.
         compute, memory, launch: How many times longer work in the cache, work in memory, and
             launches take because neighbours are busy, too.
     """
@@ -113,7 +113,10 @@ class Rates:
             # Operands are fetched and packed before they are multiplied: nothing overlaps.
             busy = self._product(op, amount.flops, outputs[0].dtype) * self.compute
             return launch + busy + self._traffic(amount.bytes)
-        busy = self._work_seconds(op, amount, entry, inputs, outputs) * self.compute
+        busy = self._work_seconds(op, amount, entry, inputs, outputs)
+        if is_generated(op):
+            busy = self._share_over_threads(busy)
+        busy *= self.compute
         spread = max(amount.spread, stays) if amount.spread else 0.0
         return launch + max(busy, self.move_seconds(amount.bytes, spread))
 
@@ -218,11 +221,16 @@ class Rates:
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
         if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
             name = "float16"
-        alone = interpolate_seconds(tables.get(name, tables["other"]), flops)
+        return self._share_over_threads(
+            interpolate_seconds(tables.get(name, tables["other"]), flops)
+        )
+
+    def _share_over_threads(self, alone: float) -> float:
+        """Return the seconds of work that threads share if that pays."""
         if self.threads == 1:
             return alone
         factor = contention_factor(self.speeds["contention"], "compute", self.threads)
-        shared = alone / self.threads * factor + 2 * float(self.speeds["handoff"])
+        shared = alone / self.threads * factor + float(self.speeds["handoff"])
         return min(alone, shared)
 
 

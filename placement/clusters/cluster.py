@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from graphflow.base.argument_checks import checks_argument_names, checks_arguments, to_builtin
 from graphflow.base.formatting import show_count
@@ -40,6 +40,9 @@ from graphflow.placement.clusters.worker_devices import (
     worker_on_this_host,
 )
 
+if TYPE_CHECKING:
+    from graphflow.placement.clusters.worker_source import WorkerSource
+
 Kind = Literal["here", "local", "remote", "hypothetical"]
 
 
@@ -64,6 +67,8 @@ class Cluster:
             has its place now; see `without`.
         left: Workers that have left a session, or never joined it. They keep their numbers, and
             their devices are none of the cluster's.
+        launched: The launcher's workers whose addresses these are, which finds them again after a
+            loss; None for workers that somebody else starts.
         is_automatic: The GPUs were found, not named. A session opens them when a graph may gain by
             them, and goes on without those that fail.
 
@@ -85,6 +90,7 @@ class Cluster:
     dead_after: float = 4.5
     left: tuple[int, ...] = ()
     is_automatic: bool = False
+    launched: WorkerSource | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
@@ -416,7 +422,7 @@ class Cluster:
         Raises:
             ClusterError: A key is missing or unknown, or a value is wrong.
         """
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)} - {"launched"}
         if not isinstance(data, dict) or not isinstance(data.get("workers"), (list, tuple)):
             raise ClusterError("a cluster description needs a list 'workers'")
         for key in data:

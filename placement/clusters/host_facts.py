@@ -27,12 +27,21 @@ def device_memory(devices: int = 1) -> int:
 
 def host_memory() -> int:
     """Return the bytes of memory of this host, or of the container around this process."""
+    if not hasattr(os, "sysconf"):
+        return _windows_memory()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):  # no container, or the word "max"
         return total
     return min(total, limit)
+
+
+def _windows_memory() -> int:
+    """Return the bytes of memory of a host with Windows, where graphs are built and planned."""
+    kilobytes = ctypes.c_ulonglong()
+    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))  # type: ignore[attr-defined]
+    return int(kilobytes.value) << 10
 
 
 def free_memory() -> int:

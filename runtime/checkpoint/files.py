@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -169,14 +169,43 @@ def put_in_place(partial: Path, target: Path) -> None:
         remove_folder(each)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file, readable by its owner only, in place of another one.
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a small file in place of another one.
 
     A crash leaves the old file or the new one. An empty folder in its place is replaced, too.
+
+    Args:
+        mode: its permissions; default: only its owner may read it.
     """
+    _replace(path, lambda fresh: write_new(fresh, [data], mode=mode))
+
+
+def replace_mapped(path: Path, size: int, fill: Callable[[mmap.mmap], None]) -> None:
+    """Write a file of known size in place of another one; as `replace_file`.
+
+    Args:
+        fill: writes its content. The disk has room for it already.
+    """
+
+    def write(fresh: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(fresh, flags, 0o666)
+        try:
+            os.posix_fallocate(file, 0, size)  # or a full disk would end the process
+            content = mmap.mmap(file, size)
+            fill(content)
+            content.flush()
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    _replace(path, write)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
     fresh = _temporary_name(path, "partial")
     try:
-        write_new(fresh, [data], mode=0o600)
+        write(fresh)
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         os.rename(fresh, path)

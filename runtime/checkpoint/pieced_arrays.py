@@ -91,6 +91,17 @@ class PiecedArray(LazyArray):
         shape = tuple(span.size for span in spans)
         return LazyArray(shape, self.dtype, lambda: self._read_part(spans))
 
+    @classmethod
+    def from_array(cls, array: Any, dtype: np.dtype[Any]) -> PiecedArray:
+        """Return an array, of one axis at least, of which parts can be read in another dtype."""
+        whole = tuple(Span(0, size) for size in array.shape)
+        return cls(array.shape, dtype, [(whole, array)])
+
+    def copy_to(self, out: Array) -> None:
+        """Copy the array to `out`, one piece after the other."""
+        for spans, piece in self.pieces:
+            out[index_of(spans, self.shape)] = np.asarray(piece)
+
     def _read_part(self, spans: tuple[Span, ...]) -> Array:
         """Return a part, copied from the rows of the pieces that it overlaps."""
         out = np.zeros(tuple(span.size for span in spans), self.dtype)

@@ -15,6 +15,7 @@ import json
 import math
 import mmap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ import numpy as np
 from graphflow.errors import CheckpointError
 from graphflow.frontend.builders import RESERVED
 from graphflow.ir.spec import as_dtype, complex_dtype, real_dtype
+from graphflow.runtime.checkpoint import files
+from graphflow.runtime.checkpoint.pieced_arrays import PiecedArray
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +42,44 @@ def encode_shard(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
     Raises:
         CheckpointError: a variable has a name that the format reserves.
     """
+    header, order = _encode_header(arrays, metadata)
+    yield memoryview(header)
+    for name in order:
+        little = arrays[name].dtype.newbyteorder("<")
+        flat = np.ascontiguousarray(arrays[name], little).reshape(-1)
+        yield flat.view(np.uint8).data
+
+
+def replace_by_parts(path: Path, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
+    """Write a shard in place of a file; no more than a piece of an array is in memory.
+
+    Raises:
+        CheckpointError: as `encode_shard`.
+        OSError: it cannot be written; the old file is intact.
+    """
+    header, order = _encode_header(arrays, metadata)
+
+    def fill(content: mmap.mmap) -> None:
+        content[: len(header)] = header
+        offset = len(header)
+        for name in order:
+            array = arrays[name]
+            little = array.dtype.newbyteorder("<")
+            out: Array = np.ndarray(array.shape, little, content, offset)
+            if isinstance(array, PiecedArray):
+                array.copy_to(out)
+            else:
+                out[...] = array
+            offset += array.nbytes
+
+    size = len(header) + sum(array.nbytes for array in arrays.values())
+    files.replace_mapped(path, size, fill)
+
+
+def _encode_header(
+    arrays: Mapping[str, Any], metadata: Mapping[str, str]
+) -> tuple[bytes, list[str]]:
+    """Return the bytes before the arrays, and the order of these."""
     if RESERVED in arrays:
         raise CheckpointError(
             f"the checkpoint format reserves the name {RESERVED!r}; rename that variable"
@@ -61,11 +102,7 @@ def encode_shard(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    yield memoryview(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        little = arrays[name].dtype.newbyteorder("<")
-        flat = np.ascontiguousarray(arrays[name], little).reshape(-1)
-        yield flat.view(np.uint8).data
+    return len(text).to_bytes(8, "little") + text, order
 
 
 def read_arrays(data: bytes, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
@@ -122,19 +159,47 @@ def read_all_arrays(data: bytes) -> dict[str, Array]:
         entries = read(data)
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{error}") from error
+    return read_arrays(data, _dtypes_of({name: e["dtype"] for name, e in entries}, data))
+
+
+def map_all_arrays(data: mmap.mmap) -> dict[str, Array]:
+    """Return views of all arrays of a mapped safetensors file without a manifest.
+
+    Raises:
+        CheckpointError: as `read_all_arrays`.
+    """
+    try:
+        begin = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:begin])
+        codes = {name: str(e["dtype"]) for name, e in header.items() if name != RESERVED}
+        ends = [e["data_offsets"][1] for name, e in header.items() if name != RESERVED]
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError):
+        raise CheckpointError("its header is not that of a safetensors file") from None
+    if begin + max(ends, default=0) != len(data):
+        raise CheckpointError(
+            f"it has {len(data):,} bytes, and its header says {begin + max(ends, default=0):,}"
+        )
+    return map_arrays(data, _dtypes_of(codes, data))
+
+
+def _dtypes_of(codes: Mapping[str, str], data: bytes | mmap.mmap) -> dict[str, np.dtype[Any]]:
+    """Return the dtypes of the arrays of a file from their codes in its header.
+
+    Raises:
+        CheckpointError: an array has a dtype that variables cannot have.
+    """
     known = {code: as_dtype(name) for name, code in _NAMES.items()}
-    strange = [f"{name} ({e['dtype']})" for name, e in entries if e["dtype"] not in known]
+    strange = [f"{name} ({code})" for name, code in codes.items() if code not in known]
     if strange:
         raise CheckpointError(f"it has {strange[0]}, of a dtype that variables cannot have")
     try:
         pairs = set(json.loads(read_metadata(data).get("complex", "[]")))
     except (ValueError, TypeError):
         pairs = set()
-    dtypes = {
-        name: complex_dtype(known[e["dtype"]]) if name in pairs else known[e["dtype"]]
-        for name, e in entries
+    return {
+        name: complex_dtype(known[code]) if name in pairs else known[code]
+        for name, code in codes.items()
     }
-    return read_arrays(data, dtypes)
 
 
 def read_metadata(data: bytes | mmap.mmap) -> dict[str, str]:

@@ -263,11 +263,11 @@ def find_answering(
         ending: addresses of workers that are about to end.
     """
     addresses = [worker.address or "" for worker in cluster.workers]
-    keys, pair = load_keys(cluster, len(addresses))
+    keys, pair, ring = load_keys(cluster, len(addresses))
     started, most = time.monotonic(), max(patience(), _ANSWER_SECONDS)
     loop = SessionIOLoop(
         secrets.token_hex(16), addresses, insecure=cluster.insecure, local=None, pair=pair,
-        keys=keys, activity=SessionActivity(session), epoch=1,
+        ring=ring, keys=keys, activity=SessionActivity(session), epoch=1,
         token=secrets.token_hex(16), dead_after=dead_after,
     )  # fmt: skip
     others = [
@@ -319,18 +319,19 @@ def _describe_unfit(cluster: Cluster, worker: int, outcome: Replies | GraphflowE
     return _describe_missing_devices(cluster, worker, welcome)
 
 
-def load_keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None]:
-    """Return the workers' public keys ("" for none), and this process's own pair if there are any.
+def load_keys(cluster: Cluster, count: int) -> tuple[list[str], KeyPair | None, Keyring]:
+    """Return the workers' public keys ("" for none), this process's own pair if there are any, and
+    the keyring that holds it.
 
     Raises:
         KeyFileError: a key is unknown here, or the own key cannot be used.
     """
+    ring = Keyring(cluster.launched.keys_folder if cluster.launched is not None else None)
     if cluster.kind == "local":
-        return [""] * count, None
-    ring = Keyring()
+        return [""] * count, None, ring
     found = [ring.key_of(each.key, WORKER) if each.key else "" for each in cluster.workers]
     needed = any(found) or cluster.key is not None
-    return found, ring.own_pair(cluster.key, COORDINATOR) if needed else None
+    return found, ring.own_pair(cluster.key, COORDINATOR) if needed else None, ring
 
 
 def _make_hello(request: int) -> Hello:

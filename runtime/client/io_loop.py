@@ -105,6 +105,7 @@ class SessionIOLoop:
         insecure: bool,
         local: Launcher | None,
         pair: KeyPair | None,
+        ring: Keyring | None = None,
         keys: Sequence[str],
         activity: SessionActivity,
         epoch: int,
@@ -143,7 +144,7 @@ class SessionIOLoop:
         self._thread = threading.Thread(target=self._drive_in_background, name=name, daemon=True)
         try:
             if pair is not None:
-                self._guard = ZapAuthenticator(self._context, pair, Keyring())
+                self._guard = ZapAuthenticator(self._context, pair, ring or Keyring())
             for address, key in zip(addresses, keys, strict=True):
                 self._connect(address, key)
             self._open_wakeups()

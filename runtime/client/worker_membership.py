@@ -29,7 +29,10 @@ from graphflow.runtime.client.fast_path_loop import FastPathLoop
 from graphflow.runtime.client.handshake import Rendezvous, find_answering, load_keys
 from graphflow.runtime.client.io_loop import SLACK
 from graphflow.runtime.client.session_activity import SessionActivity
+from graphflow.runtime.client.worker_states import ask_workers
 from graphflow.runtime.host.host_interface import ASKED_TO_END
+from graphflow.runtime.host.worker_state import WorkerState
+from graphflow.runtime.launch.launched_workers import with_contacts
 from graphflow.runtime.launch.launcher import Launcher
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.protocol.coordinator_events import (
@@ -124,11 +127,12 @@ class WorkerMembership:
         )
         self._cluster_size = len(cluster.workers)
         self._waiting, self._last_joined = set(), self._cluster_size - 1
-        self._keys, pair = load_keys(cluster, len(self._addresses))
+        self._keys, pair, ring = load_keys(cluster, len(self._addresses))
+        self._pair, self._is_insecure = pair, cluster.insecure
         with defer_signals():  # an interrupt could leave its thread running after the sockets close
             self._loop = FastPathLoop(
                 self.session, self._addresses, insecure=cluster.insecure, local=self._local,
-                pair=pair, keys=self._keys, activity=self._activity,
+                pair=pair, ring=ring, keys=self._keys, activity=self._activity,
                 epoch=epoch, token=self.token, dead_after=self._dead_after,
             )  # fmt: skip
             self._loop.on_draining = self._draining_callback
@@ -174,6 +178,10 @@ class WorkerMembership:
                 )
             else:
                 ending = {self._addresses[worker] for worker in leaving}
+                if cluster.launched is not None:
+                    lost = {self._addresses[worker] for worker in self._suspects}
+                    contacts = cluster.launched.relocate(lost, patience)
+                    cluster = with_contacts(cluster, contacts)
                 cluster = find_answering(cluster, patience, ending, self.session, self._dead_after)
             until, self._unreachable = time.monotonic() + REOPEN_SECONDS, set()
             self._connect(cluster, until, epoch, max(patience(), _MEET_SECONDS))
@@ -293,6 +301,20 @@ class WorkerMembership:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def worker_states(
+        self, devices: Mapping[int, Sequence[str]], ask: bool = True
+    ) -> tuple[WorkerState, ...]:
+        """Return the state of each worker.
+
+        Args:
+            devices: by worker.
+            ask: ask those that are not lost for their process and memory.
+        """
+        return ask_workers(
+            self._addresses, devices, lost=self._require_loop().loss_reasons(), keys=self._keys,
+            pair=self._pair, insecure=self._is_insecure, ask=ask,
+        )  # fmt: skip
 
     @property
     def pids(self) -> list[int]:

@@ -76,6 +76,7 @@ class GpuBackend:
     """
 
     threads = 1
+    team: None = None
 
     def __init__(self, index: int) -> None:
         self.xp = cupy = import_cupy()

@@ -18,6 +18,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.checkpoint.manifest import CheckpointShard
 from graphflow.runtime.checkpoint.remote import shard_name, write_under
 from graphflow.runtime.host.host import DeviceHost
+from graphflow.runtime.host.worker_state import WorkerState, describe_own_process
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import has_called_commit
 from graphflow.runtime.telemetry.metrics import Meters
@@ -81,6 +82,16 @@ class Hosts(Protocol):
     @property
     def is_single_host(self) -> bool:
         """True if all workers are on this host."""
+
+    def worker_states(
+        self, devices: Mapping[int, Sequence[str]], ask: bool = True
+    ) -> tuple[WorkerState, ...]:
+        """Return the state of each worker.
+
+        Args:
+            devices: by worker.
+            ask: ask each worker for its process and memory; it may be silent for two seconds.
+        """
 
     def add(self, program: str, partitions: Mapping[int, Sequence[Partition]]) -> None:
         """Give each worker its partitions of a program."""
@@ -238,6 +249,11 @@ class LocalHosts:
         self._host.open("")
         self.computing_threads = self._host.computing_threads("")
         self._committed = -1
+
+    def worker_states(
+        self, devices: Mapping[int, Sequence[str]], ask: bool = True
+    ) -> tuple[WorkerState, ...]:
+        return (describe_own_process(devices[0]),)
 
     def open_gpu(self, device: str) -> int:
         """Open a GPU of this process for the session, and return how many of its bytes are free.

@@ -1,8 +1,7 @@
 """The interface of launchers: processes that a session starts itself.
 
-One kind of launcher exists today: `local.LocalWorkers`, which starts workers on this machine. A
-launcher for another scheduler is one new file that provides this protocol, plus its choice in
-`client.worker_membership`.
+`local.LocalWorkers` provides it: workers on this machine that belong to one session. Launchers by
+other engines are in `worker_launcher`; their workers are joined by address.
 """
 
 from __future__ import annotations

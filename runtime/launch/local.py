@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import IO, TextIO
 
+from graphflow.base.environment import child_environment
 from graphflow.base.interrupts import defer_signals
 from graphflow.base.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
@@ -406,4 +407,4 @@ def _environment(threads: int | None) -> dict[str, str]:
 
     By default BLAS would start a thread for each core in each worker.
     """
-    return {**os.environ, **dict.fromkeys(_BLAS_THREADS, str(threads or 1))}
+    return child_environment(dict.fromkeys(_BLAS_THREADS, str(threads or 1)))

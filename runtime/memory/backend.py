@@ -16,6 +16,7 @@ from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.spec import BFLOAT16
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from graphflow.ops.kernels.jit.thread_team import ThreadTeam
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ResultExporter = Callable[[Array], Array | None]
@@ -34,6 +35,10 @@ class DeviceBackend(Protocol):
     xp: Any
     threads: int
     export_result: ResultExporter | None
+
+    @property
+    def team(self) -> ThreadTeam | None:
+        """The threads that share native calls; None for one thread, and on a GPU."""
 
     def empty(self, nbytes: int) -> Any:
         """Return uninitialised bytes of the device."""
@@ -76,6 +81,8 @@ class CpuBackend:
         self.export_result: ResultExporter | None = None
         self._pool = Pool(threads)
         self.threads = self._pool.threads
+        self._scratch: Array = empty_aligned(0)
+        self.team = self._pool.team
 
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Return uninitialised bytes at an aligned address.
@@ -96,6 +103,12 @@ class CpuBackend:
             f"this host cannot allocate {nbytes / 1e9:.3g} GB ({nbytes:,} bytes); feed smaller "
             "batches, or use more workers"
         )
+
+    def shared_scratch(self, nbytes: int) -> Array:
+        """Return scratch memory for shares of native calls, which run one call at a time."""
+        if self._scratch.nbytes < nbytes:
+            self._scratch = self.empty(nbytes)
+        return self._scratch
 
     def to_device(self, array: Any) -> np.ndarray[Any, Any]:
         """Return the array itself if it is contiguous and aligned, else a copy that is."""

@@ -8,7 +8,7 @@ have the same bits on any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,12 +29,16 @@ def schedule_branches(calls: Sequence[KernelCall], threads: int) -> list[list[li
 
     Two strands of a group never touch the same memory, unless both only read it.
     """
-    total = sum(call.task.nanoseconds for call in calls)
+    total = sum(call.task.nanoseconds for call in calls if not call.task.is_divisible)
     if threads < 2 or total < MIN_PARALLEL_NANOSECONDS or len(calls) > _MAX_CALLS:
         return [[list(calls)]]
     result: list[list[list[KernelCall]]] = []
     group = _CallGroup()
     for call in calls:
+        if call.task.is_divisible:
+            result += [group.split_into_strands(threads), [[call]]]
+            group = _CallGroup()
+            continue
         conflicts = group.conflicting_calls(call)
         if group.branches.span_large_branches(conflicts):
             result.append(group.split_into_strands(threads))
@@ -49,6 +53,8 @@ def _merge_sequential(found: Sequence[list[list[KernelCall]]]) -> list[list[list
     """Join neighbouring groups that have one strand each."""
     result: list[list[list[KernelCall]]] = []
     for strands in found:
+        if strands == [[]]:
+            continue
         if result and len(strands) == len(result[-1]) == 1:
             result[-1][0] += strands[0]
         else:
@@ -123,7 +129,7 @@ class ParallelBranches:
     def __init__(self, parts: Sequence[Sequence[KernelCall]]) -> None:
         self.segments = tuple(NativeSegment(part) for part in parts)
         self.calls = tuple(call for segment in self.segments for call in segment.calls)
-        self._runs: tuple[Callable[[], None], ...] = tuple(s.run_without_gil for s in self.segments)
+        self._entries = np.array([segment.entry for segment in self.segments], np.uint64)
 
     @property
     def runtime_pointers(self) -> set[RuntimeOperand]:
@@ -134,10 +140,7 @@ class ParallelBranches:
         """Run all segments, on the threads of the current pool if there is one."""
         pool = current_pool()
         if pool is None:
-            for run in self._runs:
-                run()
+            for segment in self.segments:
+                segment.run()
         else:
-            pool.run(self._run_segment, len(self._runs))
-
-    def _run_segment(self, i: int) -> None:
-        self._runs[i]()
+            pool.run_entries(self._entries, len(self.segments))

@@ -1,5 +1,7 @@
 """Native segments: consecutive generated kernels of a program run as one native call.
 
+Threads share long kernels inside the call (`work_sharing.py`).
+
 Pointers are fixed when the program is compiled, except those to feeds and received tensors, which
 are filled in when the tensors come. The driver (`ops/kernels/jit/call_table_driver.py`) runs the
 calls in order, so the bits are those of the kernels run one by one.
@@ -8,8 +10,9 @@ calls in order, so the bits are those of the kernels run one by one.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -19,22 +22,26 @@ from graphflow.errors import ShapeError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, align_up
 from graphflow.ops.kernels.jit.call_table_driver import (
     WORDS,
     clock_nanoseconds,
     driver,
     timed_frame,
 )
-from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
+from graphflow.ops.kernels.jit.compiler import KernelTask, TaskShare, compiler
 from graphflow.runtime.native_calls.gemm_epilogues import (
     KernelAccess,
     MemoryRange,
     interleave_epilogues,
 )
+from graphflow.runtime.native_calls.work_sharing import CallPart, WorkSharing, scratch_bytes
 
 CANCEL_CHECK_NANOSECONDS = 5e6
 """Nanoseconds of work after which a program checks whether its step was cancelled."""
+
+WAKE_NANOSECONDS = 60_000.0
+"""Nanoseconds of shared work to come from which threads that sleep are woken."""
 
 RuntimeOperand = Tensor | tuple[str, int]
 """An operand whose address is known only at run time: a feed, a received tensor, or, in a loop, a
@@ -75,29 +82,30 @@ class KernelCall:
 class NativeSegment:
     """Kernel calls that run in sequence, as one native call `run`.
 
+    Args:
+        sharing: the threads that share long calls; None: the caller's thread runs all.
+
     Attributes:
         runtime_pointers: run-time operand -> indices of its pointers.
         pointers: addresses of all arguments, which the native code reads.
+        offsets: bytes that are added to each pointer of a run-time operand.
         entries: the driver's table, with each call as a whole.
     """
 
-    def __init__(self, calls: Sequence[KernelCall]) -> None:
+    def __init__(self, calls: Sequence[KernelCall], sharing: WorkSharing | None = None) -> None:
         self.calls = tuple(calls)
+        self._sharing = sharing
         self.nanoseconds = sum(call.task.nanoseconds for call in calls)
         self.runtime_pointers: dict[RuntimeOperand, list[int]] = {}
-        places: list[int] = []
-        starts: list[int] = []
-        for call in calls:
-            starts.append(len(places))
-            for place in call.pointers:
-                if not isinstance(place, int):
-                    self.runtime_pointers.setdefault(place, []).append(len(places))
-                    place = 0
-                places.append(place)
-        self.pointers = np.array(places, np.uint64)
-        self._sizes, first = _pool_sizes([call.task for call in calls])
-        self.entries = self._make_entries(starts, first)
-        self._table, self._steps = self._interleaved_entries()
+        self._jobs = self._plan_jobs()
+        self._kept: list[np.ndarray[Any, Any]] = []  # tables that entries point to
+        table = _PointerTable(self.calls, self.runtime_pointers)
+        wholes = [CallPart(i, TaskShare(0, c.task.rows)) for i, c in enumerate(self.calls)]
+        for part in (*wholes, *(p for job in self._jobs for share in job for p in share)):
+            table.add(part, 0 if self._scratch is None else address(self._scratch))
+        self.pointers, self.offsets, self._sizes = table.arrays()
+        self.entries = np.array([w for p in wholes for w in self._entry(table, p)], np.uint64)
+        self._table = self._job_entries(table)
         self._table_address = address(self._table) if calls else 0
         function = driver().walk
         self._walk = (
@@ -110,30 +118,87 @@ class NativeSegment:
             ctypes.c_int64(len(self._table) // WORDS),
         )  # fmt: skip
 
-    def _make_entries(self, starts: Sequence[int], first: Sequence[int]) -> np.ndarray[Any, Any]:
-        native = compiler()
-        where, sizes = address(self.pointers), address(self._sizes)
+    def _plan_jobs(self) -> list[list[list[CallPart]]]:
+        """Return the entries in order, each as its shares; an entry of one thread has one share.
+
+        Epilogues run block by block.
+        """
+        sharing = self._sharing
+        tasks = [call.task for call in self.calls]
+        found = interleave_epilogues([call.access for call in self.calls])
+        jobs: list[list[list[CallPart]]] = []
+        while found:
+            first = found[0].call
+            turns = (first,) if found[0].stop == tasks[first].rows else (first, first + 1)
+            blocks = list(takewhile(lambda block: block.call in turns, found))  # noqa: B023
+            found = found[len(blocks) :]
+            pairs = None
+            if sharing is not None and len(blocks) > 1:
+                pairs = sharing.shares_of_blocks(blocks)
+            if pairs is not None:
+                jobs.append(pairs)
+            elif sharing is not None:
+                for number in dict.fromkeys(block.call for block in blocks):
+                    jobs.append(sharing.shares(number, tasks[number]))
+            else:
+                jobs += [[[CallPart(b.call, TaskShare(b.start, b.stop))]] for b in blocks]
+        need = max((scratch_bytes(job, tasks) for job in jobs), default=0)
+        self._scratch = None if sharing is None or not need else sharing.scratch(need)
+        return jobs
+
+    def _entry(self, table: _PointerTable, part: CallPart) -> tuple[int, ...]:
+        """Return the words of an entry that runs a part of a call."""
+        task = self.calls[part.call].task
+        function = compiler().function(task.name, task.text).address
+        pointers, sizes = table.places(part)
+        where = address(self.pointers) + 8 * pointers
+        meta = address(self._sizes) + 8 * sizes
+        return function, where, meta, part.share.start, part.share.stop
+
+    def _job_entries(self, table: _PointerTable) -> np.ndarray[Any, Any]:
         words: list[int] = []
-        for call, start, at in zip(self.calls, starts, first, strict=True):
-            task = call.task
-            function = native.function(task.name, task.text).address
-            words += (function, where + 8 * start, sizes + 8 * at, 0, task.rows)
+        walk = driver().walk.address
+        left = sum(self._nanoseconds(job) for job in self._jobs if len(job) > 1)
+        for job in self._jobs:
+            if len(job) == 1:
+                for part in job[0]:
+                    words += self._entry(table, part)
+                continue
+            assert self._sharing is not None
+            entries: list[int] = []
+            for share in job:
+                inner = [w for part in share for w in self._entry(table, part)]
+                if len(share) > 1:
+                    kept = self._keep(inner)
+                    inner = [walk, address(kept), 0, 0, len(share)]
+                entries += inner
+            team = self._sharing.team
+            frame = team.job_frame(
+                address(self._keep(entries)), len(job), wake=left > WAKE_NANOSECONDS
+            )
+            self._kept.append(frame)
+            words += (team.share_function.address, address(frame), 0, 0, 1)
+            left -= self._nanoseconds(job)
         return np.array(words, np.uint64)
 
-    def _interleaved_entries(self) -> tuple[np.ndarray[Any, Any], list[int]]:
-        """Return the driver's table with epilogues interleaved block by block, and the call of
-        each entry.
-        """
-        whole = self.entries.reshape(-1, WORDS)
-        found = interleave_epilogues([call.access for call in self.calls])
-        turns = whole[[step.call for step in found]]
-        turns[:, 3:] = [(step.start, step.stop) for step in found]
-        return turns.reshape(-1), [step.call for step in found]
+    def _nanoseconds(self, job: Sequence[Sequence[CallPart]]) -> float:
+        """Return one thread's time for a job."""
+        calls = {part.call for share in job for part in share}
+        return sum(self.calls[call].task.nanoseconds for call in calls)
+
+    def _keep(self, words: Sequence[int]) -> np.ndarray[Any, Any]:
+        self._kept.append(np.array(words, np.uint64))
+        return self._kept[-1]
 
     @property
-    def run_without_gil(self) -> Callable[[], None]:
-        """As `run`, but without Python's global lock, so that other threads proceed."""
-        return partial(driver().walk.releasing_gil, *self.run.args)  # type: ignore[attr-defined]
+    def shares_work(self) -> bool:
+        """Whether it has so much work for several threads that those that sleep are woken."""
+        return sum(self._nanoseconds(j) for j in self._jobs if len(j) > 1) > WAKE_NANOSECONDS
+
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """The segment as an entry of a table of native calls."""
+        return driver().walk.address, self._table_address, 0, 0, len(self._table) // WORDS
 
     def run_call(self, i: int) -> None:
         """Run call `i` by itself, for a step that is traced by a clock of Python."""
@@ -145,35 +210,85 @@ class NativeSegment:
         Args:
             clock: the clock of the system that counts, `time.CLOCK_MONOTONIC` or another.
         """
-        count = len(self._steps)
+        count = len(self._jobs)
         times = np.zeros(count + 1, np.int64)
         frame = timed_frame(self._table_address, clock, address(times))
         timed = driver().timed
         long = self.nanoseconds > GIL_RELEASE_NANOSECONDS
         (timed.releasing_gil if long else timed.holding_gil)(address(frame), None, 0, count)
         took = np.maximum(np.diff(times) - clock_nanoseconds(clock), 0)
-        return np.bincount(self._steps, took, len(self.calls))
+        spent = np.zeros(len(self.calls))
+        for job, nanoseconds in zip(self._jobs, took.tolist(), strict=True):
+            whole = max(self._nanoseconds(job), 1e-9)
+            for call in {part.call for share in job for part in share}:
+                spent[call] += nanoseconds * self.calls[call].task.nanoseconds / whole
+        return spent
 
     def pointer_address(self, i: int) -> int:
         """Return the address at which pointer `i` is stored."""
         return address(self.pointers) + 8 * i
 
 
-def _pool_sizes(tasks: Iterable[KernelTask]) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Return the sizes of all tasks in one array, and the index of each task's first size.
+class _PointerTable:
+    """The pointers and sizes of all parts of a segment's calls, while they are collected.
 
-    Equal tasks share their sizes.
+    Equal tasks share their sizes. Parts of a call share their pointers if these are equal.
     """
-    sizes: list[int] = [0]  # an empty array has no address
-    at: dict[int, int] = {}
-    first = []
-    for task in tasks:
-        start = at.get(id(task))
-        if start is None:
-            start = at[id(task)] = len(sizes)
-            sizes += task.sizes
-        first.append(start)
-    return np.array(sizes, np.int64), first
+
+    def __init__(
+        self, calls: Sequence[KernelCall], moving: dict[RuntimeOperand, list[int]]
+    ) -> None:
+        self._calls = calls
+        self._moving = moving
+        self._offsets: list[int] = []
+        self._pointers: list[int] = []
+        self._sizes: list[int] = [0]  # an empty array has no address
+        self._places: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self._metas: dict[Any, int] = {}
+
+    def add(self, part: CallPart, scratch: int) -> None:
+        """Append a part's pointers and sizes, unless they are there.
+
+        Args:
+            scratch: address of the scratch memory of all shares but the first.
+        """
+        call, key = self._calls[part.call], self._key(part)
+        if key not in self._places:
+            self._places[key] = len(self._pointers)
+            last = len(call.pointers) - 1
+            for i, place in enumerate(call.pointers):
+                offset = part.share.offsets[i] if i < len(part.share.offsets) else 0
+                if call.task.scratch and i == last and part.scratch:
+                    offset = 0
+                    place = scratch + (part.scratch - 1) * align_up(call.task.scratch)
+                if not isinstance(place, int):
+                    self._moving.setdefault(place, []).append(len(self._pointers))
+                    place = 0
+                self._pointers.append(place + offset)
+                self._offsets.append(offset)
+        meta = self._meta(part)
+        if meta not in self._metas:
+            self._metas[meta] = len(self._sizes)
+            self._sizes += part.share.sizes or call.task.sizes
+
+    def places(self, part: CallPart) -> tuple[int, int]:
+        """Return the indices of a part's first pointer and first size."""
+        return self._places[self._key(part)], self._metas[self._meta(part)]
+
+    def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Return the pointers, their offsets, and the sizes."""
+        return (
+            np.array(self._pointers, np.uint64),
+            np.array(self._offsets, np.uint64),
+            np.array(self._sizes, np.int64),
+        )
+
+    def _key(self, part: CallPart) -> tuple[int, int, tuple[int, ...]]:
+        scratch = part.scratch if self._calls[part.call].task.scratch else 0
+        return part.call, scratch, part.share.offsets
+
+    def _meta(self, part: CallPart) -> Any:
+        return part.share.sizes or id(self._calls[part.call].task)
 
 
 class FeedBinding:
@@ -193,12 +308,13 @@ class FeedBinding:
         self._shape = spec.shape
         self._dtype = spec.dtype
         self._to_device = to_device
-        self._bound: list[tuple[Any, Any]] = []
+        self._bound: list[tuple[Any, Any, Any]] = []
 
     def bind(self, segment: NativeSegment, slots: Sequence[int]) -> None:
         """Set these pointers of a segment whenever an array comes."""
         which = slots[0] if len(slots) == 1 else np.array(slots)
-        self._bound.append((segment.pointers, which))
+        ahead = segment.offsets[which] if segment.offsets[slots].any() else 0
+        self._bound.append((segment.pointers, which, ahead))
 
     def __call__(self, given: Any) -> Any:
         if not self._bound and self.is_read_by_python:
@@ -212,6 +328,6 @@ class FeedBinding:
             place = address(array)
         if array.shape != self._shape or array.dtype != self._dtype:
             raise ShapeError(f"expected {self._dtype}{self._shape}, got {array.dtype}{array.shape}")
-        for pointers, which in self._bound:
-            pointers[which] = place
+        for pointers, which, ahead in self._bound:
+            pointers[which] = place + ahead
         return array

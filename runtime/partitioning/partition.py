@@ -47,6 +47,7 @@ class Partition:
         fetches: name under which the client gets each output -> tensor.
         checks: one of `check_modes.CHECKS`.
         max_specialisations: combinations of sizes for which the device keeps it compiled.
+        flush_denormals: whether a CPU counts denormal numbers as zero.
     """
 
     device: str
@@ -55,6 +56,7 @@ class Partition:
     fetches: Mapping[str, Tensor]
     checks: str = ""
     max_specialisations: int = SPECIALISATION_LIMITS.start
+    flush_denormals: bool = False
 
 
 def specialisation_limit(partitions: Iterable[Partition]) -> int:

@@ -25,12 +25,13 @@ from graphflow.ops.communication.rows_in_use import find_rows_in_use, has_counti
 from graphflow.ops.control_flow.control import call
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.runtime.collectives.rank_buffers import Collective
-from graphflow.runtime.memory.backend import DeviceBackend, require_dtype
+from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import (
     FeedBinding,
     NativeSegment,
 )
+from graphflow.runtime.native_calls.work_sharing import WorkSharing
 from graphflow.runtime.partitioning.check_modes import EVERY, RESULTS
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.bodies.body_routines import (
@@ -105,9 +106,11 @@ class CpuCode:
             "copyto": backend.xp.copyto, "kept": {},
         }  # fmt: skip
         self.numbers = {node: i for i, node in enumerate(self.graph.nodes)}
-        threads = 1 if self.is_body else backend.threads
-        self.compute = ProgramSection(threads)
-        self.commit = ProgramSection(threads)
+        sharing = None
+        if isinstance(backend, CpuBackend) and backend.team and not (self.is_body or self.plain):
+            sharing = WorkSharing(backend.team, backend.shared_scratch)
+        self.compute = ProgramSection(sharing)
+        self.commit = ProgramSection(sharing)
         self._dtypes: set[np.dtype[Any]] = set()  # that the backend supports
         self.variables: dict[str, Any] = {}
         self.body_codes: list[CpuCode] = []
@@ -382,6 +385,11 @@ class CpuCode:
             or (isinstance(line, tuple) and line[0].op.name in _EDGES)
             for line in lines
         )
+
+    @property
+    def shares_work(self) -> bool:
+        """Whether threads share so much of its first native calls that they are woken for them."""
+        return any(segment.shares_work for segment in self.compute.segments)
 
     def compile_compute(self, name: str = "compute") -> Callable[..., Any]:
         """Compile the compute section to a function (feeds, step, draws) -> fetched values."""

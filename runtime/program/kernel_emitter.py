@@ -90,12 +90,13 @@ class KernelEmitter:
         part = self._commit if node in self._layout.deferred else self._compute
         tensors = (*fused.operands, *fused.results)
         used = self._region_rows(fused)
-        if used is None and not self._is_split_over_threads(task):
-            self._emit_call(part, node, task, tensors, len(fused.results))
-            return
         places = [self._operands.pointer_source(t) for t in tensors]
-        if part is self._commit and not task.scratch and _are_fixed(places):
+        split = used is not None or self._is_split_over_threads(task)
+        if part is self._commit and split and not task.scratch and _are_fixed(places):
             self._sweep_updates.append((node, task, places))
+            return
+        if used is None:
+            self._emit_call(part, node, task, tensors, len(fused.results))
             return
         launch = KernelLaunch(
             kernel_of(fused.region),
@@ -103,7 +104,7 @@ class KernelEmitter:
             [p if isinstance(p, int) else None for p in places],
             task,
         )
-        self._scope[f"k{number}"] = launch.callable() if used is None else launch
+        self._scope[f"k{number}"] = launch
         moving = [
             self._operands.name(t)
             for t, p in zip(tensors, places, strict=True)
@@ -111,8 +112,7 @@ class KernelEmitter:
         ]
         if part is self._commit:
             moving = [self.keep_for_commit(node, name) for name in moving]
-        if used is not None:
-            moving.append(f"rows=int({self._operands.name(used[0])}) * {used[1]}")
+        moving.append(f"rows=int({self._operands.name(used[0])}) * {used[1]}")
         part.add_line(node, f"k{number}({', '.join(moving)})")
 
     def _task_of(self, fused: FusedRegion) -> KernelTask:
@@ -194,7 +194,8 @@ class KernelEmitter:
         """Emit the node's kernel, which writes to its buffers."""
         deferred = self._layout.deferred.get(node)
         task = self._layout.tasks.get(node)
-        if task is not None and deferred is None and not self._is_split_over_threads(task):
+        split = task is not None and task.cut is None and self._is_split_over_threads(task)
+        if task is not None and deferred is None and not split:
             tensors = (*node.inputs, *node.outputs)
             self._emit_call(self._compute, node, task, tensors, len(node.outputs))
             return

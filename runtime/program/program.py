@@ -26,6 +26,7 @@ from graphflow.base.interrupts import is_interrupt
 from graphflow.errors import DeviceOutOfMemory
 from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
+from graphflow.ops.kernels.jit.denormals import FlushDenormals
 from graphflow.placement.calibration.roofline import work
 from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
@@ -98,6 +99,10 @@ class Program:
         self._commit = code.compile_commit()
         self._to_hosts = backend.to_hosts
         self._is_native = code.is_native
+        flushes = partition.flush_denormals and backend.xp is np
+        self._flush = FlushDenormals() if flushes else None
+        wakes = backend.team is not None and isinstance(code, CpuCode) and code.shares_work
+        self._rouse = backend.team.rouse if backend.team is not None and wakes else None
         self.commits = code.commits
         self.commits_in_one_call = (
             isinstance(code, CpuCode) and code.is_native and len(code.commit.lines) == 1
@@ -138,6 +143,16 @@ class Program:
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None = None
     ) -> list[np.ndarray[Any, Any]]:
         """Run the compute part as `compute` does, but return the fetches without their names."""
+        if self._flush is not None:
+            with self._flush:
+                return self._run(feeds, step, draws, spans)
+        return self._run(feeds, step, draws, spans)
+
+    def _run(
+        self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None
+    ) -> list[np.ndarray[Any, Any]]:
+        if self._rouse is not None:
+            self._rouse()
         if self._is_native and spans is None:  # numpy and BLAS have no part in it
             return self._run_compute(feeds, step, draws, None)
         with self._backend.active(), np.errstate(all="ignore"):
@@ -161,6 +176,13 @@ class Program:
         """Run the assignments in place; `spans` collects each node's share of the time."""
         if not self.commits:
             return
+        if self._flush is not None:
+            with self._flush:
+                self._run_commit(spans)
+        else:
+            self._run_commit(spans)
+
+    def _run_commit(self, spans: list[Span] | None) -> None:
         now = clock.get()
         start = now()
         if self._is_native:

@@ -16,6 +16,7 @@ from graphflow.runtime.native_calls.native_segments import (
     KernelCall,
     NativeSegment,
 )
+from graphflow.runtime.native_calls.work_sharing import WorkSharing
 
 Line = tuple[Node, str] | NativeSegment | ParallelBranches
 """A node and its line of Python, or native calls."""
@@ -25,11 +26,12 @@ class ProgramSection:
     """Finished lines, and the native calls of the next line.
 
     Args:
-        threads: threads for independent branches.
+        sharing: the threads for long kernels and independent branches; None: one thread.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, sharing: WorkSharing | None) -> None:
+        self._sharing = sharing
+        self._threads = 1 if sharing is None else sharing.team.threads
         self.lines: list[Line] = []
         self.calls: list[KernelCall] = []
         self.work = 0.0
@@ -53,7 +55,9 @@ class ProgramSection:
         if self.calls:
             for strands in schedule_branches(self.calls, self._threads):
                 self.lines.append(
-                    NativeSegment(strands[0]) if len(strands) == 1 else ParallelBranches(strands)
+                    NativeSegment(strands[0], self._sharing)
+                    if len(strands) == 1
+                    else ParallelBranches(strands)
                 )
             self.calls, self.work = [], 0.0
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from graphflow.errors import KeyFileError
 
 _FILE_CAP = 400  # bytes of a key file
+_MOUNTED = 0o440  # the mode that a mounted secret may have
 _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 FileState = tuple[int, ...]
 """Numbers that change when a file is written or replaced; empty if there is none."""
@@ -103,41 +104,78 @@ def read_key_file(path: Path) -> str:
 def check_private(path: Path) -> None:
     """Check that nobody else could have read or written a secret file.
 
+    Two kinds of files are private: a file of this user that only this user can access, and a
+    mounted one. A mounted file belongs to root, has no writer, and no readers but root and a group
+    of this process. A link is followed if it stays in its folder, as in a Kubernetes Secret.
+
     Raises:
         KeyFileError: Somebody could, or it cannot be examined.
     """
     try:
-        status = path.lstat()
+        if path.is_symlink():
+            _check_link_stays_inside(path)
+        status = path.stat()
     except FileNotFoundError:
         raise KeyFileError(f"there is no key {path}; `graphflow keys new` makes one") from None
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise KeyFileError(f"{path} is not a plain file; put the key itself there")
+    if status.st_uid == 0 and not status.st_mode & ~_MOUNTED & 0o777 and _is_own_group(status):
+        return
     if status.st_uid != os.getuid():
         raise KeyFileError(
-            f"{path} belongs to another user; make a key of your own (`graphflow keys new`)"
+            f"{path} belongs to another user; make a key of your own (`graphflow keys new`), or "
+            "mount the file as root's, with mode 0440 and a group of this process"
         )
     if status.st_mode & 0o077:
         raise KeyFileError(
             f"{path} can be read by others, so its secret may be known: make a new key, or, if you "
-            f"are sure that nobody has, `chmod 600 {path}`"
+            f"are sure that nobody has, `chmod 600 {path}` (in a mount: mode 0400 or 0440)"
         )
+
+
+def _is_own_group(status: os.stat_result) -> bool:
+    """Return True if this process is in the file's group, or the group is root's.
+
+    systemd leaves root's group on a credential, and admits the service by an access control list.
+    """
+    return status.st_gid in (0, os.getegid(), *os.getgroups())
+
+
+def _check_link_stays_inside(path: Path) -> None:
+    """Check that a link, and the links that it leads to, end in the folder of `path`.
+
+    Raises:
+        KeyFileError: The link leads out of the folder.
+        OSError: The link cannot be followed.
+    """
+    folder = path.parent.resolve(strict=True)
+    try:
+        target = path.resolve(strict=True)
+    except RuntimeError:  # a circle of links, before Python 3.13
+        raise KeyFileError(f"{path} is a link that leads to itself") from None
+    if not target.is_relative_to(folder):
+        raise KeyFileError(f"{path} is a link that leads out of {folder}; put the key itself there")
 
 
 def check_not_writable_by_others(path: Path) -> FileState:
     """Return the state of a trusted file, or of their folder; () if there is none.
+
+    On a read-only file system nobody can change either, whatever the mode says: Kubernetes mounts
+    Secrets and ConfigMaps as folders of mode 1777, read-only.
 
     Raises:
         KeyFileError: Somebody else could change it, or it cannot be examined.
     """
     try:
         status = path.stat()
+        read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise KeyFileError(f"{path} cannot be read: {error.strerror}") from error
-    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+    if status.st_uid not in (os.getuid(), 0) or (status.st_mode & 0o022 and not read_only):
         raise KeyFileError(f"{path} can be changed by others: `chmod go-w {path}`")
     times = status.st_mtime_ns, status.st_ctime_ns
     return status.st_dev, status.st_ino, status.st_size, *times

@@ -163,7 +163,11 @@ class Keyring:
         return pair
 
     def own_pair(self, name: str | None, role: str) -> KeyPair:
-        """Return this user's pair of a name. None: the only one of the role.
+        """Return this user's pair.
+
+        Args:
+            name: the pair's name, or the path of its secret file, with a slash in it; None for the
+                only pair of the role.
 
         Raises:
             KeyFileError: There is no such pair, or several of the role. Or the file is damaged, of
@@ -177,7 +181,8 @@ class Keyring:
                     remedy = f"there are {', '.join(names)}: name one"
                 raise KeyFileError(f"which {role}'s key? In {self.folder}: {remedy}")
             name = names[0]
-        path = self.folder / f"{check_name(name, 'a key')}.secret"
+        is_path = isinstance(name, str) and os.sep in name
+        path = Path(name) if is_path else self.folder / f"{check_name(name, 'a key')}.secret"
         check_private(path)
         pair = _read_pair(path)
         if pair.public.role != role:

@@ -120,6 +120,7 @@ EVENTS: Mapping[str, LogEvent] = {
     "mirrors.lost": _event(
         _W, "both copies of variables are lost; a checkpoint is needed", "step reason"
     ),
+    "worker.restarted": _event(_W, "a launcher replaces a worker", "worker where"),
     "worker.joined": _event(_I, "a worker joined in place of a lost one", "worker replaces"),
     "worker.unreplaced": _event(_W, "no worker joined in place of a lost one", "worker reason"),
     "mirrors.complete": _event(_I, "each variable has a mirror again", "step"),

@@ -19,7 +19,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from html import escape
 from importlib.util import find_spec
@@ -100,6 +100,7 @@ class MetricsServer:
 
     Attributes:
         address: the bound address, `host:port`.
+        documents: JSON that is served besides, by path.
 
     Raises:
         ArgumentError: the address is malformed, or `graphflow[metrics]` is not installed.
@@ -111,6 +112,7 @@ class MetricsServer:
         host, port = _parse_address(address)
         _check_library()
         self._meters = meters
+        self.documents: Mapping[str, Callable[[], bytes]] = {}
         self._socket = _listen(address, host, port)
         bound = self._socket.getsockname()
         self._is_open = not ipaddress.ip_address(bound[0]).is_loopback
@@ -209,7 +211,9 @@ class MetricsServer:
             return _HttpResponse(200, kind, text)
         if request.path == "/":
             return _HttpResponse(200, "text/html; charset=utf-8", html_page(self._meters).encode())
-        return _refusal(404, "there is / and /metrics")
+        if document := self.documents.get(request.path):
+            return _HttpResponse(200, "application/json", document())
+        return _refusal(404, f"there is {', '.join(['/', '/metrics', *self.documents])}")
 
     def _is_own_host(self, header: str) -> bool:
         """Return True if a Host header is an IP address or a name of this machine.

@@ -90,6 +90,7 @@ def _encode_partition(partition: Partition, buffers: list[np.ndarray[Any, Any]])
         "fetches": {name: reference(t) for name, t in partition.fetches.items()},
         "checks": partition.checks,
         "forms": partition.max_specialisations,
+        "flush_denormals": partition.flush_denormals,
     }
 
 
@@ -253,7 +254,10 @@ def _decode_partition(header: Header, wire: _GraphReader) -> Partition:
             f"a graph from the wire is to be kept for {forms!r} combinations of sizes; they are "
             f"{SPECIALISATION_LIMITS[0]} to {SPECIALISATION_LIMITS[-1]}"
         )
-    return Partition(str(device), graph, feeds, fetches, header["checks"], forms)
+    flush = header["flush_denormals"]
+    if not isinstance(flush, bool):
+        raise ProtocolError(f"a graph from the wire has flush_denormals {flush!r}, no bool")
+    return Partition(str(device), graph, feeds, fetches, header["checks"], forms, flush)
 
 
 def _resolve_tensor(nodes: Sequence[Node], reference: Sequence[int]) -> Tensor:

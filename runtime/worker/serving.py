@@ -29,6 +29,7 @@ from graphflow.runtime.telemetry.logs import Log, configure_by_environment
 from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 from graphflow.runtime.transport import transport_of
 from graphflow.runtime.wire.graph_limits import GraphLimits
+from graphflow.runtime.worker.announcement import STDOUT, Announcement, keep_announced
 from graphflow.runtime.worker.host_protocol import HostFactory, default_factory
 from graphflow.runtime.worker.process import WorkerProcess
 
@@ -59,6 +60,7 @@ def serve(
     limits: GraphLimits | None = None,
     checkpoints: str | None = None,
     data: Sequence[str] | None = None,
+    announce: str | None = None,
     on_address: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve as a worker until SIGTERM or Ctrl-C; called on the main thread.
@@ -85,21 +87,25 @@ def serve(
         checkpoints: the directory of sessions' checkpoints, if this worker sees the same file
             system. The worker then writes its shard itself, there and nowhere else.
         data: folders below which ops may read files for sessions; None: everywhere.
+        announce: the file that receives one JSON line for launchers, see `announcement`; "-" is
+            `output`, and the line with the address then goes to stderr.
         on_address: receives the address, with the port that was taken.
 
     Raises:
         AddressInUse, InsecureAddress, TransportError: the address cannot be used.
         KeyFileError: the key cannot be used.
+        ArgumentError: the file of the announcement cannot be written.
     """
     factory = host_factory or partial(default_factory, limits=limits)
     raise_trim_threshold()
     started = time.monotonic()
     ring = Keyring(keys)
+    pair = _worker_key(ring, key, listen, insecure=insecure)
     worker = _bind_worker(
         partial(
             WorkerProcess, listen, devices=devices, threads=threads, insecure=insecure,
             factory=factory, allow_ops=allow_ops, ring=ring, connections=connections,
-            key=_worker_key(ring, key, listen, insecure=insecure), checkpoints=checkpoints,
+            key=pair, checkpoints=checkpoints,
         )
     )  # fmt: skip
     on_address(worker.address)
@@ -110,14 +116,18 @@ def serve(
     try:
         if metrics is not None:
             server = MetricsServer(metrics, worker.meters)
-        print(f"graphflow worker {_version.__version__} {where}", file=out, flush=True)
+        stream = sys.stderr if announce == STDOUT else out
+        print(f"graphflow worker {_version.__version__} {where}", file=stream, flush=True)
         _log.tell(
             "worker.listening", address=worker.address, devices=list(devices),
             version=_version.__version__, pid=os.getpid(),
         )  # fmt: skip
         restrict_data_folders(data)
+        public = None if pair is None else pair.public.key
+        told = Announcement.of_this_process(worker.address, public, devices)
         try:
-            worker.run(parent_pid)
+            with keep_announced(announce, out, told):
+                worker.run(parent_pid)
         finally:
             restrict_data_folders(None)
             took = time.monotonic() - started

@@ -101,16 +101,29 @@ def test_several_files_by_a_pattern_and_some_columns(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a,b\n1,2\n3,4\n5\n6,7\n", "line 4: 1 fields where the header has 2: '5'"),
-        ("a,b\n1,2\n\n3,4\n", "2 rows in 3 lines; write each row on a line of its own"),
+        ("a,b\n1,2\n\n3,4\n", r"t\.csv', from line 2: 2 rows in 3 lines; write each row on"),
+        ("a,b\n1,2\n" + "3,4\n" * 999 + "5,x\n", r"t\.csv', line 1002: .* invalid value 'x'"),
+        ("a,a\n1,2\n", r"t\.csv': two columns are called 'a'; rename one"),
+        ("", r"t\.csv': Empty CSV file"),
         ("a,b\n1,2\n,4\n", "column 'a' of integers has 1 empty fields"),
     ],
 )
+@pytest.mark.usefixtures("small_blocks")
 def test_a_broken_line_of_csv_is_named(text: str, message: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pip install 'graphflow[data]' runs it")
     file = tmp_path / "t.csv"
     file.write_text(text)
     with pytest.raises(ArgumentError, match=message):
         whole(gf.data.csv(file))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_broken_line_of_json_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install 'graphflow[data]' runs it")
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"a": 1}\n' * 500 + '{"a": 2,\n')
+    with pytest.raises(ArgumentError, match=r"t\.jsonl', line 501: JSON parse error"):
+        whole(gf.data.json_lines(file))
 
 
 def test_missing_files_columns_and_changes_are_told(tmp_path: Path) -> None:

@@ -132,17 +132,71 @@ def test_a_file_larger_than_its_memory_is_fitted_with_proof(workers: str, tmp_pa
     assert (tmp_path / "webspam/webspam.svg").read_text("utf-8").count("<polyline") == 2
 
 
+def test_a_body_of_saved_weights_gets_a_new_head(tmp_path: Path) -> None:
+    done = ran("fine_tuning.py", "--epochs", "20", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "12 variables loaded; not in the model: head.bias, head.weight" in done.stdout
+    accuracy = {n: float(a) for n, a in re.findall(r", ([\w -]+): ([\d.]+)%", done.stdout)}
+    assert accuracy["fine-tuned"] > 75 and "body.3  Conv2d" in done.stdout
+    picture = (tmp_path / "tuned/fine_tuning.svg").read_text("utf-8")
+    assert picture.startswith("<svg") and picture.count("<polyline") == 3
+
+
 def test_an_example_says_why_there_is_no_slow_link(tmp_path: Path) -> None:
     done = ran("slow_link.py", cwd=tmp_path, PATH=str(tmp_path))
     assert done.returncode == 0 and list(tmp_path.iterdir()) == []
     assert "no slow link can be made here (ip, tc, unshare, nsenter is not" in done.stdout
 
 
+def test_a_convolutional_network_learns_digits_and_goes_on(tmp_path: Path) -> None:
+    for epochs, first in (("1", "from step 0"), ("3", "from step 23"), ("3", None)):
+        done = ran("digits_cnn.py", "--epochs", epochs, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if first is None:
+            assert "3 epochs were trained before" in done.stdout
+            continue
+        assert first in done.stdout
+        (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", done.stdout)
+        assert float(accuracy) > (50 if epochs == "1" else 80)
+    assert "<polyline" in (tmp_path / "digits_cnn/digits_cnn.svg").read_text("utf-8")
+
+
+def test_a_transformer_writes_text(tmp_path: Path) -> None:
+    done = ran("character_gpt.py", "--steps", "12", "--width", "32", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.findall(r"loss ([\d.]+) -> ([\d.]+)", done.stdout)[0])
+    assert after < before - 0.2
+    written = done.stdout.split(" s:\n")[1].rpartition("\nloss ")[0]
+    assert written.startswith("The for statement") and len(written) == 17 + 240
+    assert "<polyline" in (tmp_path / "character_gpt/character_gpt.svg").read_text("utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of data memory are Linux's")
+def test_a_parquet_file_larger_than_the_memory_limit_is_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install 'graphflow[data]' runs it")
+    done = ran("larger_than_memory.py", "--rows", "900000", "--memory", "90", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "file: 1" in done.stdout and "no memory, as should be" in done.stdout
+    assert float(re.findall(r"weights within ([\d.]+)", done.stdout)[0]) < 0.05
+    picture = (tmp_path / "larger_than_memory/larger_than_memory.svg").read_text("utf-8")
+    assert "<polyline" in picture and not list(tmp_path.rglob("*.parquet"))
+
+
 WRONG = [
+    ("larger_than_memory.py", ["--memory", "0"], "'0' is not a whole number"),
+    ("larger_than_memory.py", ["--rows", "100"], "these are 0 MiB, which fit into --memory 120"),
+    ("larger_than_memory.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("digits_cnn.py", ["--epochs", "0"], "'0' is not a whole number"),
+    ("digits_cnn.py", ["--batch", "2000"], "there are 1,438 images to train on"),
+    ("digits_cnn.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
+    ("character_gpt.py", ["--steps", "x"], "'x' is not a whole number"),
+    ("character_gpt.py", ["--width", "9"], "--width 9: it must be a multiple of 8"),
+    ("character_gpt.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("slow_link.py", ["--steps", "40"], "--steps 40 --period 16"),
     ("slow_link.py", ["--mbit", "0"], "'0' is not a whole number"),
     ("slow_link.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("servers.py", ["--workers", "1"], "a slow worker needs another one"),
+    ("fine_tuning.py", ["--images", "3"], "--images 3: a batch has 20"),
     ("recommender.py", ["--users", "1"], "--users 1"),
     ("webspam.py", ["--rows", "10"], "--rows 10: a model needs"),
     ("webspam.py", ["--memory", "0"], "'0' is not a whole number"),

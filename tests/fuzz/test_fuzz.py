@@ -19,7 +19,7 @@ from tests.fuzz import soak
 from tests.fuzz.mutate import NESTS, VALUES, Mutator
 from tests.fuzz.targets import Target, _decoded, targets
 
-INPUTS = 10_000
+INPUTS = 5_000
 TARGETS = {each.name: each for each in targets()}
 SHARES = soak.shares(list(TARGETS.values()), INPUTS)
 

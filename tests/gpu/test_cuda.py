@@ -98,6 +98,7 @@ def test_elementwise_kernels_give_the_bits_of_the_ops_in_every_dtype() -> None:
     check(cases(every=True))
 
 
+@pytest.mark.slow
 def test_kernels_along_rows_and_columns_are_as_close_as_the_order_of_summation_lets_them() -> None:
     chosen = list(along_rows())
     assert {single.region(shapes)[0].over for single, shapes in chosen} == {"rows", "columns"}

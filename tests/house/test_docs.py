@@ -14,8 +14,8 @@ from tests.house.sources import ROOT, sources
 SLOW = pytest.mark.slow  # plans for dozens of clusters, and for a thousand GPUs
 PAGES = [
     "block-methods", "linear-models", "parallel", "parameter-servers", "pipelines", "layers",
-    "data", "metrics", "training", "placers", "stages",
-    "tables",
+    "data", "launchers", "metrics", "training", "placers", "stages",
+    "tables", "tutorial", "weights", "from-pytorch", "from-keras", "from-jax",
     pytest.param("whatif", marks=SLOW),
 ]  # fmt: skip
 IN_PARTS = [
@@ -23,6 +23,12 @@ IN_PARTS = [
     "memory", "observability", "onnx", "transport", "views",
 ]  # fmt: skip
 """Pages whose Python assumes that the reader has a model, its batches and a session."""
+GO_ON = {
+    "checkpoints": ["mirrors"],
+    "parallel": ["sharding", "async-model"],
+    "parameter-servers": ["changing-servers", "window-history"],
+}
+"""Pages whose Python goes on where that of another page ends."""
 
 GIVEN = """
 import itertools
@@ -51,9 +57,16 @@ MORE_GIVEN = {
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 
 
+def find_blocks(page: str) -> list[tuple[str, str]]:
+    """Return the Python of a page and of those that go on with it, each with what it prints."""
+    texts = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+             for name in (page, *GO_ON.get(page, ()))]  # fmt: skip
+    return [block for text in texts for block in BLOCK.findall(text)]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    blocks = find_blocks(page)
     assert blocks
     out = run_code("\n".join(code for code, _ in blocks), tmp_path)
     for _, printed in blocks:
@@ -66,13 +79,14 @@ def test_the_python_of_a_page_runs_with_what_it_takes_for_granted(
 ) -> None:
     if page == "onnx":
         pytest.importorskip("onnx")
-    blocks = BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    blocks = find_blocks(page)
     code = [GIVEN, MORE_GIVEN.get(page, ""), *(code for code, _ in blocks)]
     run_code("\n".join(code).replace("10_000", "500"), tmp_path)  # steps, which take seconds
 
 
 def test_every_page_with_python_is_run() -> None:
     named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS}
+    named |= {name for names in GO_ON.values() for name in names}
     named.add("extending")  # tests/runtime/worker/test_custom_ops.py runs its files
     pages = (ROOT / "docs").glob("*.md")
     assert named == {p.stem for p in pages if BLOCK.search(p.read_text(encoding="utf-8"))}

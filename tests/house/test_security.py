@@ -25,11 +25,13 @@ ALLOWED = {
 }
 IMPORTS_BY_NAME = {
     "graphflow": "attributes that the package lists",
+    "graphflow.data": "a table of public names",
     "graphflow.linear": "a table of estimators",
     "graphflow.base.user_modules": "modules that the worker was started with",
     "graphflow.passes.base": "files of the passes' own folder",
     "graphflow.placement.placers.base": "files of the placers' own folder",
     "graphflow.placement.placers.loops.dispatch": "modules of ours, by literals",
+    "graphflow.ops.networks.layers.layer_base": "two literals",
     "graphflow.runtime.transport": "a table of schemes",
     "graphflow.runtime.launch.child": "two literals",
     "graphflow.runtime.launch.fork_server": "a table of what every worker loads",

@@ -142,8 +142,7 @@ def test_no_module_reads_the_environment_when_it_is_imported() -> None:
 
 
 def test_the_environment_is_read_in_one_place() -> None:
-    """Local workers are an exception: they inherit the environment as a whole."""
-    readers = {"graphflow.base.environment", "graphflow.runtime.launch.local"}
+    readers = {"graphflow.base.environment"}
     reading = re.compile(r"\bos\.(environ|getenv)")
     assert {source.module for source in sources() if reading.search(source.text)} == readers
 
@@ -175,6 +174,7 @@ def _undeclared(files: tuple[Source, ...]) -> set[str]:
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"], *extras["gpu"], *extras["viz"], *extras["onnx"]]
     declared += [*extras["metrics"], *extras["linear"], *extras["data"], *extras["tensorboard"]]
+    declared += [*extras["ray"], *extras["dask"]]
     names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in declared]
     known = {one for name in names for one in IMPORT_NAMES.get(name, name).split()}
     known |= {"graphflow", *sys.stdlib_module_names, *LATER}

@@ -141,3 +141,8 @@ def test_the_wheel_installs_the_command_line(environment: Path, tmp_path: Path) 
     usage = _output([environment / "bin" / "graphflow", "--help"], cwd=tmp_path)
     for command in ("worker", "run", "plan", "devices", "calibrate"):
         assert command in usage
+
+
+def test_the_citation_names_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines

@@ -33,7 +33,7 @@ def test_solvers_of_an_l2_penalty_agree(loss: Loss, seed: int) -> None:
     found = []
     for is_sparse in (False, True):
         problem = random_problem(seed, loss, l2=1.0 + seed, is_sparse=is_sparse, bias=0.5 * seed)
-        fits = ["sdca"] + ([] if loss.slope is None else ["newton", "cholesky", "cg"])
+        fits = ["sdca"] + (["interior"] if loss.slope is None else ["newton", "cholesky", "cg"])
         found += [objective(problem, solver) for solver in fits]
     np.testing.assert_allclose(found, found[0], rtol=1e-8 if loss.slope else 1e-6)
 
@@ -103,6 +103,7 @@ def test_the_gap_falls_from_certificate_to_certificate() -> None:
     [
         ("newton", losses.hinge, {"l2": 1.0}, "sdca"),
         ("cd", losses.hinge, {"l2": 1.0}, "sdca"),
+        ("interior", losses.squared_hinge, {"l2": 1.0}, "newton"),
         ("sdca", losses.logistic, {"l1": 1.0}, "cd"),
         ("sdca", losses.logistic, {"l2": 1.0, "has_intercept": True}, "newton"),
         ("sdca", losses.squared, {}, "newton"),
@@ -116,6 +117,26 @@ def test_a_solver_that_does_not_suit_names_one_that_does(
     assert choose_solver(problem) == better
     with pytest.raises(LinearModelError, match=f"use solver='{better}'"):
         solve(problem, solver, 1e-6, 100, FitHistory())
+
+
+def test_interior_points_take_over_where_passes_gain_little() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(300, 8)) * 10.0 ** np.linspace(-3, 3, 8)
+    y = np.sign(x @ 10.0 ** np.linspace(3, -3, 8) + random.normal(size=300))
+    for table in (x, csr_matrix(x), csr_matrix(x).tocsc()):
+        problem = LinearProblem(table, y, np.ones(300), losses.hinge, 0.0, 1.0, bias=2.0)
+        history = FitHistory()
+        model = solve(problem, "auto", 1e-9, 10_000, history)
+        assert history.solver == "interior" and (model.certificate.relative_gap or 0.0) <= 1e-9
+        few = solve(problem, "auto", 1e-9, 12, FitHistory())
+        assert few.certificate.passes < 30 and (few.certificate.relative_gap or 0.0) > 1e-9
+
+
+def test_interior_points_need_a_table_of_few_rows_or_columns() -> None:
+    x = csr_matrix((np.ones(3000), (np.arange(3000), np.arange(3000))))
+    problem = LinearProblem(x, np.ones(3000), np.ones(3000), losses.hinge, 0.0, 1.0)
+    with pytest.raises(LinearModelError, match="3,000 rows and 3,000 columns; use solver='sdca'"):
+        solve(problem, "interior", 1e-6, 100, FitHistory())
 
 
 def test_too_few_passes_leave_the_best_model_and_its_gap() -> None:

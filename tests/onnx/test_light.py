@@ -34,6 +34,7 @@ def image(m: gf.onnx.Model) -> tuple[str, Any]:
     return name, (np.arange(count).reshape(shape) / count).astype("float32")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "network", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in ON_REQUEST)]
 )

@@ -116,7 +116,7 @@ def test_a_small_gpt_trains_as_in_torch() -> None:
 class Speaker(nn.Layer):
     def __init__(self) -> None:
         self.embedding = nn.Embedding(VOCABULARY, 16)
-        self.lstm = nn.LSTM(16, 24, layers=2, batch_first=True)
+        self.lstm = nn.LSTM(16, 24, num_layers=2, batch_first=True)
         self.head = nn.Linear(24, VOCABULARY)
 
     def __call__(self, tokens: gf.Tensor) -> gf.Tensor:

@@ -149,6 +149,10 @@ NETWORKS: dict[str, Any] = {
     "HashTable": {"dim": 4, "capacity": 8},
     "EmbeddingBag": {"rows": 4, "dim": 4}, "embedding_bag": {"ids": I34, "table": F},
     "GroupNorm": {"groups": 2, "channels": 4}, "LayerNorm": {"shape": 4}, "RMSNorm": {"shape": 4},
+    **_same({"size": 4, "heads": 2}, "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
+            "TransformerEncoder", "TransformerEncoderLayer"),
+    **_same({"layer": gf.nn.Linear(3, 2)}, "spectral_norm", "weight_norm"),
+    "ctc_loss": {"log_probabilities": _f(3, 4), "targets": INTS[:1]},
     "Linear": {"inputs": 3, "outputs": 4}, "MultiHeadAttention": {"size": 4, "heads": 2},
     "TransformerBlock": {"size": 4, "heads": 2}, "Sequential": [gf.exp],
     "affine_grid": {"theta": _f(2, 2, 3), "size": (2, 4, 8, 8)},
@@ -250,7 +254,7 @@ PARALLEL: dict[str, Any] = {
     "ParameterServer": {"servers": 2}, "FixedPoint": {"bits": 8}, "TopK": {"share": 0.1},
     "PowerSGD": {"rank": 2},
     "Chain": {"filters": [gf.parallel.TopK(0.1)]}, "Kkt": {"penalty": 0.1}, "KeyCache": {},
-    "RandomSkip": {"keep": 0.5}, "Significant": {"delta": 0.1},
+    "RandomSkip": {"keep": 0.5}, "Lossless": {}, "Significant": {"delta": 0.1},
     "check_filter": {"rule": gf.parallel.FixedPoint(8), "shape": (8, 4), "rounds": 4},
 }  # fmt: skip
 
@@ -340,6 +344,8 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Dataset.row_numbers": (DATA.row_numbers, {"position": (0, 1)}),
         "Dataset.columns": (DATA.columns, {}),
         "Dataset.start": (DATA.start, {"step": 3}),
+        "Dataset.positions": (DATA.positions, {"step": 3}),
+        "Dataset.batch_rows": (DATA.batch_rows, {"position": (0, 1)}),
         "Dataset, arrays": (_arrays_of, {"columns": {"x": np.ones(3)}}),
         "Dataset, rows": (lambda rows, names: gf.data.wrap(rows, names).batch(2).read((0, 0)),
                       {"rows": [1.0, 2.0, 3.0], "names": ["x"]}),
@@ -356,6 +362,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session.history": (session.history, {"fetches": loss}),
         "Session.get": (session.get, {"variable": v}),
         "Session.set": (session.set, {"variable": v, "value": np.ones((3, 4), "float32")}),
+        "Session.set_all": (session.set_all, {"values": {v: np.ones((3, 4), "float32")}}),
         "Session.save": (session.save, {"folder": "kept"}),
         "Session.load": (session.load, {"folder": "kept"}),
         "Session.trace": (traced, {"path": "trace.json", "memory": False}),
@@ -378,8 +385,10 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 OF_THE_HOUSE = {
     "Session.replan", "Session.close", "Session.mirrors", "Plan.report", "Plan.to_networkx",
+    "Session.read_all",
     "Cluster.to_dict", "Graph.verify", "Graph.walk",
     "Session.add_server", "Session.remove_server", "Cluster.join",
+    "Dataset.on_workers", "Dataset.read_part",
     "Plan.maker", "Plan.with_measured", "Cluster.link", "Cluster.pinned", "Cluster.without",
 }  # fmt: skip
 """Methods that take nothing, or what only other rooms give them, often."""

@@ -99,28 +99,28 @@ def at_client(output: gf.Tensor, feeds: Mapping[Node, Array]) -> Any:
 
 
 @given(seeds)
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_program_gives_the_bits_of_the_interpreter(seed: int) -> None:
     case = random_case(seed)
     assert_same_bits(run(case), reference(case, STEPS), case)
 
 
 @given(seeds)
-@settings(max_examples=20)  # and so many more over the wire and optimised
+@settings(max_examples=12)  # and so many more over the wire and optimised
 def test_two_devices_give_the_bits_of_the_interpreter(seed: int) -> None:
     case = random_case(seed)
     assert_same_bits(run(case, TWO), reference(case, STEPS), case)
 
 
 @given(seeds)
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_a_graph_that_came_over_the_wire_gives_the_same_bits(seed: int) -> None:
     case = random_case(seed)
     assert_same_bits(run(case, TWO, wire=True), reference(case, STEPS), case)
 
 
 @given(seeds)
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_an_optimized_graph_gives_the_same_bits(seed: int) -> None:
     case = random_case(seed)
     assert_same_bits(run(case, TWO, optimized=True), reference(case, STEPS), case)
@@ -179,7 +179,7 @@ def test_generated_kernels_give_nearly_what_plain_ones_do(seed: int) -> None:
 
 def test_two_worker_processes_give_the_bits_of_the_interpreter() -> None:
     with gf.Session(gf.Cluster.local(workers=2)) as session:
-        for number in range(12):
+        for number in range(8):
             case = random_case(number, pin=anywhere(number))
             used = [v for v in case.variables if v.node in case.graph.variables]
             needed = set(case.graph.placeholders)

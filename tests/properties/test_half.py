@@ -283,6 +283,7 @@ def require_near(have: Any, want: Any, half: str, what: str) -> None:
     assert (error <= allowed).all(), f"{what}: {worst:.1f} units in the last place"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name, case, large", DRAWN)
 def test_values_and_gradients_are_those_in_float64_rounded(

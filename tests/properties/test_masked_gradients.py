@@ -28,8 +28,11 @@ Place = tuple[int, ...]
 SUMS_OF_PRODUCTS = (
     "attention", "cholesky", "conv", "gram", "qr", "resize", "roi_", "triangular_solve",
 )  # fmt: skip
+_LONG = ("lstm", "lstm_grad")  # every step's cotangent through every step: 30 s
 CASES = [
-    pytest.param(op, sample, id=f"{op.name}-{i}")
+    pytest.param(
+        op, sample, id=f"{op.name}-{i}", marks=[pytest.mark.slow] if op.name in _LONG else []
+    )
     for op in REGISTRY.values()
     for i, sample in enumerate(op.samples)
     if is_differentiable(op, sample) and not op.random

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.errors import ArgumentError
+from graphflow.errors import ArgumentError, CheckpointError, OpError
 from graphflow.training import CsvLog, EarlyStopping, JsonLog, TensorBoard
 
 _random = np.random.default_rng(0)
@@ -127,9 +127,17 @@ def test_scalars_go_to_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="pip install tensorboardX runs it")
     m = Model()
     with gf.Session() as session:
-        gf.fit(m.train, DATA, loss=m.loss, epochs=1, callbacks=[TensorBoard(tmp_path, every=1)],
-               session=session, progress=False)  # fmt: skip
+        history = gf.fit(m.train, DATA, loss=m.loss, epochs=1, session=session, progress=False,
+                         callbacks=[TensorBoard(tmp_path, every=1)])  # fmt: skip
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) > 200
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="pip install tensorboard runs it",
+    )
+    events = reader.EventAccumulator(str(tmp_path))
+    events.Reload()
+    read = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert read == [(i + 1, pytest.approx(loss)) for i, loss in enumerate(history.losses)]
 
 
 def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
@@ -154,6 +162,28 @@ def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
     assert np.array_equal(rest.session.get(m.w), whole.session.get(plain.w))
     for history in (rest, whole):
         history.session.close()
+
+
+def test_a_training_in_changed_files_does_not_go_on(tmp_path: Path) -> None:
+    """Whichever file it is; a file at another place is the same one."""
+
+    def trained(folder: Path, **options: Any) -> list[float]:
+        m = Model()
+        data = gf.data.npy(x=folder / "x.npy", y=folder / "y.npy").batch(16)
+        history = gf.fit(m.train, data, loss=m.loss, checkpoint=tmp_path / "c", progress=False,
+                         **options)  # fmt: skip
+        history.session.close()
+        return history.losses
+
+    for name, array in (("x", X), ("y", Y)):
+        for folder in ("a", "b", "changed"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            np.save(tmp_path / folder / f"{name}.npy", array)
+    np.save(tmp_path / "changed" / "y.npy", Y + 1)
+    assert len(trained(tmp_path / "a", steps=3)) == 3
+    with pytest.raises(ArgumentError, match=r"y\.npy' has changed since the 3 steps of the check"):
+        trained(tmp_path / "changed")
+    assert len(trained(tmp_path / "b")) == 4
 
 
 def test_replicas_on_workers_train_alike() -> None:
@@ -245,6 +275,42 @@ def test_wrong_arguments_are_told(change: dict[str, Any], message: str) -> None:
     given = {"train": m.train, "data": DATA, "loss": m.loss, **change}
     with pytest.raises(ArgumentError, match=message):
         gf.fit(**given)
+
+
+def test_a_checkpoint_of_another_model_is_refused_also_where_no_step_is_left(
+    tmp_path: Path,
+) -> None:
+    for steps in (2, None):
+        m = Model()
+        gf.fit(
+            m.train, DATA, loss=m.loss, checkpoint=tmp_path, steps=steps, progress=False
+        ).session.close()
+        other = gf.variable(np.zeros(3, "float32"), name="other")
+        loss = gf.mean(gf.square(m.x @ other - m.y))
+        train = gf.optim.SGD(0.1).minimize(loss)
+        with pytest.raises(CheckpointError, match="other"):
+            gf.fit(train, DATA, loss=loss, checkpoint=tmp_path, progress=False)
+
+
+def test_a_last_batch_without_a_row_for_each_replica_is_told_before_the_first_step() -> None:
+    m = Model()
+    train = gf.optim.SGD(0.1).minimize(m.loss, strategy=gf.parallel.Data(3))
+    with pytest.raises(
+        ArgumentError, match=r"has 2 rows, of 80 in batches of 13, .* 3 parts; take"
+    ):
+        gf.fit(train, DATA.batch(13), loss=m.loss)
+
+
+def test_an_error_in_a_step_names_its_batch() -> None:
+    x, y = (
+        gf.placeholder("float32", (None, 3), name="x"),
+        gf.placeholder("int64", (None,), name="y"),
+    )
+    loss = gf.nn.cross_entropy(gf.nn.Linear(3, 2)(x), y, reduction="mean")
+    data = gf.data.arrays(x=X, y=np.arange(100) // 50 + (np.arange(100) == 99)).batch(16)
+    with pytest.raises(OpError, match=r"class numbers in \[0, 2\), got values from 1 to 2") as told:
+        gf.fit(gf.optim.SGD(0.1).minimize(loss), data, loss=loss, progress=False)
+    assert told.value.__notes__ == ["in a training by fit, at batch 6 of epoch 0"]
 
 
 def test_a_step_that_trains_nothing_is_refused() -> None:

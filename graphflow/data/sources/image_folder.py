@@ -10,7 +10,6 @@ import numpy as np
 
 from graphflow.data.sources.source import Array, Batch
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import user_location
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -19,6 +18,7 @@ class ImageFolder:
     """Images as float32 (rows, channels, height, width) from 0 to 1, and the number of their class.
 
     Args:
+        at: begins each error.
         folder: holds a folder for each class; classes are numbered in the order of their names.
         size: (height, width) to which each image is scaled.
         channels: 3 for RGB, 1 for grey.
@@ -28,9 +28,8 @@ class ImageFolder:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], size: tuple[int, int], channels: int
+        self, at: str, folder: str | os.PathLike[str], size: tuple[int, int], channels: int
     ) -> None:
-        at = f"gf.data.images at {user_location()}"
         self._at = at
         self._image = _pillow(at)
         self._size = size
@@ -62,6 +61,11 @@ class ImageFolder:
         for row, (file, _) in enumerate(chosen):
             images[row] = self._read(file)
         return {"image": images, "label": np.array([n for _, n in chosen], "int64")}
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of the images."""
+        return [file for file, _ in self._files]
 
     def _read(self, file: Path) -> Any:
         try:

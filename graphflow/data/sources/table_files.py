@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from glob import glob
@@ -19,7 +20,6 @@ import numpy as np
 
 from graphflow.data.sources.source import Array, Batch
 from graphflow.errors import ArgumentError
-from graphflow.ir.op import user_location
 
 BLOCK_BYTES = 1 << 20
 """Bytes of lines in a block."""
@@ -43,8 +43,10 @@ class TableFiles:
     """Rows of files of one format, in the order of the files.
 
     Args:
-        what: the public function, for errors.
-        files: a path, a pattern such as "part-*.parquet", or a list of them.
+        at: begins each error.
+        kind: the format: the name of the public function.
+        files: their paths.
+        memory: bytes of blocks that are kept in memory; None: `KEPT_BYTES`.
         columns: names of the columns to read; None: all.
 
     Attributes:
@@ -52,9 +54,10 @@ class TableFiles:
     """
 
     def __init__(
-        self, what: str, files: Any, columns: Sequence[str] | None, header: bool = True
-    ) -> None:
-        self._at = f"gf.data.{what} at {user_location()}"
+        self, at: str, kind: str, files: Sequence[str], columns: Sequence[str] | None,
+        memory: int | None = None,
+    ) -> None:  # fmt: skip
+        self._at = at
         _import_pyarrow(self._at)
         self._columns = None if columns is None else list(columns)
         self._stamps: dict[Path, tuple[int, int]] = {}
@@ -62,8 +65,8 @@ class TableFiles:
         find = {
             "parquet": self._parquet, "arrow": self._arrow, "csv": self._csv,
             "json_lines": self._json_lines,
-        }[what]  # fmt: skip
-        for file in _expand(self._at, files):
+        }[kind]  # fmt: skip
+        for file in map(Path, files):
             self._stamps[file] = _stamp(file)
             try:
                 self._blocks += find(file)
@@ -74,6 +77,7 @@ class TableFiles:
         self.starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         self._kept: OrderedDict[int, Batch] = OrderedDict()
         self._bytes = 0
+        self._most = KEPT_BYTES if memory is None else memory
 
     def __len__(self) -> int:
         return self._rows
@@ -108,9 +112,11 @@ class TableFiles:
                 )
         table = self._blocks[number].read()
         if table.num_rows != self._blocks[number].rows:
+            block = self._blocks[number].read
+            where = f"{str(block.file)!r}, from line {block.line}: " if _is_text(block) else ""
             raise ArgumentError(
-                f"{self._at}: {table.num_rows} rows in {self._blocks[number].rows} lines; write "
-                "each row on a line of its own, without empty lines"
+                f"{self._at}: {where}{table.num_rows} rows in {self._blocks[number].rows} lines; "
+                "write each row on a line of its own, without empty lines"
             )
         names = self._columns or table.column_names
         missing = [name for name in names if name not in table.column_names]
@@ -122,7 +128,7 @@ class TableFiles:
         block = {name: self._to_array(name, table.column(name)) for name in names}
         self._kept[number] = block
         self._bytes += _size(block)
-        while self._bytes > KEPT_BYTES and len(self._kept) > 1:
+        while self._bytes > self._most and len(self._kept) > 1:
             self._bytes -= _size(self._kept.popitem(last=False)[1])
         return block
 
@@ -180,6 +186,11 @@ class TableFiles:
         with open(file, "rb") as stream:
             head = stream.readline()
         names = csv.read_csv(io.BytesIO(head + head)).column_names
+        twice = [name for i, name in enumerate(names) if name in names[:i]]
+        if twice:
+            raise ArgumentError(
+                f"{self._at}: {str(file)!r}: two columns are called {twice[0]!r}; rename one"
+            )
         self._check_columns(names)
         types = None
 
@@ -246,9 +257,17 @@ class _Lines(NamedTuple):
         try:
             return self.parse(_read_bytes(self.file, self.start, self.size), self.line)
         except ValueError as error:
-            raise ArgumentError(
-                f"{self.at}: {str(self.file)!r}, in the block from line {self.line}: {error}"
-            ) from error
+            row = re.search(r"Row #(\d+)|in row (\d+)", str(error))
+            where = f"in the block from line {self.line}"
+            if row is not None:  # CSV counts rows of a block from 1, JSON from 0
+                number = int(row[1]) - 1 if row[1] else int(row[2])
+                where = f"line {self.line + number}"
+            raise ArgumentError(f"{self.at}: {str(self.file)!r}, {where}: {error}") from error
+
+
+def _is_text(read: Any) -> bool:
+    """Return True if a block is lines of a text file."""
+    return isinstance(read, _Lines)
 
 
 def _line_blocks(file: Path, start: int) -> list[tuple[int, int, int]]:
@@ -273,15 +292,21 @@ def _read_bytes(file: Path, start: int, size: int) -> bytes:
         return stream.read(size)
 
 
-def _expand(at: str, files: Any) -> list[Path]:
+def expand_pattern(at: str, files: Any) -> list[str]:
+    """Return the paths of files.
+
+    Args:
+        at: begins each error.
+        files: a path, a pattern such as "part-*.parquet", or a list of them.
+    """
     given = [files] if isinstance(files, str | os.PathLike) else list(files)
-    found: list[Path] = []
+    found: list[str] = []
     for each in given:
         text = os.fspath(each)
         matches = sorted(glob(text)) if any(c in text for c in "*?[") else [text]
         if not matches or not Path(matches[0]).is_file():
             raise ArgumentError(f"{at}: there is no file {text!r}")
-        found += map(Path, matches)
+        found += matches
     if not found:
         raise ArgumentError(f"{at}: give at least one file")
     return found

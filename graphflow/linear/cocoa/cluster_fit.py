@@ -94,8 +94,9 @@ class ClusterFit:
         axis = choose_axis(problem)
         history.solver = "cocoa"
         monitor = FitMonitor(problem, tol, max_passes, history)
+        own = w if axis == "columns" else None
         while True:
-            rounds = Rounds(problem, self._cut(problem.x, axis), axis, seed=seed, w=w)
+            rounds = Rounds(problem, self._cut(problem.x, axis), axis, seed=seed, own=own)
             choice = LocalSteps(local_steps, min(part.count for part in rounds.parts))
             where = f"{problem.rows:,} x {problem.columns:,} by {len(rounds.parts)} workers"
             with show_progress("fitting", where=where):
@@ -106,8 +107,7 @@ class ClusterFit:
                     self._restart(error)
                 finally:
                     history.local_steps = choice.steps
-            if monitor.best is not None and axis == "columns":
-                w = monitor.best.w
+            own = rounds.own
         history.plan = plan(rounds.round, self.session.cluster, {rounds.steps: (choice.steps, 0)})
         assert monitor.best is not None
         return monitor.best

@@ -59,9 +59,10 @@ class Rounds:
         gamma: the factor of the sum of all changes, 1 or 1/K.
         sigma: σ', by which local steps overrate their changes; default: γ · K.
         seed: of the orders of coordinates; each part has one of its own.
-        w: coefficients to begin with, if coordinates are columns.
+        own: (coordinates,) dual variables, or coefficients, to begin with.
 
     Attributes:
+        own: those of the last certificate that was read, or those to begin with.
         start: the fetch to run first, which computes squared norms.
         round: the fetch of a round.
         steps: the placeholder (H, 0) that gives a round its number of steps.
@@ -71,10 +72,10 @@ class Rounds:
 
     def __init__(
         self, problem: LinearProblem, parts: Sequence[TablePart], axis: str, *, gamma: float = 1.0,
-        sigma: float | None = None, seed: int = 0, w: Floats | None = None,
+        sigma: float | None = None, seed: int = 0, own: Floats | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.parts, self.axis = problem, parts, axis
-        self._gamma, self._seed, self._w = gamma, seed, w
+        self._gamma, self._seed, self.own = gamma, seed, own
         self._sigma = gamma * len(parts) if sigma is None else sigma
         self.steps = placeholder("float32", ("local_steps", 0), name="local_steps")
         self._is_rows = axis == "rows"
@@ -103,10 +104,11 @@ class Rounds:
                 own = targets * np.minimum(1e-3 * weights, 1e-8)
         else:
             squares = part.weighted_squares(weights)
-            own = own if self._w is None else part.pick(self._w)
             if problem.has_intercept:
                 means = part.weighted_means(weights)
                 squares = np.maximum(squares - weights.sum() * means**2, 0.0)
+        if self.own is not None:
+            own = part.pick(self.own)
         known = {
             "own": own, "target": targets, "weight": weights, "square": squares, "mean": means,
             "shared": np.zeros(self._width + self._is_rows), "position": np.zeros((), np.int64),
@@ -186,7 +188,7 @@ class Rounds:
                     model = shared if self._is_rows else intercept
         with device(self.parts[0].device):
             done: Tensor = REGISTRY["group"](*updates, name="cocoa/certificate")
-        return [done, model, *sums, *([] if self._is_rows else owns)]
+        return [done, model, *sums, *owns]
 
     def _finish(self, has: dict[str, Tensor], found: Tensor) -> tuple[Tensor, Tensor]:
         """Return `shared` made of the sum of all parts, and the intercept."""
@@ -204,17 +206,18 @@ class Rounds:
     def read(self, values: Sequence[Any]) -> tuple[Certificate, Floats, float]:
         """Return the certificate, the coefficients and the intercept, from values of `certificate`.
 
-        The sums of the parts are added in the order of the parts.
+        The sums of the parts are added in the order of the parts. `own` is kept, too, so that a
+        loss of workers does not take it.
         """
         _, model, *others = values
         sums = np.stack(others[: len(self.parts)])
+        self.own = found = np.empty(self.coordinates)
+        for part, own in zip(self.parts, others[len(self.parts) :], strict=True):
+            found[part.chosen] = own
         if self._is_rows:
             w = np.array(model if self.problem.bias else model[:-1])
             return self._certify_rows(w, *sums.sum(axis=0)), w, 0.0
-        w = np.empty(self.coordinates)
-        for part, own in zip(self.parts, others[len(self.parts) :], strict=True):
-            w[part.chosen] = own
-        return self._certify_columns(sums), w, float(model[0])
+        return self._certify_columns(sums), found, float(model[0])
 
     def _certify_rows(self, w: Floats, losses: float, conjugates: float) -> Certificate:
         half = 0.5 * self.problem.l2 * float(w @ w)

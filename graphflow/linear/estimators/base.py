@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +22,7 @@ from sklearn.utils.validation import (
 
 from graphflow.errors import LinearModelError
 from graphflow.linear.cocoa.local_steps import check_local_steps
-from graphflow.linear.fit_history import CertifiedModel, FitHistory
+from graphflow.linear.fit_history import CertifiedModel, FitHistory, zero_model
 from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
@@ -42,6 +41,8 @@ from graphflow.linear.tables.table_stream import TableStream
 _ROUNDING = 1e-12
 """Relative gaps that sums in float64, of tables of any precision, may hide."""
 _FORMATS = ("csr", "csc")
+KeepModels = Callable[[Sequence[CertifiedModel]], None]
+"""Sets an estimator's coefficients from a model for each of its problems."""
 
 
 class LinearEstimator(BaseEstimator):  # type: ignore[misc]
@@ -170,20 +171,15 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         self.__dict__.pop("feature_names_in_", None)
         return x, y, weights
 
-    def _solve(
-        self, problem: LinearProblem, *, seed: int = 0, w: Floats | None = None, b: float = 0.0
-    ) -> CertifiedModel:
-        """Solve a problem, and note its certificate if it is the worst so far."""
-        return self._solve_all([problem], seed=seed, w=w, b=b)[0]
-
-    def _solve_all(
-        self, problems: Sequence[LinearProblem], *, seed: int = 0, w: Floats | None = None,
-        b: float = 0.0,
-    ) -> list[CertifiedModel]:  # fmt: skip
-        """Solve problems that share a table, and note the worst certificate.
+    def _fit_problems(
+        self, problems: Sequence[LinearProblem], keep: KeepModels, *, seed: int = 0,
+        w: Floats | None = None, b: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Solve problems that share a table, keep their models, and note the worst certificate.
 
         Args:
             problems: the problems.
+            keep: sets the estimator's coefficients from a model for each problem.
             seed: of the order of coordinates.
             w, b: the model to begin with, for solvers that do not work on the dual.
         """
@@ -195,40 +191,52 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
                 f"memory={table.memory:,} bytes; raise memory=, or leave out cluster="
             )
         if self.cluster is None:
-            return [
-                self._run_solver(partial(
-                    solve, problem, self.solver, self.tol, most, seed=seed, w=w, b=b,
-                    threads=count_threads(self.threads),
-                ))
-                for problem in problems
-            ]  # fmt: skip
+
+            def run(problem: LinearProblem, history: FitHistory) -> CertifiedModel:
+                threads = count_threads(self.threads)
+                more: dict[str, Any] = {"seed": seed, "w": w, "b": b, "threads": threads}
+                return solve(problem, self.solver, self.tol, most, history, **more)
+
+            self._run_all(run, problems, keep)
+            return
         from graphflow.linear.cocoa.cluster_fit import ClusterFit  # loads sessions
 
         with self.__dict__.pop("_workers", None) or ClusterFit(self.cluster) as fit:
-            return [
-                self._run_solver(partial(
-                    fit.solve, problem, self.tol, most, local_steps=self.local_steps, seed=seed,
-                    w=w,
-                ))
-                for problem in problems
-            ]  # fmt: skip
 
-    def _run_solver(self, run: Callable[..., CertifiedModel]) -> CertifiedModel:
-        """Run a solver, which takes `history=`, and note its certificate if it is the worst."""
-        history = FitHistory()
-        try:
-            found = run(history=history)
-        except KeyboardInterrupt:
-            if history.best is not None:
-                self._note(history, history.best.certificate)
-                self._keep_model(history.best)
-            raise
-        self._note(history, found.certificate)
-        self._warn(found.certificate)
-        return found
+            def run_on_workers(problem: LinearProblem, history: FitHistory) -> CertifiedModel:
+                more: dict[str, Any] = {"local_steps": self.local_steps, "seed": seed, "w": w}
+                found: CertifiedModel = fit.solve(problem, self.tol, most, history, **more)
+                return found
 
-    def _keep_model(self, model: CertifiedModel) -> None:
-        """Keep the last certified model when Ctrl-C ends a fit."""
+            self._run_all(run_on_workers, problems, keep)
+
+    def _run_all(
+        self, run: Callable[[Any, FitHistory], CertifiedModel], problems: Sequence[Any],
+        keep: KeepModels,
+    ) -> None:  # fmt: skip
+        """Run a solver for each problem, keep the models, and note the worst certificate.
+
+        If Ctrl-C ends the work, the model of a problem is the last certified one. A problem that
+        was not begun has coefficients of 0, which are certified, too.
+        """
+        models: list[CertifiedModel] = []
+        for problem in problems:
+            history = FitHistory()
+            try:
+                models.append(run(problem, history))
+            except KeyboardInterrupt:
+                if models or history.best is not None:
+                    models.append(history.best or zero_model(problem, history))
+                    self._note(history, models[-1].certificate)
+                    for other in problems[len(models) :]:
+                        unused = FitHistory(history.solver)
+                        models.append(zero_model(other, unused))
+                        self._note(unused, models[-1].certificate)
+                    keep(models)
+                raise
+            self._note(history, models[-1].certificate)
+            self._warn(models[-1].certificate)
+        keep(models)
 
     def _note(self, history: FitHistory, certificate: Certificate) -> None:
         known = getattr(self, "certificate_", None)
@@ -330,7 +338,7 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise LinearModelError(
                 f"{type(self).__name__} needs at least two classes, and the data has one class: "
-                f"{self.classes_[0]!r}"
+                f"{self.classes_.tolist()[0]!r}"
             )
         if self.class_weight is not None:
             factors = compute_class_weight(
@@ -356,4 +364,4 @@ class LinearClassifier(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
         return self
 
 
-__all__ = ["LinearClassifier", "LinearEstimator", "LinearRegressor"]
+__all__ = ["KeepModels", "LinearClassifier", "LinearEstimator", "LinearRegressor"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -88,11 +89,11 @@ class Glm(LinearRegressor):
             )
         l1, l2 = _strengths(self.penalty)
         problem = LinearProblem(x, targets, weights, loss, l1, l2, bool(self.fit_intercept))
-        self._keep_model(self._solve(problem, seed=self.random_state or 0))
+        self._fit_problems([problem], self._keep, seed=self.random_state or 0)
         return self
 
-    def _keep_model(self, model: CertifiedModel) -> None:
-        self.coef_, self.intercept_ = model.w, model.b
+    def _keep(self, models: Sequence[CertifiedModel]) -> None:
+        self.coef_, self.intercept_ = models[0].w, models[0].b
 
 
 def _strengths(penalty: Any) -> tuple[float, float]:

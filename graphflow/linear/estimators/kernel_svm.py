@@ -16,8 +16,11 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import FitHistory
+from graphflow.linear.problem import Certificate
 from graphflow.linear.solvers.kernel_machine import KernelModel, KernelRows, solve_kernel_machine
 
+_Fits = dict[tuple[int, int], tuple[Any, KernelModel]]
+"""The rows and the machine of each pair of classes."""
 _KERNELS = ("linear", "poly", "rbf", "sigmoid", "precomputed")
 
 
@@ -143,18 +146,48 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found.toarray() if not isinstance(found, np.ndarray) else found
 
     def _fit_pairs(self, x: Any, labels: Any, c: Any) -> None:
-        """Fit a machine for each pair of classes, and gather the rows that carry them."""
+        """Fit a machine for each pair of classes, and gather the rows that carry them.
+
+        If Ctrl-C ends the work, each pair keeps its last certified machine; one that was not begun
+        has no rows.
+        """
         rows = [np.flatnonzero((labels == k) & (c > 0)) for k in range(len(self.classes_))]
-        fits: dict[tuple[int, int], tuple[Any, KernelModel]] = {}
-        histories: list[FitHistory] = []
+        fits: _Fits = {}
+        histories: dict[tuple[int, int], FitHistory] = {}
         self._blocks: dict[tuple[int, int], Any] = {}
         self._room: Any = np.empty(0)
-        for first, second in combinations(range(len(rows)), 2):
-            used = np.concatenate([rows[first], rows[second]])
-            y = np.where(labels[used] == first, 1.0, -1.0)
-            histories.append(FitHistory())
-            rows_of = self._rows_of_pair(x, rows, first, second)
-            fits[first, second] = used, self._fit_pair(rows_of, y, c[used], histories[-1])
+        pairs = list(combinations(range(len(rows)), 2))
+        try:
+            for pair in pairs:
+                first, second = pair
+                used = np.concatenate([rows[first], rows[second]])
+                y = np.where(labels[used] == first, 1.0, -1.0)
+                rows_of = self._rows_of_pair(x, rows, first, second)
+                histories[pair] = FitHistory()
+
+                def note(model: KernelModel, pair: Any = pair, used: Any = used) -> None:
+                    fits[pair] = used, model
+
+                solve_kernel_machine(
+                    rows_of, y, c[used], float(self.tol), self.max_iter,
+                    self.cache_size * 2.0**20, histories[pair], note,
+                )  # fmt: skip
+                self._warn_of_steps(fits[pair][1])
+        except KeyboardInterrupt:
+            if fits:
+                for pair in pairs[len(fits) :]:
+                    used = np.concatenate([rows[pair[0]], rows[pair[1]]])
+                    proof = Certificate(float(c[used].sum()), 0.0, float(c[used].sum()))
+                    histories[pair] = FitHistory("smo", [proof])
+                    fits[pair] = used, KernelModel(np.zeros(len(used)), 0.0, 0, proof)
+                self._gather(x, labels, rows, fits, list(histories.values()))
+            raise
+        self._gather(x, labels, rows, fits, list(histories.values()))
+
+    def _gather(
+        self, x: Any, labels: Any, rows: list[Any], fits: _Fits, histories: list[FitHistory]
+    ) -> None:
+        """Set the attributes of the model from the machines of all pairs of classes."""
         carries = np.zeros(len(labels), bool)
         for used, model in fits.values():
             carries[used[model.alpha > 0]] = True
@@ -227,10 +260,8 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         square[m:, :m] = beside.T
         return lambda numbers: square if len(numbers) == len(square) else square[numbers]
 
-    def _fit_pair(self, rows_of: KernelRows, y: Any, c: Any, history: FitHistory) -> KernelModel:
-        model = solve_kernel_machine(
-            rows_of, y, c, float(self.tol), self.max_iter, self.cache_size * 2.0**20, history
-        )
+    def _warn_of_steps(self, model: KernelModel) -> None:
+        """Warn if a machine has used up its pairs."""
         gap = model.certificate.relative_gap or 0.0
         if 0 <= self.max_iter <= model.steps:
             warnings.warn(
@@ -239,7 +270,6 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 ConvergenceWarning,
                 stacklevel=4,
             )
-        return model
 
     @property
     def coef_(self) -> Any:

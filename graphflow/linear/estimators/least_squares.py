@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -59,16 +60,20 @@ class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]
             alphas = np.broadcast_to(np.asarray(self.alpha, np.float64), (targets.shape[1],))
             for alpha in alphas:
                 self._check_parameters(alpha=(float(alpha), 0.0))
-        models = self._solve_all([
+        problems = [
             LinearProblem(
                 x, column, weights, losses.squared, 0.0, float(alpha), bool(self.fit_intercept)
             )
             for column, alpha in zip(targets.T, alphas, strict=True)
-        ])  # fmt: skip
-        coef = np.stack([model.w for model in models])
-        intercept = np.array([model.b for model in models])
-        self.coef_ = coef if np.ndim(y) > 1 else coef[0]
-        self.intercept_ = intercept if np.ndim(y) > 1 else float(intercept[0])
+        ]
+
+        def keep(models: Sequence[CertifiedModel]) -> None:
+            coef = np.stack([model.w for model in models])
+            intercept = np.array([model.b for model in models])
+            self.coef_ = coef if np.ndim(y) > 1 else coef[0]
+            self.intercept_ = intercept if np.ndim(y) > 1 else float(intercept[0])
+
+        self._fit_problems(problems, keep)
         return self
 
 
@@ -130,11 +135,11 @@ class ElasticNet(LinearRegressor):
         )  # fmt: skip
         if before is not None and before.shape != (problem.columns,):
             before = None
-        self._keep_model(self._solve(problem, w=before, b=start))
+        self._fit_problems([problem], self._keep, w=before, b=start)
         return self
 
-    def _keep_model(self, model: CertifiedModel) -> None:
-        self.coef_, self.intercept_ = model.w, model.b
+    def _keep(self, models: Sequence[CertifiedModel]) -> None:
+        self.coef_, self.intercept_ = models[0].w, models[0].b
 
     @property
     def sparse_coef_(self) -> Any:

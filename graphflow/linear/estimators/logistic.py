@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -87,18 +88,17 @@ class LogisticRegression(LinearClassifier):
             penalty * float(self.l1_ratio), penalty * (1.0 - float(self.l1_ratio)),
             bool(self.fit_intercept),
         )  # fmt: skip
-        self._keep_model(
-            self._solve(
-                problem,
-                seed=self.random_state or 0,
-                w=None if before is None else before[0],
-                b=0.0 if intercepts is None else float(intercepts[0]),
-            )
+        self._fit_problems(
+            [problem],
+            self._keep,
+            seed=self.random_state or 0,
+            w=None if before is None else before[0],
+            b=0.0 if intercepts is None else float(intercepts[0]),
         )
         return self
 
-    def _keep_model(self, model: CertifiedModel) -> None:
-        self.coef_, self.intercept_ = model.w[None, :], np.array([model.b])
+    def _keep(self, models: Sequence[CertifiedModel]) -> None:
+        self.coef_, self.intercept_ = models[0].w[None, :], np.array([models[0].b])
 
     def _fit_classes(
         self, x: Any, labels: Any, c: Any, penalty: float, before: Any, intercepts: Any
@@ -124,18 +124,19 @@ class LogisticRegression(LinearClassifier):
             penalty * (1.0 - float(self.l1_ratio)), bool(self.fit_intercept),
             penalty * float(self.l1_ratio),
         )  # fmt: skip
-        history = FitHistory()
-        with use_threads(problem.x, "newton", count_threads(self.threads)):
-            solve = solve_sparse_softmax if problem.l1 else solve_softmax
-            w, b = solve(
-                problem, self.tol, self.max_iter, history,
-                w=None if before is None else before.T, b=intercepts,
-            )  # fmt: skip
-        self._note(history, history.certificates[-1])
-        self._warn(history.certificates[-1])
-        self.coef_ = np.ascontiguousarray(w.T)
-        self.intercept_ = b - b.mean()
+        solve = solve_sparse_softmax if problem.l1 else solve_softmax
+        w = None if before is None else before.T
+
+        def run(problem: SoftmaxProblem, history: FitHistory) -> CertifiedModel:
+            with use_threads(problem.x, "newton", count_threads(self.threads)):
+                return solve(problem, self.tol, self.max_iter, history, w=w, b=intercepts)
+
+        self._run_all(run, [problem], self._keep_classes)
         return self
+
+    def _keep_classes(self, models: Sequence[CertifiedModel]) -> None:
+        w, b = models[0].w, models[0].b
+        self.coef_, self.intercept_ = np.ascontiguousarray(w.T), b - b.mean()
 
     def predict_proba(self, X: Any) -> Any:
         """Return the probability of each class, (rows, classes)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -45,8 +46,9 @@ class LinearSVC(LinearClassifier):
         class_weight: factors of classes by label, "balanced", or None.
         tol: the relative duality gap that is enough.
         max_iter: passes over the data, at most.
-        solver: "auto", "sdca", "newton", "cholesky", "cg", or "cd" with an l1 penalty. "wild" and
-            "tpa" are "sdca" with threads that race, and on a GPU; neither repeats bit for bit.
+        solver: "auto", "sdca", "interior" (hinge), "newton", "cholesky" or "cg" (squared hinge), or
+            "cd" with an l1 penalty. "wild" and "tpa" are "sdca" with threads that race, and on a
+            GPU; neither repeats bit for bit.
         threads: that the fit may use; None: as many as this process has cores. The same bits come
             of the same number of threads.
         random_state: seed of the order of rows; None is 0.
@@ -99,22 +101,26 @@ class LinearSVC(LinearClassifier):
         x, labels, weights = self._check_labels(X, y, sample_weight)
         positives = [1] if len(self.classes_) == 2 else range(len(self.classes_))
         l1, l2 = (1.0, 0.0) if self.penalty == "l1" else (0.0, 1.0)
-        models = self._solve_all([
+        problems = [
             LinearProblem(
-                x, np.where(labels == positive, 1.0, -1.0), self.C * weights, known[self.loss],
-                l1, l2, bias=bias,
+                x,
+                np.where(labels == positive, 1.0, -1.0),
+                self.C * weights,
+                known[self.loss],
+                l1,
+                l2,
+                bias=bias,
             )
             for positive in positives
-        ], seed=self.random_state or 0)  # fmt: skip
-        found = [_split(model, bias) for model in models]
-        self.coef_ = np.stack([w for w, _ in found])
-        self.intercept_ = np.array([b for _, b in found]) if bias else np.zeros(len(found))
-        return self
+        ]
 
-    def _keep_model(self, model: CertifiedModel) -> None:
-        if len(self.classes_) == 2:
-            w, b = _split(model, _bias_of(self))
-            self.coef_, self.intercept_ = w[None, :], np.array([b])
+        def keep(models: Sequence[CertifiedModel]) -> None:
+            found = [_split(model, bias) for model in models]
+            self.coef_ = np.stack([w for w, _ in found])
+            self.intercept_ = np.array([b for _, b in found])
+
+        self._fit_problems(problems, keep, seed=self.random_state or 0)
+        return self
 
 
 class LinearSVR(LinearRegressor):
@@ -126,10 +132,10 @@ class LinearSVR(LinearRegressor):
         epsilon: errors up to this cost nothing.
         C: the factor of the losses.
         loss: "epsilon_insensitive" or "squared_epsilon_insensitive".
-        fit_intercept, intercept_scaling, tol, max_iter, threads, random_state, cluster,
-            local_steps: as of `LinearSVC`.
-        solver: "auto", "sdca", "wild" or "tpa" as of `LinearSVC`; with the squared loss, "newton",
-            "cholesky" or "cg", too.
+        fit_intercept, intercept_scaling, tol, max_iter: as of `LinearSVC`.
+        threads, random_state, cluster, local_steps: as of `LinearSVC`.
+        solver: "auto", "sdca", "interior", "wild" or "tpa" as of `LinearSVC`; with the squared
+            loss, "newton", "cholesky" or "cg" in place of "interior".
     """
 
     def __init__(
@@ -173,11 +179,11 @@ class LinearSVR(LinearRegressor):
             x, np.asarray(y, np.float64), self.C * weights, known[self.loss](self.epsilon),
             0.0, 1.0, bias=bias,
         )  # fmt: skip
-        self._keep_model(self._solve(problem, seed=self.random_state or 0))
+        self._fit_problems([problem], self._keep, seed=self.random_state or 0)
         return self
 
-    def _keep_model(self, model: CertifiedModel) -> None:
-        self.coef_, self.intercept_ = _split(model, _bias_of(self))
+    def _keep(self, models: Sequence[CertifiedModel]) -> None:
+        self.coef_, self.intercept_ = _split(models[0], _bias_of(self))
 
 
 __all__ = ["LinearSVC", "LinearSVR"]

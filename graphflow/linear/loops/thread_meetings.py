@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphflow.linear.loops.dot_products import dense_dot
 from graphflow.ops.kernels.compiled_loops.atomics import atomic_add, atomic_load, yield_thread
 
 MASK = 0x7FFFFFFF
 PATIENCE = 4000
 """Looks at a counter before a thread lets others run between two looks."""
+BUCKET = 8
+"""Neighbouring rows that stay together: their dual variables share a cache line."""
+WORTH = 1.15
+"""How many times faster several threads have to be than one."""
 LINE = 8
 """Numbers of a cache line: what threads write often lies that far apart."""
 
@@ -52,9 +57,17 @@ def shuffle_buckets(order: Any, active: int, state: int, bucket: int) -> int:
     return state
 
 
-def count_parts(active: int, least: int, threads: int) -> int:
-    """Return how many threads visit `active` rows, if a thread is worth waking for `least`."""
-    return max(1, min(threads, active // least))
+def count_parts(active: int, end: float, overlap: float, threads: int) -> int:
+    """Return how many threads visit `active` rows: all of them, or one if these gain little.
+
+    Args:
+        end: how many rows a thread visits in the time that the end of a turn takes.
+        overlap: of the steps of threads: all of them go as far as so many times fewer steps of one.
+    """
+    each = active / threads + end
+    if active < threads * BUCKET or active < WORTH * max(overlap, 1.0) * each:
+        return 1
+    return threads
 
 
 def begin_turn(rows: Any, beta: Any, old: Any, w: Any, copy: Any) -> None:
@@ -76,19 +89,54 @@ def add_steps(k: int, parts: int, shared: Any, n: int, size: int, steps: Any, su
         sums: (2 * parts * LINE,) is written: squares of the sum, and of each copy's steps.
     """
     first, last = n * k // parts, n * (k + 1) // parts
-    alone = together = 0.0
-    for j in range(first, last):
-        steps[j] = 0.0
+    mine, alone = steps[first:last], 0.0
     for q in range(parts):
         at = (q + 1) * size
-        for j in range(first, last):
-            step = shared[at + j] - shared[j]
-            alone += step * step
-            steps[j] += step
-    for j in range(first, last):
-        together += steps[j] * steps[j]
-    sums[2 * k * LINE] = together
+        alone += add_step(
+            shared[at + first : at + last], shared[first:last], mine, q == 0, last - first
+        )
+    sums[2 * k * LINE] = dense_dot(mine, 0, mine, last - first)
     sums[2 * k * LINE + LINE] = alone
+
+
+def add_step(copy: Any, w: Any, steps: Any, is_first: bool, n: int) -> float:
+    """Add `copy - w` to n steps, which are 0 at the first time; return its square.
+
+    Several sums stand beside each other: one would wait for each addition.
+    """
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    if is_first:
+        for j in range(n):
+            steps[j] = 0.0
+    j = 0
+    while j + 8 <= n:
+        d0, d1 = copy[j] - w[j], copy[j + 1] - w[j + 1]
+        d2, d3 = copy[j + 2] - w[j + 2], copy[j + 3] - w[j + 3]
+        d4, d5 = copy[j + 4] - w[j + 4], copy[j + 5] - w[j + 5]
+        d6, d7 = copy[j + 6] - w[j + 6], copy[j + 7] - w[j + 7]
+        steps[j] += d0
+        steps[j + 1] += d1
+        steps[j + 2] += d2
+        steps[j + 3] += d3
+        steps[j + 4] += d4
+        steps[j + 5] += d5
+        steps[j + 6] += d6
+        steps[j + 7] += d7
+        s0 += d0 * d0
+        s1 += d1 * d1
+        s2 += d2 * d2
+        s3 += d3 * d3
+        s4 += d4 * d4
+        s5 += d5 * d5
+        s6 += d6 * d6
+        s7 += d7 * d7
+        j += 8
+    while j < n:
+        d0 = copy[j] - w[j]
+        steps[j] += d0
+        s0 += d0 * d0
+        j += 1
+    return ((s0 + s4) + (s1 + s5)) + ((s2 + s6) + (s3 + s7))
 
 
 def find_overlap(parts: int, sums: Any) -> float:
@@ -123,7 +171,7 @@ def end_turn(
 
 def next_overlap(foreseen: float, found: float, parts: int) -> float:
     """Return the overlap to foresee after one that was found; from 1 to the number of threads."""
-    return min(max(1.1 * found, 0.95 * foreseen, 1.0), float(parts))
+    return min(max(1.1 * found, 0.7 * foreseen, 1.0), float(parts))
 
 
 def drop_idle(order: Any, active: int, pieces: int, kept: Any, spare: Any) -> int:

@@ -3,7 +3,7 @@
 Each thread runs the same loop with its number `k`. The arrays that all share:
 
     plan      int64: the rows that are active, the state of random numbers, the rows visited so far
-    numbers   float64: the overlap that is foreseen
+    numbers   float64: the overlap that is foreseen, and the one that was found last
     ends      float64, a line for each thread: the least and greatest projected slope of its rows,
               and the sum of their gaps
 """
@@ -20,6 +20,7 @@ from graphflow.linear.loops.row_passes import (
     widen_bounds,
 )
 from graphflow.linear.loops.thread_meetings import (
+    BUCKET,
     LINE,
     add_steps,
     begin_turn,
@@ -33,8 +34,6 @@ from graphflow.linear.loops.thread_meetings import (
 )
 
 INF = float("inf")
-BUCKET = 8
-"""Neighbouring rows that stay together: their dual variables share a cache line."""
 
 
 def visit_rows(
@@ -62,29 +61,31 @@ def visit_rows(
 
 
 def threaded_rows(
-    k: int, threads: int, least: int, wanted: int, enough: float, is_svm: bool, is_sparse: bool,
-    plan: Any, numbers: Any, ends: Any, meeting: Any, order: Any, spare: Any, kept: Any,
-    shared: Any, size: int, steps: Any, old: Any, sums: Any, bounds: Any, values: Any, places: Any,
-    offsets: Any, d: int, squares: Any, y: Any, c: Any, loss: int, parameter: float,
+    k: int, threads: int, end: float, long: int, wanted: int, enough: float, is_svm: bool,
+    is_sparse: bool, plan: Any, numbers: Any, ends: Any, meeting: Any, order: Any, spare: Any,
+    kept: Any, shared: Any, size: int, steps: Any, old: Any, sums: Any, bounds: Any, values: Any,
+    places: Any, offsets: Any, d: int, squares: Any, y: Any, c: Any, loss: int, parameter: float,
     inverse: float, bias: float, beta: Any,
 ) -> None:  # fmt: skip
-    """Make passes until `wanted` rows were visited, or the gaps of an SVM's rows add up to little.
+    """Make passes until `wanted` rows were visited, or the gaps of an SVM's rows add up to little,
+    or so few of them are active that one thread passes faster.
 
     Args:
         k, threads: the thread, and how many there are.
-        least: rows that are worth a thread in a turn.
+        end: rows that a thread visits in the time that the end of a turn takes.
+        long: rows of a thread that are worth a turn of their own.
         wanted, enough: the visits after which no pass begins, and the sum of gaps.
         is_svm: True for passes that leave out rows at a bound, for a (squared) hinge loss.
         is_sparse: True for a matrix in CSR form; a dense one has its numbers in `values`.
         order, spare: (rows,) the rows, the active ones first; and room for as many.
-        kept: (rows // least + threads,) room for a number of each piece of a pass.
+        kept: (rows // long + 2 * threads,) room for a number of each piece of a pass.
         shared, size: ((threads + 1) * size,) the weights, and room for a copy for each thread.
         steps, old, sums: room for (columns + 1,), (rows,) and (2 * threads * LINE,) numbers.
         bounds: (threads * LINE,) five numbers of each thread as in `dense_svm_rows`.
         squares, y, c, loss, parameter, inverse, bias, beta: as of `dense_rows`.
     """
     w, bound = shared[0 : d + 1], bounds[k * LINE : k * LINE + 5]
-    overlap = numbers[0]
+    overlap, found = numbers[0], numbers[1]
     count, visited = 1, 0
     going = True
     while going:
@@ -92,8 +93,8 @@ def threaded_rows(
             plan[1] = shuffle_buckets(order, plan[0], plan[1], BUCKET)
         count = meet(meeting, threads, count)
         active = plan[0]
-        parts = count_parts(active, least, threads)
-        turns = max(1, active // (least * parts))
+        parts = count_parts(active, end, found, threads)
+        turns = max(1, active // (long * parts))
         pieces = turns * parts
         low, high, gap = INF, -INF, 0.0
         for turn in range(turns):
@@ -129,8 +130,14 @@ def threaded_rows(
         bound[2], bound[3], bound[4] = low, high, gap
         widen_bounds(bound)
         visited += active
-        going = visited < wanted and not (is_svm and gap <= enough)
+        going = visited < wanted
+        if is_svm:
+            staying = 0
+            for piece in range(pieces):
+                staying += kept[piece]
+            is_worth = count_parts(staying, end, found, threads) > 1
+            going = going and gap > enough and is_worth
         if k == 0:
-            plan[2], numbers[0] = visited, overlap
+            plan[2], numbers[0], numbers[1] = visited, overlap, found
             if is_svm:
                 plan[0] = drop_idle(order, active, pieces, kept, spare)

@@ -29,6 +29,8 @@ _MOST = 8
 """Passes between two certificates, at most."""
 _SELDOM = 8
 """The same for losses whose passes know about the gap."""
+_GROWTH = 3.0
+"""How much the dual may have grown, at most, when passes look whether the gap is small enough."""
 _TRUST = 1.5
 """How much larger than the gap of the rows that are left one of all rows may be, until rows return.
 """
@@ -165,15 +167,16 @@ class ShrinkingAscent(DualAscent):
         """Pass over the rows until the monitor has what it wants."""
         is_tiny = self.problem.rows * self.problem.columns <= _TINY
         goal = 1e-15 if is_tiny else monitor.tol
-        dual, care = 0.0, 1.0
+        dual, care, growth = 0.0, 1.0, _GROWTH
         while True:
             left, is_ready = min(_SELDOM, monitor.most_passes - monitor.passes), False
             while left > 0.0 and not is_ready:
                 # The dual grows: where its last value lets passes go on, the newest one does.
-                passes = self._pass_until(3.0 * care * goal * dual, left if dual else _FIRST)
+                passes = self._pass_until(growth * care * goal * dual, left if dual else _FIRST)
                 left -= passes
                 monitor.passes += passes
-                dual = self._dual()
+                before, dual = dual, self._dual()
+                growth = min(dual / before, _GROWTH) if before else _GROWTH
                 is_ready = bool(self._bounds[4] <= care * goal * dual)
             if self._finish_passes(monitor):
                 return

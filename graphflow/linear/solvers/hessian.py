@@ -19,6 +19,7 @@ from graphflow.linear.fit_threads import blas_threads
 from graphflow.linear.loops import hessian_rows
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply, sum_squares
+from graphflow.linear.threaded_products import TwofoldProduct
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
@@ -121,6 +122,7 @@ class SparseHessian(Hessian):
         x = problem.x
         self._parts = (x.data, x.indices, x.indptr)
         self._loop = native(hessian_rows, "sparse_products")
+        self._twofold: TwofoldProduct | None = None
         self.product_ns = _ENTRY_NS["sparse"] * x.nnz
         if problem.columns <= MANY:
             lengths = np.diff(x.indptr).astype(np.float64)
@@ -143,9 +145,11 @@ class SparseHessian(Hessian):
 
     def apply(self, p: Floats) -> Floats:
         """Return the product with a vector."""
-        if current_pool() is not None:
-            return super().apply(p)
-        image = self.problem.l2 * p
+        image, pool = self.problem.l2 * p, current_pool()
+        if pool is not None:
+            if self._twofold is None:
+                self._twofold = TwofoldProduct(self.problem.x, pool)
+            return np.asarray(image + self._twofold(self.h, p, float(self.means @ p)))
         self._loop(self.problem.rows, *self._parts, self.h, p, float(self.means @ p), image)
         return image
 

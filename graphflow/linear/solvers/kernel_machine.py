@@ -111,8 +111,8 @@ class _WholeMatrix:
 
 def solve_kernel_machine(
     kernel_rows: KernelRows, y: Floats, c: Floats, tol: float, most_steps: int, cache_bytes: float,
-    history: FitHistory,
-) -> KernelModel:  # fmt: skip
+    history: FitHistory, note: Callable[[KernelModel], None],
+) -> None:  # fmt: skip
     """Solve the dual of a support vector machine with a kernel.
 
     Args:
@@ -123,6 +123,7 @@ def solve_kernel_machine(
         most_steps: pairs, at most; -1 for any number.
         cache_bytes: memory for rows of K.
         history: where certificates are noted.
+        note: is given each certified model; the last one is the solution.
     """
     n = len(y)
     cache: _RowCache | _WholeMatrix
@@ -142,9 +143,10 @@ def solve_kernel_machine(
             violation = _violation(y, c, alpha, gradient)
             certificate, b = _certify(y, c, alpha, gradient, steps / n, start)
             history.certificates.append(certificate)
+            note(KernelModel(alpha.copy(), b, steps, certificate))
             show_stage(f"violation {violation:.1e}, pairs", steps)
             if violation < (tol if n > _TINY else min(tol, 1e-12)) or left <= 0:
-                return KernelModel(alpha, b, steps, certificate)
+                return
             everything = np.arange(n)
             block = everything if is_whole else _choose_block(y, c, alpha, gradient, before)
             cache.fetch(block)
@@ -161,7 +163,7 @@ def solve_kernel_machine(
             gradient += y * (change @ cache.rows(block[moved]))
             steps, left, before = steps + done, left - done, block
             if not done:
-                return KernelModel(alpha, b, steps, certificate)
+                return
 
 
 def _bounds(y: Floats, c: Floats, alpha: Floats) -> tuple[Any, Any]:

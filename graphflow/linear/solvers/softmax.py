@@ -70,8 +70,8 @@ class SoftmaxProblem:
 def solve_softmax(
     problem: SoftmaxProblem, tol: float, max_passes: float, history: FitHistory, *,
     w: Floats | None = None, b: Floats | None = None,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Solve a problem of several classes; return (columns, classes) coefficients and intercepts.
+) -> CertifiedModel:  # fmt: skip
+    """Solve a problem of several classes; return (columns, classes) coefficients, certified.
 
     Args:
         problem: the problem.
@@ -99,13 +99,13 @@ def solve_softmax(
             slope = v - problem.l2 * w
             found = _certificate(problem, w, b, f, p, beta, v, passes, time.perf_counter() - start)
             history.certificates.append(found)
-            history.best = CertifiedModel(w, 0.0, found)
+            history.best = best = CertifiedModel(w, b, found)
             size = float(np.linalg.norm(slope))
             first = size if first is None else first
             gap = found.relative_gap
             is_done = gap is not None and gap <= tol
             if is_done or passes >= max_passes or size <= 1e-14 * first:
-                return w, b
+                return best
             accuracy = min(0.1, (size / first) ** 0.5)
             step, beside, used = newton_step(problem, p, slope, accuracy)
             passes += used + 1.0
@@ -116,7 +116,7 @@ def solve_softmax(
                 float((slope * step).sum()),
             )
             if length == 0.0:
-                return w, b
+                return best
             w, b, f = w + length * step, b + length * beside, f + length * along
 
 

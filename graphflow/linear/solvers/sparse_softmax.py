@@ -48,8 +48,8 @@ _PATIENCE = 5
 def solve_sparse_softmax(
     problem: SoftmaxProblem, tol: float, max_passes: float, history: FitHistory, *,
     w: Floats | None = None, b: Floats | None = None,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Solve a problem with an l1 penalty; return (columns, classes) coefficients and intercepts.
+) -> CertifiedModel:  # fmt: skip
+    """Solve a problem with an l1 penalty; return (columns, classes) coefficients, certified.
 
     Args:
         problem: the problem.
@@ -73,14 +73,14 @@ def solve_sparse_softmax(
             seconds = time.perf_counter() - start
             found = Certificate(found.primal, highest, gap, passes, seconds)
             history.certificates.append(found)
-            history.best = CertifiedModel(w, 0.0, found)
+            history.best = best = CertifiedModel(w, b, found)
             relative = found.relative_gap or 0.0
             stalled = stalled + 1 if gap_before and relative >= gap_before[0] else 0
             if relative <= tol or passes >= max_passes or stalled > _PATIENCE:
-                return w, b
+                return best
             known = _grow_set(problem, w, v, known)
             if not len(known):
-                return w, b
+                return best
             inner, means = _take_columns(problem, known)
             goal = max(0.3 * tol, 0.1 * min(relative, 1.0) * 0.1**stalled)
             goal = _EXACT if problem.x.shape[0] * columns <= _TINY else goal

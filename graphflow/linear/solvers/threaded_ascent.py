@@ -23,22 +23,28 @@ import numpy as np
 from graphflow.linear import fit_threads
 from graphflow.linear.fit_history import FitMonitor
 from graphflow.linear.loops import threaded_passes
-from graphflow.linear.loops.thread_meetings import LINE
+from graphflow.linear.loops.thread_meetings import BUCKET, LINE, count_parts
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solvers.dual_ascent import (
     SHRINKS,
     DualAscent,
     ShrinkingAscent,
+    ascend_dual,
     first_dual,
 )
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import Pool
 
-_MEETING_NS = 2000.0
-"""The time of the meetings of a turn, in nanoseconds; a turn's work is to be twenty times that."""
-_WEIGHT_NS = 1.5
-"""The time to copy a weight and to add its steps, in nanoseconds; to be a tenth of a turn."""
+_MEETING_NS = 3000.0
+"""The time of the meetings of a turn, in nanoseconds."""
+_WEIGHT_NS = 2.0
+"""The time to copy a weight and to add its steps, in nanoseconds."""
+_TURN = 8
+"""A turn's work is to take so many times as long as both, if there are rows for it."""
+_SHRINKING_NS = 20e6
+"""The least time of a pass of losses that leave out rows at a bound: soon few rows are left, and
+threads gain nothing by passes over few rows."""
 
 
 def ascend_on_threads(
@@ -55,6 +61,10 @@ def ascend_on_threads(
     Returns:
         the dual variables.
     """
+    whole_ns = fit_threads.pass_ns(problem.x, problem.loss)
+    is_short = problem.loss.code in SHRINKS and whole_ns < _SHRINKING_NS
+    if is_short or count_parts(problem.rows, end_rows(problem), 1.0, pool.threads) == 1:
+        return ascend_dual(problem, monitor, seed=seed)
     beta, random = first_dual(problem), np.random.default_rng(seed)
     # Threads wait for each other inside of loops, so all of them have to come. Ctrl-C ends lines
     # of the main thread alone; so another thread calls the pool.
@@ -67,11 +77,10 @@ def ascend_on_threads(
     return beta
 
 
-def rows_for_a_thread(problem: LinearProblem) -> int:
-    """Return how many rows in a turn are worth a thread."""
-    row_ns = fit_threads.pass_ns(problem.x) / max(problem.rows, 1)
-    turn_ns = 20.0 * _MEETING_NS + 10.0 * _WEIGHT_NS * (problem.columns + 1)
-    return max(threaded_passes.BUCKET, int(turn_ns / row_ns))
+def end_rows(problem: LinearProblem) -> float:
+    """Return how many rows a thread visits in the time that the end of a turn takes."""
+    end_ns = _MEETING_NS + _WEIGHT_NS * (problem.columns + 1)
+    return end_ns * max(problem.rows, 1) / fit_threads.pass_ns(problem.x, problem.loss)
 
 
 class _Team:
@@ -94,17 +103,22 @@ class _Team:
     ) -> None:
         n, threads, size = problem.rows, pool.threads, (problem.columns // LINE + 2) * LINE
         self._problem, self._pool, self._caller = problem, pool, caller
-        self._least = rows_for_a_thread(problem)
-        self._plan, self._numbers = np.array([n, seed, 0]), np.array([float(threads)])
+        self._end = end_rows(problem)
+        self._long = max(BUCKET, int(_TURN * self._end))
+        self._plan, self._numbers = np.array([n, seed, 0]), np.array([float(threads), 1.0])
         self._meeting = np.zeros(1, np.int64)
         self._shared, self._size = np.zeros((threads + 1) * size), size
         self._rooms = (
-            np.zeros(n, np.int64), np.zeros(n // self._least + threads, np.int64),
+            np.zeros(n, np.int64), np.zeros(n // self._long + 2 * threads, np.int64),
             np.zeros(threads * LINE), np.zeros(problem.columns + 1), np.zeros(n),
             np.zeros(2 * threads * LINE),
         )  # fmt: skip
         self.order, self.bounds = np.arange(n), np.zeros((threads, LINE))
         self.w = self._shared[: problem.columns + 1]
+
+    def is_worth(self, active: int) -> bool:
+        """Return True if several threads pass over so many rows faster than one."""
+        return count_parts(active, self._end, float(self._numbers[1]), self._pool.threads) > 1
 
     def pass_until(
         self, active: int, visits: int, enough: float, arrays: tuple[Any, ...], squares: Floats,
@@ -132,11 +146,11 @@ class _Team:
 
         def part(k: int) -> None:
             loop(
-                k, threads, self._least, visits, enough, loss.code in SHRINKS, problem.is_sparse,
-                self._plan, self._numbers, ends, self._meeting, self.order, spare, kept,
-                self._shared, self._size, steps, old, sums, self.bounds.reshape(-1), *arrays,
-                problem.columns, squares, problem.y, problem.c, loss.code, loss.parameter,
-                1.0 / problem.l2, float(problem.bias), beta,
+                k, threads, self._end, self._long, visits, enough, loss.code in SHRINKS,
+                problem.is_sparse, self._plan, self._numbers, ends, self._meeting, self.order,
+                spare, kept, self._shared, self._size, steps, old, sums, self.bounds.reshape(-1),
+                *arrays, problem.columns, squares, problem.y, problem.c, loss.code,
+                loss.parameter, 1.0 / problem.l2, float(problem.bias), beta,
             )  # fmt: skip
 
         self._caller.submit(self._pool.run, part, threads).result()
@@ -171,6 +185,7 @@ class _ThreadedShrinkingAscent(ShrinkingAscent):
     ) -> None:
         self._team = team
         super().__init__(problem, beta, random)
+        self._order = team.order
 
     def _compute_weights(self) -> None:
         super()._compute_weights()
@@ -179,6 +194,8 @@ class _ThreadedShrinkingAscent(ShrinkingAscent):
 
     def _pass_until(self, gap: float, passes: float) -> float:
         n, team = self.problem.rows, self._team
+        if not team.is_worth(int(self._state[0])):
+            return super()._pass_until(gap, passes)
         if self._state[0] == n:  # neighbours stand beside each other again
             team.order[:] = np.arange(n)
         team.bounds[:, :5] = self._bounds
@@ -190,4 +207,4 @@ class _ThreadedShrinkingAscent(ShrinkingAscent):
         return found[1] / n
 
 
-__all__ = ["ascend_on_threads", "rows_for_a_thread"]
+__all__ = ["ascend_on_threads", "end_rows"]

@@ -6,6 +6,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Self
 
 import numpy as np
@@ -124,6 +125,8 @@ class DiskTable(ABC):
             found = os.stat(self.path)
         except OSError as error:
             raise LinearModelError(f"{self.path} cannot be read: {error.strerror}") from None
+        if not S_ISREG(found.st_mode):
+            raise LinearModelError(f"{self.path} is no file; give the path of a table in a file")
         return found.st_size, found.st_mtime_ns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from fractions import Fraction
@@ -72,7 +73,8 @@ def read_blocks(path: str, first: int, stop: int) -> Iterator[TextRows]:
     """Read the lines between two positions, `BLOCK` bytes or a line at a time.
 
     Raises:
-        LinearModelError: a line is broken; names the file, the line's number, and the line.
+        LinearModelError: a line is broken, or has NaN or infinity; names the file, the line's
+            number, and the line.
     """
     text, held, at = np.empty(BLOCK, np.uint8), 0, first
     with open(path, "rb") as file:
@@ -122,13 +124,15 @@ def _parse(path: str, text: Any, stop: int, start: int) -> TextRows:
         try:
             number = float(word)
         except ValueError:
-            raise _broken_line(path, text, first, stop, start, word) from None
+            raise _broken_line(path, text, first, stop, start, word, "no number") from None
+        if not math.isfinite(number):
+            raise _broken_line(path, text, first, stop, start, word, "not finite")
         if place < 0:
             targets[-1 - place] = number
         else:
             values[place] = number
     if broken >= 0:
-        raise _broken_line(path, text, broken, stop, start, None)
+        raise _broken_line(path, text, broken, stop, start)
     rows, entries = int(counts[ROWS]), int(counts[ENTRIES])
     block = TextRows(
         targets[:rows].copy(), offsets[: rows + 1].copy(), columns[:entries].copy(),
@@ -161,15 +165,15 @@ def _powers_of_ten() -> tuple[Any, Any]:
 
 
 def _broken_line(
-    path: str, text: Any, at: int, stop: int, start: int, word: bytes | None
-) -> LinearModelError:
+    path: str, text: Any, at: int, stop: int, start: int, word: bytes = b"", fault: str = ""
+) -> LinearModelError:  # fmt: skip
     """Return the error for a line, of which `at` is a position."""
     data = text[:stop].tobytes()
     first = data.rfind(b"\n", 0, at) + 1
     line = data[first : data.find(b"\n", first)].decode("utf-8", "replace").strip()
     shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
     number = _count_lines(path, start + first) + 1
-    reason = "" if word is None else f"; {word[:_SHOWN].decode('utf-8', 'replace')!r} is no number"
+    reason = f"; {word[:_SHOWN].decode('utf-8', 'replace')!r} is {fault}" if fault else ""
     return LinearModelError(
         f"{path}, line {number}: {shown!r} is not 'target column:value column:value …' with "
         f"columns from 0 to {MOST_COLUMNS}{reason}; correct the line"

@@ -141,7 +141,7 @@ class _Trial:
         self._fed: list[Tensor] = [placeholder(spec.dtype, spec.shape) for _ in range(replicas)]
         states = [self._variables() for _ in range(replicas)]
         sites = Sites(
-            lambda rank: nullcontext(), nullcontext, lambda kind, made: None, lambda every: None
+            lambda rank: nullcontext(), nullcontext, lambda kind, made: None, lambda every, to: None
         )
         values = [[self._value()] * replicas] if rule.reads_value else None
         (made,) = exchange_sums(rule, [self._fed], [states], sites, (0, 0), values=values)

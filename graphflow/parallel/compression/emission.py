@@ -222,9 +222,9 @@ class _PartialRows:
             result = ShardedTensor(made[0].spec, whole(made[0].ndim), tuple(made))
             logged.exchange(kind, (self._axis,), result)
 
-        def log_rows(every: Sequence[Tensor]) -> None:
+        def log_rows(every: Sequence[Tensor], to: int | None) -> None:
             sent: dict[SentTensor, float] = {}
-            for place in group:
+            for place in group if to is None else (group[to],):
                 own = self._resharder.sent_bytes(zip(group, every, strict=True), place, self._node)
                 sent |= {moved: expected_bytes(moved[0]) for moved in own}
             logged("rows", (self._axis,), sent)

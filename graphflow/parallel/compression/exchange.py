@@ -55,14 +55,14 @@ class Sites:
         at: a scope whose nodes are at a replica.
         across: a scope whose nodes each lie where their own input is.
         log: called with the name of each collective, and its result at each replica.
-        log_rows: called with a part of each replica's message of which only rows in use travel. All
-            other replicas receive it.
+        log_rows: called with a part of each replica's message of which only rows in use travel, and
+            the replica that receives it; None: all others do.
     """
 
     at: Callable[[int], AbstractContextManager[Any]]
     across: Callable[[], AbstractContextManager[Any]]
     log: Callable[[str, Sequence[Tensor]], None]
-    log_rows: Callable[[Sequence[Tensor]], None]
+    log_rows: Callable[[Sequence[Tensor], int | None], None]
 
 
 def exchange_sums(
@@ -220,12 +220,16 @@ def _answer(
     for (i, rank), request in requests.items():
         if rank == 0:
             for p, part in enumerate(_entries(request)[0]):
-                if isinstance(request, Gather) and used_rows_of(part):
-                    every = [_entries(requests[i, k])[0][p] for k in range(count)]
-                    sites.log_rows(every)
-                    found |= {
-                        ((i, k), e, p): sent for k in range(count) for e, sent in enumerate(every)
-                    }
+                if used_rows_of(part):
+                    for e in range(len(_entries(request))):
+                        each = [_entries(requests[i, k])[e][p] for k in range(count)]
+                        to = e if isinstance(request, AllToAll) else None
+                        sites.log_rows(each, to)
+                        found |= {
+                            ((i, k), sender, p): sent
+                            for k in (range(count) if to is None else (to,))
+                            for sender, sent in enumerate(each)
+                        }
                 else:
                     rows.setdefault((type(request), part.dtype.name), []).append((i, p))
     for (kind, _), parts in rows.items():

@@ -17,7 +17,7 @@ import numpy as np
 
 from graphflow import init
 from graphflow.errors import ArgumentError, ShardingError
-from graphflow.ir.op import REGISTRY, Tensor, make_node
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, make_node
 from graphflow.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -163,6 +163,30 @@ class Filter:
         return Reduced(total, decoded[rank], tuple(after))
 
 
+def reduce_by_pieces(rule: Filter, tensor: Tensor, state: State, count: int) -> Reduction:
+    """Exchange a tensor with all replicas: each adds up one piece and sends its sum to all.
+
+    Each receives 2 (count − 1) / count of the bytes of a message, as in an all-reduce.
+
+    Args:
+        rule: a filter without state.
+        tensor, state: see `Filter.encode`.
+        count: the number of replicas.
+    """
+    size = int(tensor.size)
+    piece = -(-size // count)
+    flat = FUNCTIONS["reshape"](tensor, (-1,))
+    padded = FUNCTIONS["pad"](flat, [(0, piece * count - size)])
+    like = tensor.spec.with_shape((piece,))
+    pieces = [padded[k * piece : (k + 1) * piece] for k in range(count)]
+    received = yield AllToAll(tuple(tuple(rule.encode(each, state)[0]) for each in pieces))
+    own = sum((rule.decode(parts, like) for parts in received[1:]), rule.decode(received[0], like))
+    sums = yield Gather(tuple(rule.encode(own, state)[0]))
+    joined = FUNCTIONS["concat"]([rule.decode(parts, like) for parts in sums])
+    total: Tensor = FUNCTIONS["reshape"](joined[:size], tensor.shape)
+    return Reduced(total, tensor, state)
+
+
 def mark_used(part: Tensor, number: Tensor, expected: int) -> Tensor:
     """Return a part of a message of which only the first `number` rows travel.
 
@@ -234,6 +258,7 @@ __all__ = [
     "Sum",
     "expected_bytes",
     "mark_used",
+    "reduce_by_pieces",
     "require_rule_for_changes",
     "require_stateless_receivers",
     "used_rows_of",

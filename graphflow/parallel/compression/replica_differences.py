@@ -167,13 +167,13 @@ class DifferenceFilter:
             result = ShardedTensor(made[0].spec, whole(made[0].ndim), tuple(made))
             logged.exchange(kind, (REPLICA,), result)
 
-        def log_rows(every: Sequence[Tensor]) -> None:
+        def log_rows(every: Sequence[Tensor], to: int | None) -> None:
             firsts = unroller.owners[:: unroller.places]
             sent: dict[SentTensor, float] = {
-                (part, to): expected_bytes(part)
+                (part, receiver): expected_bytes(part)
                 for source, part in zip(firsts, every, strict=True)
-                for to in firsts
-                if to != source
+                for receiver in (firsts if to is None else (firsts[to],))
+                if receiver != source
             }
             logged("rows", (REPLICA,), sent)
 

@@ -21,6 +21,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
+UInt64s = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 MAX_RANGES = 4096
 """The most ranges of a table."""
@@ -129,7 +130,7 @@ class RowRanges:
             self.count if now == self.count else owner
             for now, owner in zip(found, self.owners, strict=True)
         ]
-        _fill_owners(owners, self.count + 1, 1)
+        _fill_owners(owners, self.count + 1)
         return replace(self, owners=tuple(owners), count=self.count + 1, labels=labels)
 
     def leave(self, name: str, leaving: int) -> RowRanges:
@@ -162,31 +163,39 @@ def ring_ranges(
     Args:
         rows: the number of rows, at least `count`.
         count: the number of owners.
-        width: the rows of a range. No owner has more than one range more than another one then.
-        even: no owner has more ranges than its share, rounded up, so that owners need as much
-            memory. Owners give up their last ranges, which hold rare ids if ids are sorted by
-            frequency.
+        width: the rows of a range; `even` follows.
+        even: no owner has more than one range more than another, so that all need as much memory.
 
     Raises:
         ShardingError: there are fewer rows than owners.
     """
     if rows < count:
         raise ShardingError(f"{name!r} has {rows} rows for {count} owners; use fewer")
-    evenly = width is not None
+    even = even or width is not None
     width = width or -(-rows // MAX_RANGES)
     ranges = -(-rows // width)
+    if even:
+        return RowRanges(rows, width, _even_owners(name, ranges, count), count)
     owners = _next_owners(name, ranges, range(count))
-    _fill_owners(owners, count, ranges // count if evenly else 1)
-    most = -(-ranges // count)
-    while evenly and owners.count(busy := max(range(count), key=owners.count)) > most:
-        owners[owners.index(busy)] = min(range(count), key=owners.count)
-    held = [owners.count(owner) for owner in range(count)]
-    for number in reversed(range(ranges)) if even else ():
-        if held[full := owners[number]] > most:
-            free = min(range(count), key=held.__getitem__)
-            owners[number] = free
-            held[full], held[free] = held[full] - 1, held[free] + 1
+    _fill_owners(owners, count)
     return RowRanges(rows, width, tuple(owners), count)
+
+
+def _even_owners(name: str, ranges: int, count: int) -> tuple[int, ...]:
+    """Return for each range of a table the owner, from 0, with equal shares of the ranges.
+
+    Each further owner takes from the others what they have beyond their new share: the ranges to
+    which its points on the ring are nearest. So none move between the others.
+    """
+    keys, owners = _range_keys(name, ranges), np.zeros(ranges, np.int64)
+    for joining in range(1, count):
+        points = np.sort(_points_of(joining))
+        gaps = points[np.searchsorted(points, keys) % VIRTUAL] - keys  # around the ring
+        for owner in range(joining):
+            own = np.flatnonzero(owners == owner)
+            share = -(-(ranges - owner) // (joining + 1))
+            owners[own[np.argsort(gaps[own], kind="stable")[: len(own) - share]]] = joining
+    return tuple(owners.tolist())
 
 
 def _next_owners(name: str, ranges: int, labels: Sequence[int]) -> list[int]:
@@ -195,17 +204,26 @@ def _next_owners(name: str, ranges: int, labels: Sequence[int]) -> list[int]:
     Args:
         labels: the number of each owner on the ring.
     """
-    points = sorted((_hash(f"{k}/{v}"), i) for i, k in enumerate(labels) for v in range(VIRTUAL))
-    places = np.array([point for point, _ in points], np.uint64)
-    keys = np.array([_hash(f"{name}/{i}") for i in range(ranges)], np.uint64)
-    found = np.searchsorted(places, keys) % len(points)
-    return [points[i][1] for i in found.tolist()]
+    points = np.concatenate([_points_of(label) for label in labels])
+    order = np.argsort(points)
+    found = np.searchsorted(points[order], _range_keys(name, ranges)) % len(points)
+    return (order[found] // VIRTUAL).tolist()  # type: ignore[no-any-return]
 
 
-def _fill_owners(owners: list[int], count: int, least: int) -> None:
-    """Let each owner have some ranges at least: a small table may have left one out."""
+def _points_of(label: int) -> UInt64s:
+    """Return the points of an owner on the ring."""
+    return np.array([_hash(f"{label}/{v}") for v in range(VIRTUAL)], np.uint64)
+
+
+def _range_keys(name: str, ranges: int) -> UInt64s:
+    """Return where the ranges of a table lie on the ring."""
+    return np.array([_hash(f"{name}/{i}") for i in range(ranges)], np.uint64)
+
+
+def _fill_owners(owners: list[int], count: int) -> None:
+    """Let each owner have a range at least: a small table may have left one out."""
     for owner in range(count):
-        while owners.count(owner) < least:
+        if owner not in owners:
             most = max(range(count), key=owners.count)
             owners[owners.index(most)] = owner
 

@@ -18,6 +18,7 @@ from graphflow.ops.kernels.codegen.vector_writer import (
     VectorWriter,
     transpose_registers,
 )
+from graphflow.ops.kernels.jit.call_recorder import current_recorder
 from graphflow.ops.kernels.jit.compiler import NativeFunction, name_module
 
 Value = int | str
@@ -124,8 +125,15 @@ class LoopNestWriter:
 
     def gather(self, pointer: str, apart: Value, mask: str | None) -> str:
         """Gather a vector of elements that are `apart` bytes apart."""
-        places, ones = self._spaced_pointers(pointer, apart), self.lanes.vector("i1")
-        kinds = f"<{self.width} x ptr>"
+        return self._gather(self._spaced_pointers(pointer, apart), mask)
+
+    def gather_at(self, pointer: str, offsets: str, mask: str | None) -> str:
+        """Gather a vector of elements at offsets in bytes, a vector of i32."""
+        kind = self.lanes.vector("i32")
+        return self._gather(self.write(f"getelementptr i8, ptr {pointer}, {kind} {offsets}"), mask)
+
+    def _gather(self, places: str, mask: str | None) -> str:
+        ones, kinds = self.lanes.vector("i1"), f"<{self.width} x ptr>"
         call = f"@llvm.masked.gather.v{self.width}{TYPE_SUFFIX[self.element]}.v{self.width}p0"
         self.module.declared[call] = (
             f"declare {self.kind} {call}({kinds}, i32, {ones}, {self.kind})"
@@ -281,7 +289,12 @@ class LoopNestWriter:
 def call_native(
     function: NativeFunction, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
 ) -> None:
-    """Run a native function without the GIL."""
+    """Run a native function without the GIL, or add it to the current recorder."""
     table = array("q", (*pointers, *sizes))
     place = table.buffer_info()[0]
-    function.releasing_gil(place, place + 8 * len(pointers), start, stop)
+    recorder = current_recorder()
+    if recorder is None:
+        function.releasing_gil(place, place + 8 * len(pointers), start, stop)
+    else:
+        meta = place + 8 * len(pointers)
+        recorder.add(function.address, place, meta, range(start, stop), table)

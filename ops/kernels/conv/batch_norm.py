@@ -16,7 +16,7 @@ from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, ca
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 
 _THREADING_ELEMENTS = 1 << 15  # elements from which handing a part to another thread pays
 
@@ -74,7 +74,7 @@ def _run(
     def part(i: int) -> None:
         call_native(function, places, sizes, channels * i // parts, channels * (i + 1) // parts)
 
-    run_parts(part, parts)
+    run_native_parts(part, parts)
 
 
 class _ChannelWriter:

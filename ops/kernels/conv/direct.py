@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.conv import masked_direct
 from graphflow.ops.kernels.conv.direct_text import (
     copy_rows,
     correlation,
@@ -20,9 +21,9 @@ from graphflow.ops.kernels.conv.direct_text import (
     weight_sums,
 )
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 FEW_CHANNELS = 8
@@ -211,6 +212,11 @@ def convolve(
         _as_2d_planes(np.ascontiguousarray(w)),
     )
     windows = _as_2d_windows(windows)
+    if set(input_dilation or ()) <= {1}:
+        planned = masked_direct.plan(len(x), x.shape[1], len(w), x.shape[2:], windows, groups)
+        if planned is not None:
+            masked_direct.convolve(out, x, w, planned)
+            return
     planes = _plan_planes(windows, (1, 1, *(input_dilation or (1, 1)))[-2:])
     offsets, units = planes.offsets(windows), _split_outputs(w, groups)
     images, channels = x.shape[:2]
@@ -224,7 +230,16 @@ def convolve(
         for unit in units:
             _convolve_images(out, some, unit, room.place, offsets, planes, w.shape[1], channels)
 
-    run_parts(part, -(-images // each))
+    run_native_parts(part, -(-images // each))
+
+
+def task(
+    images: int, inputs: int, outputs: int, space: Ints, windows: Windows, groups: int
+) -> KernelTask | None:
+    """Return the kernel for operands x and w if one native call computes the convolution."""
+    flat = (1, *space) if len(space) == 1 else space
+    planned = masked_direct.plan(images, inputs, outputs, flat, _as_2d_windows(windows), groups)
+    return None if planned is None else planned.task
 
 
 def _convolve_images(
@@ -312,7 +327,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
                 )
                 call_native(weight_sums(size, several), pointers, sizes, 0, count)
 
-    run_parts(part, -(-channels // each))
+    run_native_parts(part, -(-channels // each))
 
 
 def _join_images(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:

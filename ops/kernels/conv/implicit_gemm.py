@@ -9,16 +9,25 @@ channels of a block, so chunks and threads do not change bits. float32, on CPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from itertools import product as pairs_of
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.conv.direct_text import copy_rows
-from graphflow.ops.kernels.conv.implicit_gemm_text import BLOCK, DEEP, product, weight_sums
+from graphflow.ops.kernels.conv.implicit_gemm_text import (
+    DEEP,
+    pack_weights,
+    product,
+    weight_sums,
+)
+from graphflow.ops.kernels.conv.tap_tables import (
+    TapTable,
+    WindowMap,
+    block_tables,
+    tap_major_table,
+)
 from graphflow.ops.kernels.conv.weight_layout import pack_tap_rows
 from graphflow.ops.kernels.conv.winograd_text import PANEL, ROW, pack_pixels, unpack_planes
 from graphflow.ops.kernels.conv.winograd_tiles import (
@@ -28,143 +37,13 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     row_slots,
 )
 from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _CHUNK_POSITIONS = 1024  # positions of a chunk
 _ROW_BYTES_AT_ONCE = 32 << 20  # bytes of rows at once
-
-
-# Tables -----------------------------------------------------------------------------------------
-
-
-class TapTable(NamedTuple):
-    """Positions that share their taps: the rows that they see, their own rows, and the taps.
-
-    Offsets are bytes from the first row of an image, as i32: `sources` (positions, taps), `targets`
-    (positions,).
-    """
-
-    sources: np.ndarray[Any, Any]
-    targets: np.ndarray[Any, Any]
-    taps: np.ndarray[Any, Any]
-
-    @property
-    def addresses(self) -> Ints:
-        return address(self.sources), address(self.targets), address(self.taps)
-
-
-class WindowMap(NamedTuple):
-    """The pixels that each position sees.
-
-    Attributes:
-        sizes: the spatial axes of the convolution's input.
-        transposed: False: positions are windows over the input. True: positions are elements of the
-            input, and pixels the windows' results.
-    """
-
-    sizes: Ints
-    windows: Windows
-    transposed: bool
-
-    @property
-    def positions(self) -> Ints:
-        return self.sizes if self.transposed else self.windows.out
-
-    @property
-    def pixels(self) -> Ints:
-        return self.windows.out if self.transposed else self.sizes
-
-
-@lru_cache(maxsize=64)
-def _tap_tables(window_map: WindowMap, images: int) -> tuple[TapTable, ...]:
-    """Return the tables of all positions of some contiguous images."""
-    kernel, stride = window_map.windows.kernel, window_map.windows.stride
-    remainders = pairs_of(*(range(s if window_map.transposed else 1) for s in stride))
-    tables = []
-    for remainder in remainders:
-        axes = [_axis_table(window_map, axis, r) for axis, r in enumerate(remainder)]
-        positions = _flatten_indices([a[0] for a in axes], window_map.positions)
-        taps = _flatten_indices([a[1] for a in axes], kernel)
-        place, inside = np.zeros((1, 1), np.int64), np.ones((1, 1), bool)
-        for n, (_, _, index, valid) in zip(window_map.pixels, axes, strict=True):
-            place = _combine_axes(place * n, index, np.add)
-            inside = _combine_axes(inside, valid, np.logical_and)
-        tables.append(_repeat_for_images(window_map, images, positions, taps, place, inside))
-    return tuple(tables)
-
-
-def _axis_table(window_map: WindowMap, axis: int, remainder: int) -> tuple[Any, Any, Any, Any]:
-    """Return an axis' positions, taps, the pixel that each position sees by each tap, and whether
-    it is inside."""
-    kernel, stride, before, dilation, _ = (entry[axis] for entry in window_map.windows)
-    pixel_count = window_map.pixels[axis]
-    if not window_map.transposed:
-        positions, taps = np.arange(window_map.positions[axis]), np.arange(kernel)
-        index = positions[:, None] * stride - before + taps * dilation
-    else:
-        positions = np.arange(remainder, window_map.positions[axis], stride)
-        taps = np.arange(kernel)
-        taps = taps[(remainder + before - taps * dilation) % stride == 0]
-        index = (positions[:, None] + before - taps * dilation) // stride
-    return positions, taps, index, (index >= 0) & (index < pixel_count)
-
-
-def _flatten_indices(each: list[Any], sizes: Ints) -> Any:
-    """Return the flat indices of all combinations."""
-    flat = np.zeros(1, np.int64)
-    for n, some in zip(sizes, each, strict=True):
-        flat = (flat[:, None] * n + some).reshape(-1)
-    return flat
-
-
-def _combine_axes(a: Any, b: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine all pairs of rows, and of columns, of two matrices."""
-    both = combine(a[:, None, :, None], b[None, :, None, :])
-    return both.reshape(a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
-
-
-def _repeat_for_images(
-    window_map: WindowMap, images: int, positions: Any, taps: Any, place: Any, inside: Any
-) -> TapTable:
-    """Return the table of several images, from that of one."""
-    slots, slots_out = (row_slots(math.prod(n)) for n in (window_map.pixels, window_map.positions))
-    number = np.arange(images)
-    seen = np.where(inside, place, slots - 1) + number[:, None, None] * slots
-    places = positions + number[:, None] * slots_out
-    return TapTable(
-        np.ascontiguousarray(seen.reshape(places.size, len(taps)) * ROW, np.int32),
-        np.ascontiguousarray(places.reshape(-1) * ROW, np.int32),
-        np.ascontiguousarray(taps, np.int32),
-    )
-
-
-@lru_cache(maxsize=64)
-def _block_tables(window_map: WindowMap, images: int) -> tuple[tuple[int, TapTable, Ints], ...]:
-    """Return tables cut into blocks of positions: number of blocks, table, addresses.
-
-    The last position is repeated to fill the last block.
-    """
-    result = []
-    for table in _tap_tables(window_map, images):
-        count = len(table.targets)
-        if not count:
-            continue
-        blocks = -(-count // BLOCK)
-        chosen = np.minimum(np.arange(blocks * BLOCK), count - 1)
-        seen = table.sources[chosen].reshape(blocks, BLOCK, -1).swapaxes(1, 2)
-        both = np.ascontiguousarray(seen), np.ascontiguousarray(table.targets[chosen])
-        blocked = TapTable(*both, table.taps)
-        result.append((blocks, blocked, blocked.addresses))
-    return tuple(result)
-
-
-@lru_cache(maxsize=64)
-def _tap_major_table(window_map: WindowMap, images: int) -> TapTable:
-    """Return the table of windows with `sources` by tap."""
-    (table,) = _tap_tables(window_map, images)
-    return table._replace(sources=np.ascontiguousarray(table.sources.T))
 
 
 # Rows -------------------------------------------------------------------------------------------
@@ -228,10 +107,16 @@ def _vector_blocks(columns: int) -> list[tuple[int, int]]:
 # Weights ----------------------------------------------------------------------------------------
 
 
+def _tap_bytes(rows: int) -> int:
+    """Return the bytes between taps of a block of weights."""
+    return (rows + 1) * ROW
+
+
 class _BlockedWeights:
     """Weights in blocks of columns and of rows, which are summed over.
 
-    A block is (taps, rows of the block, `PANEL` columns).
+    A block is (taps, rows of the block and one more, `PANEL` columns). Without the additional row,
+    all taps would compete for the same lines of the cache.
     """
 
     def __init__(self, w: Any, transposed: bool) -> None:
@@ -241,7 +126,7 @@ class _BlockedWeights:
         self.taps = math.prod(w.shape[2:])
         self.depth, self.columns = w.shape[:2] if transposed else w.shape[1::-1]
         self.rows = block_count(self.depth)
-        self.apart = self.taps * PANEL * ROW
+        self.apart = self.taps * _tap_bytes(PANEL)
         self._memory = ScratchBytes(
             "gathered weights", block_count(self.columns) * self.rows * self.apart
         )
@@ -252,12 +137,19 @@ class _BlockedWeights:
 
     def prepare(self, column: int, row: int) -> None:
         count, wide = block_width(self.depth, row), block_width(self.columns, column)
+        if not self.transposed:
+            plane = self.depth * self.taps * 4
+            source = address(self.w) + column * PANEL * plane + row * PANEL * self.taps * 4
+            places = source, self.place(column, row), address(_weight_offsets(self.taps, count))
+            sizes = (self.taps * count, wide, plane)
+            call_native(pack_weights(), places, sizes, 0, -(-wide // vector_width()))
+            return
         rows, between = pack_tap_rows(
             address(self.w), self.w.shape[1], self.taps,
             (row * PANEL, count), (column * PANEL, wide), self.transposed,
         )  # fmt: skip
         goal = self.place(column, row)
-        moves = (between, ROW, 0, ROW, count * ROW, 0)
+        moves = (between, ROW, 0, ROW, _tap_bytes(count), 0)
         call_native(
             copy_rows("rows"),
             (rows.place, goal, goal),
@@ -265,6 +157,15 @@ class _BlockedWeights:
             0,
             1,
         )
+
+
+@lru_cache(maxsize=64)
+def _weight_offsets(taps: int, count: int) -> Any:
+    """Return the offset, in a block of weights, of the row of each (row, tap), in bytes."""
+    row, tap = np.divmod(np.arange(taps * count), taps)
+    offsets = tap * _tap_bytes(count) + row * ROW
+    rest = -len(offsets) % vector_width()
+    return np.concatenate([offsets, np.repeat(offsets[-1], rest)]).astype(np.int32)
 
 
 # Convolution ------------------------------------------------------------------------------------
@@ -300,6 +201,58 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
         run_parts(part, len(cuts) * columns)
 
 
+class _ProductCalls(NamedTuple):
+    """All products of a block of columns as a table of native calls.
+
+    Attributes:
+        entries: (function, unused, unused, 0, stop), int64.
+        pointers: of each call, from the first rows of x, weights and results.
+        sizes: of each call.
+        tables: what the pointers refer to, kept alive.
+    """
+
+    entries: np.ndarray[Any, Any]
+    pointers: np.ndarray[Any, Any]
+    sizes: np.ndarray[Any, Any]
+    tables: tuple[Any, ...]
+
+    def run(self, base: np.ndarray[Any, Any]) -> None:
+        """Run the calls for the addresses from which pointers are counted."""
+        entries, pointers = self.entries.copy(), self.pointers + base
+        number = np.arange(len(entries))
+        entries[:, 1] = address(pointers) + number * pointers.strides[0]
+        entries[:, 2] = address(self.sizes) + number * self.sizes.strides[0]
+        driver().walk.releasing_gil(address(entries), None, 0, len(entries))
+
+
+@lru_cache(maxsize=256)
+def _product_calls(
+    window_map: WindowMap, images: int, depth: int, wide: int, together: int
+) -> _ProductCalls:
+    """Return the products of `wide` columns.
+
+    Args:
+        images: of the chunk.
+        depth: channels that are summed over.
+        together: images whose rows are in memory together.
+    """
+    entries, pointers, sizes = [], [], []
+    taps = math.prod(window_map.windows.kernel)
+    tables = block_tables(window_map, images)
+    block = together * row_slots(math.prod(window_map.pixels)) * ROW
+    for row in range(block_count(depth)):
+        count = block_width(depth, row)
+        for blocks, table, addresses in tables:
+            for first, vectors in _vector_blocks(wide):
+                moved = first * vector_width() * 4
+                right = row * taps * _tap_bytes(PANEL) + moved
+                entries.append((product(vectors).address, 0, 0, 0, blocks))
+                pointers.append((row * block, right, moved, *addresses))
+                sizes.append((len(table.taps), count, _tap_bytes(count), int(row > 0)))
+    arrays = [np.array(a, np.int64) for a in (entries, pointers, sizes)]
+    return _ProductCalls(arrays[0], arrays[1], arrays[2], tables)
+
+
 def _multiply(
     out: Any,
     source: _ChannelRows,
@@ -311,22 +264,16 @@ def _multiply(
     """Compute a block of columns of some images."""
     slots = row_slots(math.prod(window_map.positions))
     rows = ScratchBytes("products", len(cut) * slots * ROW)
-    tables = _block_tables(window_map, len(cut))
+    tables = block_tables(window_map, len(cut))
     if not all(len(table.taps) for _, table, _ in tables):
         rows.clear()  # some positions are seen by no tap
-    for row in range(weights.rows):
-        count = block_width(weights.depth, row)
-        here, right = source.place(row, cut.start), weights.place(column, row)
-        for blocks, table, addresses in tables:
-            for first, vectors in _vector_blocks(block_width(weights.columns, column)):
-                moved = first * vector_width() * 4
-                pointers = (here, right + moved, rows.place + moved, *addresses)
-                sizes = (len(table.taps), count, count * ROW, int(row > 0))
-                call_native(product(vectors), pointers, sizes, 0, blocks)
+    wide = block_width(weights.columns, column)
+    calls = _product_calls(window_map, len(cut), weights.depth, wide, len(source.images))
+    base = source.place(0, cut.start), weights.place(column, 0), rows.place, 0, 0, 0
+    calls.run(np.array(base, np.int64))
     first_image = source.images.start + cut.start
     result = out[first_image : first_image + len(cut)]
     channels, plane = result.shape[1], math.prod(result.shape[2:])
-    wide = block_width(channels, column)
     goal = address(result) + column * PANEL * plane * 4
     given = (plane, wide, plane * 4, channels * plane * 4, slots * ROW)
     call_native(unpack_planes(), (rows.place, goal), given, 0, len(cut))
@@ -377,7 +324,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
                 )  # fmt: skip
                 counts = block_width(inputs, row), block_width(outputs, column)
                 _accumulate_weights(
-                    places, counts, _tap_major_table(window_map, len(cut)), some, number + turn > 0
+                    places, counts, tap_major_table(window_map, len(cut)), some, number + turn > 0
                 )
 
         run_parts(part, rows * columns * shares)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value
 from graphflow.ops.kernels.conv.winograd_text import ROW
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 
@@ -17,6 +17,39 @@ BLOCK = 6
 DEEP = 4
 """Channels that the weights' gradient computes at once."""
 _CACHED_POSITIONS = 64  # positions whose rows on both sides stay in the first cache
+
+
+@cache
+def pack_weights() -> NativeFunction:
+    """Write the planes of some columns as rows of `PANEL` columns, at places from a table.
+
+    Pointers: planes, rows, offsets (i32 bytes: element; to a whole vector by repeating the last).
+    Sizes: elements of a plane, columns (up to `PANEL`), bytes between planes. The range is over
+    vectors of columns.
+    """
+    width = vector_width()
+    nest = LoopNestWriter(width, 3, 3)
+    base, rows, offsets = nest.pointers
+    count, columns, between = nest.sizes
+    last = nest.sub(columns, 1)
+
+    def strip(planes: list[str], goal: str, first: Value, mask: str | None) -> None:
+        found = [nest.load(nest.gep(p, nest.mul(first, 4)), mask) for p in planes]
+        table = nest.gep(offsets, nest.mul(first, 4))
+        # In reverse: rows beyond the last element go to its place, and must be overwritten.
+        for i, row in reversed(list(enumerate(nest.transpose(found)))):
+            moved = nest.write(f"load i32, ptr {nest.gep(table, 4 * i)}, align 4")
+            nest.store(row, nest.gep(goal, nest.write(f"sext i32 {moved} to i64")))
+
+    def vector(v: str) -> None:
+        first = nest.mul(v, width)
+        each = [nest.minimum(nest.add(first, i), last) for i in range(width)]
+        planes = [nest.gep(base, nest.mul(i, between)) for i in each]
+        goal = nest.gep(rows, nest.mul(v, nest.nbytes))
+        nest.loop_vectors(count, lambda first, mask: strip(planes, goal, first, mask))
+
+    nest.loop("%start", "%stop", vector)
+    return compiler().function(*nest.source())
 
 
 @cache

@@ -19,13 +19,16 @@ from graphflow.ops.kernels.conv import (
     direct,
     im2col,
     implicit_gemm,
+    one_image,
     pointwise,
+    strided_view,
     winograd,
     winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 Target = Literal["y", "x", "w"]
@@ -84,6 +87,7 @@ class ConvKernel(NamedTuple):
         forward: (shape, y, x, w) writes y.
         back_to_input: (shape, x, g, w) writes x.
         back_to_weight: (shape, w, x, g) writes w.
+        task: the forward kernel as a native call for x and w; None if it takes several calls.
     """
 
     name: str
@@ -91,6 +95,25 @@ class ConvKernel(NamedTuple):
     forward: Callable[[ConvShape, Any, Any, Any], None]
     back_to_input: Callable[[ConvShape, Any, Any, Any], None]
     back_to_weight: Callable[[ConvShape, Any, Any, Any], None]
+    task: Callable[[ConvShape], KernelTask | None] = lambda s: None
+
+
+# One small image ----------------------------------------------------------------------------------
+
+
+def _fits_one_image(s: ConvShape, target: Target) -> bool:
+    w, positions = s.windows, math.prod(s.windows.out)
+    one_tap = math.prod(w.kernel) == 1
+    return (
+        target == "y"
+        and s.is_native
+        and gemm.is_supported("float32")
+        and s.images == s.groups == 1
+        # `pointwise` reads contiguous images where they are.
+        and not (one_tap and w.out == s.space)
+        # From more positions on, repacking the weights of several taps pays.
+        and positions <= (one_image.MOST_PIXELS if one_tap else one_image.MOST_POSITIONS)
+    )
 
 
 # Winograd -----------------------------------------------------------------------------------------
@@ -105,6 +128,7 @@ def _fits_winograd(s: ConvShape, target: Target) -> bool:
         # F(4×4, 3×3) is made for these windows.
         and s.windows.kernel == (3, 3)
         and s.windows.stride == s.windows.dilation == (1, 1)
+        and not (_is_narrow(s) and target != "w")
         # Transforms cost as much as 16 channels of products save.
         and min(s.inputs, s.outputs) >= 16
         # Of a tile's 4×4 results at least one in four, on average, must be wanted.
@@ -112,6 +136,15 @@ def _fits_winograd(s: ConvShape, target: Target) -> bool:
         # Tables address the pixels of a row by i32.
         and max(read[1], written[1]) <= 1 << 16
     )
+
+
+_NARROW_CHANNELS, _NARROW_SUM = 24, 56
+
+
+def _is_narrow(s: ConvShape) -> bool:
+    """Return whether channels are so few that `direct` beats products of rows of channels."""
+    few = min(s.inputs, s.outputs) <= _NARROW_CHANNELS
+    return few and s.has_unit_stride and s.inputs + s.outputs <= _NARROW_SUM
 
 
 # Direct -------------------------------------------------------------------------------------------
@@ -128,7 +161,8 @@ def _fits_direct(s: ConvShape, target: Target) -> bool:
     if target == "x" and not s.has_unit_stride:
         return False
     # From more channels on, products of matrices reuse what they load more often.
-    if min(s.inputs, s.outputs) > direct.FEW_CHANNELS:
+    narrow = _is_narrow(s) and target != "w"
+    if min(s.inputs, s.outputs) > direct.FEW_CHANNELS and not narrow:
         return False
     inputs, outputs = (s.outputs, s.inputs) if target == "x" else (s.inputs, s.outputs)
     return not _overlaps_little(inputs, outputs, s.windows)
@@ -146,6 +180,32 @@ def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
     windows = s.transposed._replace(stride=(1,) * len(s.space))
     direct.convolve(x, g, _flip(s, w), windows, s.groups, s.windows.stride)
+
+
+# A strided view -----------------------------------------------------------------------------------
+
+
+def _fits_strided_view(s: ConvShape, target: Target) -> bool:
+    w = s.windows
+    return (
+        target == "y"
+        and s.xp is np
+        and len(s.space) == s.inputs == 1
+        # Windows of fewer taps are faster tap by tap.
+        and w.kernel[0] >= 32
+        and s.outputs > direct.FEW_CHANNELS
+        # A view has no place for padding.
+        and w.before == (0,)
+        and w.dilation == (1,)
+        and (w.out[0] - 1) * w.stride[0] + w.kernel[0] <= s.space[0]
+        and _has_products(s)
+    )
+
+
+def _has_products(s: ConvShape) -> bool:
+    """Return whether generated products of matrices take the dtype."""
+    known = s.dtype in (np.float32, np.float64) and gemm.is_supported(s.dtype.name)
+    return known and is_jit_enabled()
 
 
 # Implicit GEMM ------------------------------------------------------------------------------------
@@ -173,13 +233,18 @@ def _fits_pointwise(s: ConvShape, target: Target) -> bool:
     return (
         s.xp is np
         and s.groups == 1
-        and math.prod(w.kernel) == 1
+        and (math.prod(w.kernel) == 1 or (target == "x" and _tiles_input(s)))
         # Padding would need rows of zeros.
         and all(before == 0 and (out - 1) * stride < n for before, out, stride, n in axes)
-        and s.dtype in (np.float32, np.float64)
-        and gemm.is_supported(s.dtype.name)
-        and is_jit_enabled()
+        and _has_products(s)
     )
+
+
+def _tiles_input(s: ConvShape) -> bool:
+    """Return whether windows cover the input side by side."""
+    w = s.windows
+    sizes = tuple(out * stride for out, stride in zip(w.out, w.stride, strict=True))
+    return w.kernel == w.stride and set(w.dilation) == {1} and sizes == s.space
 
 
 # im2col -------------------------------------------------------------------------------------------
@@ -211,6 +276,15 @@ def _flip(s: ConvShape, w: Any) -> Any:
 # The table ----------------------------------------------------------------------------------------
 
 TABLE = (
+    # Weights are read in place. Gradients follow with the rows further down.
+    ConvKernel(
+        "one_image",
+        _fits_one_image,
+        lambda s, y, x, w: one_image.convolve(y, x, w, s.windows),
+        _im2col_back_to_input,
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
+        lambda s: one_image.plan(s.inputs, s.outputs, s.space, s.windows).task,
+    ),
     # A quarter of the products.
     ConvKernel(
         "winograd",
@@ -219,21 +293,14 @@ TABLE = (
         lambda s, x, g, w: winograd.convolve(x, g, w, s.transposed, transposed=True),
         lambda s, w, x, g: winograd_weight_gradient.weight_gradient(w, x, g, s.windows),
     ),
-    # No copies for each tap: planes are read in vectors along their rows. For few channels.
+    # No copies: windows overlap in memory. Gradients follow with the rows further down.
     ConvKernel(
-        "direct",
-        _fits_direct,
-        lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
-        _direct_back_to_input,
-        lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
-    ),
-    # No copies for each tap: products of rows whose addresses a table gives. For many channels.
-    ConvKernel(
-        "implicit_gemm",
-        _fits_implicit_gemm,
-        lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
-        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, transposed=True),
-        lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
+        "strided_view",
+        _fits_strided_view,
+        lambda s, y, x, w: strided_view.convolve(y, x, w, s.windows),
+        _im2col_back_to_input,
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
+        lambda s: strided_view.task(s.images, s.outputs, s.space[0], s.windows, s.dtype.name),
     ),
     # Windows of one element: products of matrices where they are.
     ConvKernel(
@@ -242,6 +309,24 @@ TABLE = (
         lambda s, y, x, w: pointwise.convolve(y, x, w, s.windows),
         lambda s, x, g, w: pointwise.input_gradient(x, g, w, s.windows),
         lambda s, w, x, g: pointwise.weight_gradient(w, x, g, s.windows),
+        lambda s: pointwise.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.dtype.name),
+    ),
+    # No copies for each tap: planes are read in vectors along their rows. For few channels.
+    ConvKernel(
+        "direct",
+        _fits_direct,
+        lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
+        _direct_back_to_input,
+        lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
+        lambda s: direct.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.groups),
+    ),
+    # No copies for each tap: products of rows whose addresses a table gives. For many channels.
+    ConvKernel(
+        "implicit_gemm",
+        _fits_implicit_gemm,
+        lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
+        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, transposed=True),
+        lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
     ),
     # Anything, by products of columns.
     ConvKernel(

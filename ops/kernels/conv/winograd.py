@@ -38,7 +38,7 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
 )
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _FEW_ROWS = 36  # rows of a product up to which a height without a remainder pays
@@ -217,7 +217,7 @@ def _convolve_chunks(
         place = ready.place + column * NUMBERS * apart + row * PANEL * ROW
         weights.transform(column, row, place, apart)
 
-    run_parts(prepare, columns * depths)
+    run_native_parts(prepare, columns * depths)
 
     def part(i: int) -> None:
         chunk = chunks[i]
@@ -238,7 +238,7 @@ def _convolve_chunks(
                 multiply_tiles(places, counts, row > 0, (size, apart, size), range(NUMBERS))
             inverse_transform_tiles(products.place, column, chunk, result)
 
-    run_parts(part, len(chunks))
+    run_native_parts(part, len(chunks))
 
 
 def _convolve_columns(
@@ -255,7 +255,7 @@ def _convolve_columns(
     def prepare(row: int) -> None:
         transform_tiles("input", source, row, chunk, tiles.place + row * NUMBERS * size, size)
 
-    run_parts(prepare, depths)
+    run_native_parts(prepare, depths)
 
     def part(column: int) -> None:
         products = ScratchBytes("products", NUMBERS * size)
@@ -268,4 +268,4 @@ def _convolve_columns(
             multiply_tiles(places, counts, row > 0, (size, apart, size), range(NUMBERS))
         inverse_transform_tiles(products.place, column, chunk, result)
 
-    run_parts(part, block_count(weights.columns))
+    run_native_parts(part, block_count(weights.columns))

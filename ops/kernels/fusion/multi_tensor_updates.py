@@ -7,7 +7,6 @@ bits.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
 from graphflow.ops.kernels.jit.compiler import KernelTask, compiler
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 _ROWS_TOGETHER = 64
 """Rows that stay together, so that parts of a kernel over elements begin at cache lines."""
@@ -43,6 +42,8 @@ class MultiTensorUpdate:
         parts = max(1, min(threads, int(self.nanoseconds / THREADING_NANOSECONDS * 2)))
         self.tables = [self._table(tasks, i, parts) for i in range(parts)]
         walk = driver().walk
+        words = [(walk.address, address(t), 0, 0, t.size // WORDS) for t in self.tables if t.size]
+        self._entries = np.array(words, np.uint64).reshape(-1, WORDS)
         self._walk = (
             walk.releasing_gil if self.nanoseconds > GIL_RELEASE_NANOSECONDS else walk.holding_gil
         )
@@ -65,13 +66,11 @@ class MultiTensorUpdate:
         return np.array(words, np.uint64)
 
     def __call__(self) -> None:
-        run_parts(self._run, len(self.tables))
-
-    def _run(self, part: int) -> None:
-        table = self.tables[part]
-        if table.size:
-            place = ctypes.c_void_p(address(table))
-            self._walk(place, None, 0, table.size // WORDS)
+        pool = current_pool()
+        if pool is None or len(self.tables) == 1:
+            self._walk(address(self._entries), None, 0, len(self._entries))
+        else:
+            pool.run_entries(self._entries, len(self._entries))
 
 
 def _row_at_share(task: KernelTask, share: float) -> int:

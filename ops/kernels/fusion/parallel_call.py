@@ -17,7 +17,7 @@ from graphflow.ops.kernels.fusion.region_kernels import (
     THREADING_NANOSECONDS,
 )
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, cut_rows
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 
@@ -51,5 +51,8 @@ def call_parallel(
             *given, 0, rows
         )
         return
-    edges = [rows * i // parts for i in range(parts + 1)]
-    pool.run(lambda i: function.releasing_gil(*given, edges[i], edges[i + 1]), parts)
+    entries = [
+        (function.address, address(table), address(meta), share.start, share.stop)
+        for share in cut_rows(rows, 1, parts)
+    ]
+    pool.run_entries(np.array(entries, np.uint64), len(entries))

@@ -40,12 +40,19 @@ from graphflow.ops.kernels.fusion import column_bands
 from graphflow.ops.kernels.fusion.row_ops import collapsed_form
 from graphflow.ops.kernels.fusion.row_passes import LANES
 from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
-from graphflow.ops.kernels.jit.compiler import KernelTask, compiler, name_module, vector_width
-from graphflow.ops.kernels.jit.thread_pool import current_pool
+from graphflow.ops.kernels.jit.compiler import (
+    KernelTask,
+    compiler,
+    cut_rows,
+    name_module,
+    vector_width,
+)
+from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool
 
 THREADING_NANOSECONDS = 60_000
-"""Nanoseconds of work from which threads share a kernel's rows. A hand-over takes 10,000 to 20,000.
-"""
+"""Nanoseconds of work from which threads share a kernel's rows. The estimate is high by up to four
+for operands in the cache. A hand-over to a thread that polls takes 1,000 to 2,000; one that sleeps
+comes later, and the caller goes on meanwhile."""
 GIL_RELEASE_NANOSECONDS = 20_000
 """Nanoseconds of work from which a kernel releases the GIL."""
 
@@ -153,7 +160,11 @@ class RegionKernel:
         short = not region.over and 1 < row < elementwise_emitter.LONG_ROW
         written = self._write_source(short) if short else source
         name, text = name_module(written.body, written.needs)
-        return KernelTask(name, text, tuple(meta), rows, work, scratch, row=row)
+        # Shares begin at cache lines, so that no two threads write to one.
+        unit = _LINE_ELEMENTS if region.rank == 1 else 1
+        return KernelTask(
+            name, text, tuple(meta), rows, work, scratch, row=row, cut=partial(cut_rows, rows, unit)
+        )
 
     def _frame(self, sizes: tuple[int, ...]) -> tuple[list[int], int, int]:
         """Return the sizes that the function takes, its units, and its bytes of scratch memory."""
@@ -211,7 +222,9 @@ def _row_strides(sizes: Sequence[int], axes: Sequence[bool], itemsize: int) -> l
     return strides[:-1]
 
 
-_MOST_PARTS = 64
+_LINE_ELEMENTS = 64
+"""Elements of a line of bytes: shares of rows of one element begin at multiples of it."""
+_MOST_PARTS = 63
 """Threads that share one launch at most, each with scratch memory of its own."""
 
 
@@ -234,8 +247,7 @@ class KernelLaunch:
         region = kernel.region
         task = task or kernel.task(sizes)
         work = task.nanoseconds
-        # Parts begin at cache lines, so that no two threads write to one.
-        self._unit = 64 if region.rank == 1 else 1
+        self._unit = _LINE_ELEMENTS if region.rank == 1 else 1
         self._parts = (
             min(int(work / THREADING_NANOSECONDS * 2), task.rows // self._unit)
             if work > THREADING_NANOSECONDS
@@ -254,6 +266,7 @@ class KernelLaunch:
         self._rows = task.rows
         self._given = [(_pointer(table), _pointer(self._meta)) for table in self._tables]
         function = compiler().function(task.name, task.text)
+        self._address = function.address
         self._function = (
             function.releasing_gil if work > GIL_RELEASE_NANOSECONDS else function.holding_gil
         )
@@ -282,7 +295,7 @@ class KernelLaunch:
         if self._parts > 1:
             pool = current_pool()
             if pool is not None and pool.threads > 1:
-                self._split(pool.run, min(self._parts, pool.threads, _MOST_PARTS), rows)
+                self._run_shared(pool, min(self._parts, pool.threads), rows)
                 return
         if rows:
             self._function(*self._given[0], 0, rows)
@@ -294,17 +307,12 @@ class KernelLaunch:
         self._alone.__dict__["launch"] = self  # keeps the tables alive that it points to
         return self._alone
 
-    def _split(
-        self, run: Callable[[Callable[[int], None], int], None], parts: int, rows: int
-    ) -> None:
-        units = -(-rows // self._unit)
-        bounds = [min(units * i // parts * self._unit, rows) for i in range(parts + 1)]
-
-        def part(i: int) -> None:
-            if bounds[i] < bounds[i + 1]:
-                self._function(*self._given[i % len(self._given)], bounds[i], bounds[i + 1])
-
-        run(part, parts)
+    def _run_shared(self, pool: Pool, parts: int, rows: int) -> None:
+        words = [
+            (self._address, *(p.value for p in self._given[i % len(self._given)]), s.start, s.stop)
+            for i, s in enumerate(cut_rows(rows, self._unit, parts))
+        ]
+        pool.run_entries(np.array(words, np.uint64), len(words))
 
 
 def _tables(

@@ -60,6 +60,17 @@ def plan_if_faster_than_blas(
     )
     if narrow or is_far or flops > (_BLAS_FLOPS_APART if is_apart else _BLAS_FLOPS):
         return None
+    return plan_contiguous(a, b, dtype, transpose_a, transpose_b, added)
+
+
+@lru_cache(maxsize=4096)
+def plan_contiguous(
+    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool = False,
+    transpose_b: bool = False, added: bool = False,
+) -> MatrixProduct | None:  # fmt: skip
+    """Plan the product of contiguous arrays of these shapes, with the blocks of a large result."""
+    m, k = a[:-3:-1] if transpose_a else a[-2:]
+    n = b[-2] if transpose_b else b[-1]
     batch: tuple[int, ...] = broadcast_shapes(a[:-2], b[:-2])  # type: ignore[assignment]
     rank, item = len(batch) + 2, np.dtype(dtype).itemsize
     strides = []

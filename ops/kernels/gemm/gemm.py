@@ -19,7 +19,7 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from graphflow.ir.spec import broadcast_shapes
 from graphflow.ops.kernels.gemm import macrokernel
 from graphflow.ops.kernels.gemm.kernel_form import (
     ACCUMULATE,
+    APART,
     COPIED,
     EXCHANGED,
     IN_PLACE,
@@ -42,14 +43,20 @@ from graphflow.ops.kernels.jit.array_address import address, align_up, empty_ali
 from graphflow.ops.kernels.jit.compiler import (
     KernelTask,
     NativeFunction,
+    TaskShare,
     compiler,
+    cut_rows,
     name_module,
     vector_width,
 )
-from graphflow.ops.kernels.jit.thread_pool import current_pool
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool
 
-_THREADING_NANOSECONDS = 40_000
+_THREADING_NANOSECONDS = 20_000
 """Nanoseconds of work from which threads share it."""
+_TURNED_ROWS = 128
+"""Rows of a share below which transposing all columns of y costs more than reading all rows of x.
+"""
 _GIL_RELEASE_NANOSECONDS = 20_000
 """Nanoseconds of work from which the GIL is released."""
 
@@ -103,7 +110,8 @@ class MatrixProduct:
         order = (1, 0) if self.swapped else ()
         return KernelTask(
             name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order,
-            blocks=self.blocks,
+            blocks=self.blocks, cut=self.cut,
+            share=_THREADING_NANOSECONDS / 2,
         )  # fmt: skip
 
     @cached_property
@@ -135,55 +143,46 @@ class MatrixProduct:
             )
             function(_Pointers(*given, _scratch(self.scratch)), self._table_pointer, 0, self.units)
             return
-        shares = self._shares(pool.threads)
+        self._run_shared(pool, given)
 
-        def part(i: int) -> None:
-            share = shares[i]
-            moved = [g + by for g, by in zip(given, share.places, strict=False)]
-            table = ctypes.c_void_p(address(share.table))
-            pointers = _Pointers(*moved, _scratch(self.scratch))
-            self.function.releasing_gil(pointers, table, share.start, share.stop)
+    def _run_shared(self, pool: Pool, given: Sequence[int]) -> None:
+        """Run the product on the threads of a pool."""
+        shares = self.cut(pool.threads)
+        own = align_up(self.scratch)
+        memory = address(scratch(np, "shares of products", (len(shares) * own,), np.uint8))
+        tables = [
+            np.array([*(g + by for g, by in zip_longest(given, share.offsets, fillvalue=0)),
+                      memory + i * own], np.int64)
+            for i, share in enumerate(shares)
+        ]  # fmt: skip
+        sizes = [np.array(share.sizes or self.sizes, np.int64) for share in shares]
+        words = [
+            (self.function.address, address(table), address(size), share.start, share.stop)
+            for table, size, share in zip(tables, sizes, shares, strict=True)
+        ]
+        pool.run_entries(np.array(words, np.int64), len(shares))
 
-        pool.run(part, len(shares))
-
-    def _shares(self, threads: int) -> list[_ProductShare]:
-        """Return each thread's share: some tiles of all columns, or if tiles are few, all tiles of
-        some columns."""
-        found = self._shares_by_threads.get(threads)
-        if found is None:
-            found = self._shares_by_threads[threads] = self._split_shares(threads)
-        return found
-
-    @cached_property
-    def _shares_by_threads(self) -> dict[int, list[_ProductShare]]:
-        return {}
-
-    def _split_shares(self, threads: int) -> list[_ProductShare]:
+    def cut(self, count: int) -> list[TaskShare]:
+        """Cut the product into at most `count` shares: some tiles of all columns, or all tiles of
+        some columns if tiles are few, or if each share would transpose all columns for few rows.
+        """
         sizes, wide = self.sizes, self.form.columns
         panels = -(-sizes[GemmSize.COLUMNS] // wide)
-        if self.units >= 4 * threads or self.units != sizes[GemmSize.TILES] or panels < threads:
-            parts = min(threads, max(1, self.units))
-            ends = [self.units * i // parts for i in range(parts + 1)]
-            return [_ProductShare(self.table, start, stop) for start, stop in pairwise(ends)]
-        ends = [panels * i // threads * wide for i in range(threads)]
+        is_one = self.units == sizes[GemmSize.TILES]
+        rows = self.units * self.form.height // count
+        turned = sizes[GemmSize.Y_LAYOUT] == EXCHANGED and rows < _TURNED_ROWS
+        if not is_one or panels < count or not (self.units < 4 * count or turned):
+            return cut_rows(self.units, 1, count)
+        ends = [panels * i // count * wide for i in range(count)]
         shares = []
         for start, stop in pairwise([*ends, sizes[GemmSize.COLUMNS]]):
-            table = self.table.copy()
-            table[GemmSize.COLUMNS] = stop - start
+            own = list(sizes)
+            own[GemmSize.COLUMNS] = stop - start
             to = start * sizes[GemmSize.OUT_COLUMN]
-            places = (0, start * sizes[GemmSize.Y_COLUMN], to, to)
-            shares.append(_ProductShare(table, 0, self.units, places))
+            outs = (to, to) if sizes[GemmSize.FLAGS] & APART else (to,)
+            offsets = (0, start * sizes[GemmSize.Y_COLUMN], *outs)
+            shares.append(TaskShare(0, self.units, tuple(own), offsets))
         return shares
-
-
-@dataclass(frozen=True, eq=False)
-class _ProductShare:
-    """A part of a product: its sizes, its units, and the offsets of its operands."""
-
-    table: np.ndarray[Any, Any]
-    start: int
-    stop: int
-    places: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 _Pointers = ctypes.c_void_p * 5

@@ -16,7 +16,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.control_flow import BYTES, KernelWriter, element_of, lanes_of
 from graphflow.ops.kernels.codegen.vector_writer import Floats
 from graphflow.ops.kernels.fusion.parallel_call import call_parallel, native_function
-from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.compiler import KernelTask, cut_rows
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 
 _LEAST_ELEMENTS = 4096
@@ -285,7 +285,10 @@ class VectorProduct:
         element, order = element_of(self.dtype), (1, 0) if self.swapped else ()
         if not self.sums_rows:
             name, text = _write_cached(rows_dot, element, self._rows_at_once)
-            return KernelTask(name, text, (self.columns,), self.rows, self.nanoseconds, 0, order)
+            return KernelTask(
+                name, text, (self.columns,), self.rows, self.nanoseconds, 0, order,
+                cut=partial(cut_rows, self.rows, _LINE // 4),
+            )  # fmt: skip
         name, text = _write_cached(rows_sum, element, self.columns, True, True)
         sizes = (self.rows, self.blocks)
         memory = self.blocks * self.columns * np.dtype(self.dtype).itemsize + _LINE

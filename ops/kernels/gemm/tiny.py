@@ -9,12 +9,13 @@ bits. Nothing is decided at run time: a product of 8 × 8 matrices takes a third
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 from graphflow.ops.kernels.jit.compiler import KernelTask, name_module, vector_width
 
 _ELEMENTS = {"float32": "float", "float64": "double"}
-_LARGEST_SIZE = 32
-"""Largest size."""
+_LARGEST_SIZE, _MOST_ROWS = 32, 64
+"""Largest size of a row and a column, and most rows."""
 
 
 @cache
@@ -27,71 +28,103 @@ def tiny_task(
     """
     element = _ELEMENTS.get(dtype)
     width = vector_width()
-    if element is None or width < 8 or not all(0 < size <= _LARGEST_SIZE for size in (m, k, n)):
+    if element is None or width < 8 or not 0 < m <= _MOST_ROWS:
+        return None
+    if not all(0 < size <= _LARGEST_SIZE for size in (k, n)):
         return None
     lanes = width if dtype == "float32" else width // 2
     vectors = -(-n // lanes)
-    if m * vectors > (24 if width == 16 else 12):
+    if n > lanes and n not in (2 * lanes, 4 * lanes):  # LLVM splits other rows badly
         return None
-    if transpose_b and n * k > 256:  # its columns are gathered element by element
+    most = (24 if width == 16 else 12) // vectors  # rows whose sums stay in registers
+    if not most or (vectors > 2 and m > most):
         return None
-    name, text = name_module(*_write_tiny(m, k, n, element, transpose_a, transpose_b))
-    terms = max(m * vectors / 2, 4) + (n if transpose_b else 0)
+    if transpose_b and (n * k > 256 or m > most):  # its columns are gathered element by element
+        return None
+    count = -(-m // most)
+    name, text = name_module(*_write_tiny(m, k, n, element, transpose_a, transpose_b, count))
+    terms = sum(max(rows * vectors / 2, 4) for _, rows in _row_blocks(m, count))
+    terms += n if transpose_b else 0
     return KernelTask(name, text, (), 1, (6 + 0.3 * k * terms))
 
 
-def _write_tiny(m: int, k: int, n: int, element: str, ta: bool, tb: bool) -> tuple[str, str]:
+def _row_blocks(m: int, count: int) -> list[tuple[int, int]]:
+    """Return first row and rows of `count` blocks of nearly equal size."""
+    edges = [m * i // count for i in range(count + 1)]
+    return [(start, stop - start) for start, stop in pairwise(edges)]
+
+
+def _write_tiny(
+    m: int, k: int, n: int, element: str, ta: bool, tb: bool, count: int
+) -> tuple[str, str]:
     """Write the kernel; returns its text after its name, and its declarations."""
     row = f"<{n} x {element}>"
     size = 4 if element == "float" else 8
-    short = f"v{n}f{8 * size}"
-    fma = f"@llvm.fma.{short}"
+    fma = f"@llvm.fma.v{n}f{8 * size}"
     lines = ["(ptr %ptrs, ptr %none, i64 %start, i64 %stop) {", "entry:"]
     for i, operand in enumerate("abc"):
         lines += [
             f"  %p{operand} = getelementptr ptr, ptr %ptrs, i64 {i}",
             f"  %{operand} = load ptr, ptr %p{operand}, align 8",
         ]
-    lines += ["  br label %next", "next:", "  %p = phi i64 [0, %entry], [%p.next, %next]"]
-    lines += [f"  %s{i} = phi {row} [zeroinitializer, %entry], [%t{i}, %next]" for i in range(m)]
+    before = "entry"
+    for first, rows in _row_blocks(m, count):
+        lines.append(f"  br label %next{first}")
+        lines += _write_rows(m, k, n, element, ta, tb, first, rows, before)
+        before = f"done{first}"
+    return "\n".join([*lines, "  ret void", "}"]), f"declare {row} {fma}({row}, {row}, {row})"
+
+
+def _write_rows(
+    m: int, k: int, n: int, element: str, ta: bool, tb: bool, first: int, rows: int, before: str
+) -> list[str]:
+    """Write the product of some rows of a; `before` is the block of instructions before it."""
+    row, size = f"<{n} x {element}>", 4 if element == "float" else 8
+    fma, t = f"@llvm.fma.v{n}f{8 * size}", f"r{first}_"
+    lines = [f"next{first}:", f"  %{t}p = phi i64 [0, %{before}], [%{t}p.next, %next{first}]"]
+    lines += [
+        f"  %{t}s{i} = phi {row} [zeroinitializer, %{before}], [%{t}t{i}, %next{first}]"
+        for i in range(rows)
+    ]
     if tb:
         last = "poison"
         for j in range(n):
             lines += [
-                f"  %o{j} = add i64 %p, {j * k}",
-                f"  %q{j} = getelementptr {element}, ptr %b, i64 %o{j}",
-                f"  %e{j} = load {element}, ptr %q{j}, align {size}",
-                f"  %r{j} = insertelement {row} {last}, {element} %e{j}, i64 {j}",
+                f"  %{t}o{j} = add i64 %{t}p, {j * k}",
+                f"  %{t}q{j} = getelementptr {element}, ptr %b, i64 %{t}o{j}",
+                f"  %{t}e{j} = load {element}, ptr %{t}q{j}, align {size}",
+                f"  %{t}r{j} = insertelement {row} {last}, {element} %{t}e{j}, i64 {j}",
             ]
-            last = f"%r{j}"
+            last = f"%{t}r{j}"
     else:
         lines += [
-            f"  %ob = mul i64 %p, {n}",
-            f"  %qb = getelementptr {element}, ptr %b, i64 %ob",
-            f"  %r = load {row}, ptr %qb, align {size}",
+            f"  %{t}ob = mul i64 %{t}p, {n}",
+            f"  %{t}qb = getelementptr {element}, ptr %b, i64 %{t}ob",
+            f"  %{t}r = load {row}, ptr %{t}qb, align {size}",
         ]
-        last = "%r"
-    if ta:
-        lines += [f"  %oa = mul i64 %p, {m}", f"  %qa = getelementptr {element}, ptr %a, i64 %oa"]
-    else:
-        lines += [f"  %qa = getelementptr {element}, ptr %a, i64 %p"]
-    for i in range(m):
+        last = f"%{t}r"
+    lines += [
+        f"  %{t}oa = mul i64 %{t}p, {m if ta else 1}",
+        f"  %{t}qa = getelementptr {element}, ptr %a, i64 %{t}oa",
+    ]
+    for i in range(rows):
+        place = (first + i) if ta else (first + i) * k
         lines += [
-            f"  %x{i} = getelementptr {element}, ptr %qa, i64 {i if ta else i * k}",
-            f"  %v{i} = load {element}, ptr %x{i}, align {size}",
-            f"  %h{i} = insertelement {row} poison, {element} %v{i}, i64 0",
-            f"  %w{i} = shufflevector {row} %h{i}, {row} poison, <{n} x i32> zeroinitializer",
-            f"  %t{i} = call {row} {fma}({row} %w{i}, {row} {last}, {row} %s{i})",
+            f"  %{t}x{i} = getelementptr {element}, ptr %{t}qa, i64 {place}",
+            f"  %{t}v{i} = load {element}, ptr %{t}x{i}, align {size}",
+            f"  %{t}h{i} = insertelement {row} poison, {element} %{t}v{i}, i64 0",
+            f"  %{t}w{i} = shufflevector {row} %{t}h{i}, {row} poison, <{n} x i32> zeroinitializer",
+            f"  %{t}t{i} = call {row} {fma}({row} %{t}w{i}, {row} {last}, {row} %{t}s{i})",
         ]
     lines += [
-        "  %p.next = add i64 %p, 1",
-        f"  %more = icmp slt i64 %p.next, {k}",
-        "  br i1 %more, label %next, label %done",
-        "done:",
+        f"  %{t}p.next = add i64 %{t}p, 1",
+        f"  %{t}more = icmp slt i64 %{t}p.next, {k}",
+        f"  br i1 %{t}more, label %next{first}, label %done{first}",
+        f"done{first}:",
     ]
-    for i in range(m):
+    for i in range(rows):
         lines += [
-            f"  %z{i} = getelementptr {element}, ptr %c, i64 {i * n}",
-            f"  store {row} %t{i}, ptr %z{i}, align {size}",
+            f"  %{t}z{i} = getelementptr {element}, ptr %c, i64 {(first + i) * n}",
+            f"  store {row} %{t}t{i}, ptr %{t}z{i}, align {size}",
         ]
-    return "\n".join([*lines, "  ret void", "}"]), f"declare {row} {fma}({row}, {row}, {row})"
+    return lines

@@ -15,7 +15,7 @@ from graphflow.ops.kernels.images.pooling_scatter_text import window_scatter
 from graphflow.ops.kernels.images.pooling_text import window_reduction
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _THREADING_TAPS = 1 << 16  # taps from which handing a part to another thread pays
@@ -83,4 +83,4 @@ def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, window
     def part(i: int) -> None:
         call_native(function, places, numbers, planes * i // parts, planes * (i + 1) // parts)
 
-    run_parts(part, parts)
+    run_native_parts(part, parts)

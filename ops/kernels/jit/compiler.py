@@ -10,11 +10,12 @@ import ctypes
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
@@ -81,6 +82,22 @@ class NativeFunction:
 
 
 @dataclass(frozen=True)
+class TaskShare:
+    """A part of a task that may run at the same time as the others.
+
+    Attributes:
+        start, stop: its rows.
+        sizes: its table of sizes, if it is not the task's.
+        offsets: bytes by which its first operands and results begin later.
+    """
+
+    start: int
+    stop: int
+    sizes: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class KernelTask:
     """A generated kernel for operands of certain sizes; only their addresses are left to give.
 
@@ -97,6 +114,8 @@ class KernelTask:
             many elements as the result; else 0.
         blocks: (row, elements) pairs: after that many rows, the result's first elements are done.
             The last pair is the whole. Empty if nothing gains from continuing early.
+        cut: cuts it into at most so many shares; None if it must run as a whole.
+        share: nanoseconds of a share, at least, by the same estimate. Less is not worth a thread.
     """
 
     name: str
@@ -108,6 +127,21 @@ class KernelTask:
     order: tuple[int, ...] = ()
     row: int = 0
     blocks: tuple[tuple[int, int], ...] = ()
+    cut: Callable[[int], Sequence[TaskShare]] | None = field(default=None, compare=False)
+    share: float = 30_000
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether threads may share it, and gain."""
+        return self.cut is not None and self.nanoseconds >= 2 * self.share
+
+
+def cut_rows(rows: int, unit: int, count: int) -> list[TaskShare]:
+    """Cut rows into at most `count` shares of nearly equal size, at multiples of `unit`."""
+    units = -(-rows // unit)
+    parts = max(1, min(count, units))
+    ends = [min(units * i // parts * unit, rows) for i in range(parts + 1)]
+    return [TaskShare(start, stop) for start, stop in pairwise(ends)]
 
 
 class _Compiler:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import empty_aligned
+from graphflow.ops.kernels.jit.call_recorder import current_recorder
 
 _MOST_KEPT_BYTES = 1 << 26  # bytes; larger buffers are freed after use
 _local = threading.local()
@@ -28,9 +29,14 @@ def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
     kept: dict[str, Any] = _local.__dict__
+    recorder = current_recorder()
+    if recorder is not None:
+        slot = recorder.slot(slot, nbytes)
     buffer = kept.get(slot)
     if nbytes > _MOST_KEPT_BYTES:
         buffer = empty_aligned(nbytes)
     elif buffer is None or buffer.nbytes < nbytes:
         buffer = kept[slot] = empty_aligned(max(nbytes, 1 << 12))
+    if recorder is not None:
+        recorder.keep(buffer)
     return buffer[:nbytes].view(dtype).reshape(shape)

@@ -2,33 +2,47 @@
 
 A device's executor sets its pool for its thread (`with use_pool(pool):`). Kernels that split their
 work run the parts on `current_pool()`. How work is split never depends on the pool, so any number
-of threads, or none, gives the same bits. A hand-over takes one lock release and one acquire, each
-way.
+of threads, or none, gives the same bits. Parts are Python functions (`Pool.run`) or entries of a
+table of native calls (`Pool.run_entries`), which threads claim without Python (`thread_team.py`).
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from graphflow.errors import DeviceError
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_recorder import CallRecorder, current_recorder
+from graphflow.ops.kernels.jit.call_table_driver import WORDS, driver
+from graphflow.ops.kernels.jit.thread_team import MOST_SHARES, ThreadTeam
 
 Part = Callable[[int], None]
 
 
 class _ThreadShare:
-    """The parts of a run that one thread does: part(i) for each i of `numbers`."""
+    """One thread's part of a run: part(i) for each i that it takes from `numbers`.
 
-    __slots__ = ("done", "error", "numbers", "part")
+    All threads of a run take from the same numbers.
+    """
 
-    def __init__(self, part: Part | None = None, numbers: range = range(0)) -> None:
+    __slots__ = ("_owner", "done", "error", "numbers", "part")
+
+    def __init__(self, part: Part | None = None, numbers: Iterable[int] = ()) -> None:
         self.part = part
         self.numbers = numbers
         self.done = part is None
         self.error: BaseException | None = None
+        self._owner: dict[str, object] = {}
+
+    def belongs_to(self, who: object) -> bool:
+        """Return True if the first that asked is `who`: the thread that does the share, or the
+        caller that withdraws it."""
+        return self._owner.setdefault("first", who) is who
 
     def do(self) -> None:
         assert self.part is not None
@@ -42,50 +56,45 @@ class _ThreadShare:
 
 
 class _PoolThread:
-    """A thread that sleeps until it is given a share.
+    """A thread that runs native shares of its team, until it is given a share in Python.
 
-    Ctrl-C may come between any two lines of the caller. So a lock is only a wake-up, which may come
-    once too often. The share alone says what there is to do and whether it is done.
+    Ctrl-C may come between any two lines of the caller. So a request is only a wake-up, which may
+    come once too often. The share alone says what there is to do and whether it is done.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, team: ThreadTeam, number: int) -> None:
         self._share: _ThreadShare | None = _ThreadShare()
-        self._given = threading.Lock()
-        self._finished = threading.Lock()
-        self._given.acquire()
-        self._finished.acquire()
-        self.thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._team = team
+        self._number = number
+        self.thread = threading.Thread(
+            target=self._loop, name=f"graphflow-kernel-{number}", daemon=True
+        )
         self.thread.start()
 
     def _loop(self) -> None:
         np.seterr(
             all="ignore"
         )  # like the caller's thread, since infinities are values of a program
+        requests = 0
         while True:
-            self._given.acquire()
+            requests = self._team.serve(self._number, requests)
             share = self._share
             if share is None:
                 return
-            if not share.done:
+            if not share.done and share.belongs_to(self):
                 share.do()
-                _wake(self._finished)
 
     def assign(self, share: _ThreadShare | None) -> None:
         """Give the thread a share, or None to end it; for one caller at a time."""
         self._share = share
-        _wake(self._given)
+        self._team.request(self._number)
 
     def wait(self) -> None:
-        """Wait until the share is done, even if the caller was interrupted before it woke the
-        thread."""
-        _wake(self._given)
-        while self._share is not None and not self._share.done:
-            self._finished.acquire()
-
-
-def _wake(lock: threading.Lock) -> None:
-    if lock.locked():
-        lock.release()
+        """Wait until the share is done. A share that the thread has not begun is withdrawn: all
+        parts are taken by now."""
+        share = self._share
+        while share is not None and not share.done and not share.belongs_to(share):
+            self._team.wait(self._number)
 
 
 def _stop(workers: Sequence[_PoolThread]) -> None:
@@ -94,10 +103,13 @@ def _stop(workers: Sequence[_PoolThread]) -> None:
 
 
 class Pool:
-    """`threads` threads, the caller's included; idle ones sleep on a lock.
+    """`threads` threads, the caller's included; idle ones sleep.
 
     One caller uses the pool at a time. A second caller at that time, and a part that calls `run`
     itself, run their parts alone.
+
+    Attributes:
+        team: the native side; None with one thread.
 
     Raises:
         DeviceError: the system does not allow a process so many threads.
@@ -107,9 +119,11 @@ class Pool:
         self.threads = max(1, threads)
         self._busy = threading.Lock()
         self._workers: list[_PoolThread] = []
+        self.team = ThreadTeam(self.threads) if self.threads > 1 else None
         try:
             for i in range(1, self.threads):
-                self._workers.append(_PoolThread(f"graphflow-kernel-{i}"))
+                assert self.team is not None
+                self._workers.append(_PoolThread(self.team, i))
         except RuntimeError:
             _stop(self._workers)
             raise DeviceError(
@@ -132,15 +146,23 @@ class Pool:
         finally:
             self._busy.release()
 
+    def run_entries(self, entries: np.ndarray[Any, Any], count: int) -> None:
+        """Run the entries of a table of native calls, each once, in no particular order."""
+        if self.team is None or not self._workers or count > MOST_SHARES:
+            driver().walk.releasing_gil(address(entries), None, 0, count)
+        else:
+            self.team.run(entries, count)
+
     def _run_shared(self, part: Part, parts: int) -> None:
         threads = min(self.threads, parts)
         helping = self._workers[: threads - 1]
-        shares = [_ThreadShare(part, range(first, parts, threads)) for first in range(threads)]
+        numbers = iter(range(parts))
+        shares = [_ThreadShare(part, numbers) for _ in range(threads)]
         interrupted: BaseException | None = None
         try:
             for worker, share in zip(helping, shares[1:], strict=True):
                 worker.assign(share)
-            for i in shares[0].numbers:
+            for i in numbers:
                 part(i)
         except BaseException as error:
             interrupted = error
@@ -198,10 +220,32 @@ def current_pool() -> Pool | None:
 def run_parts(part: Part, parts: int) -> None:
     """Run part(0) to part(parts - 1) on the current pool, or in order without one."""
     pool = current_pool()
-    if pool is None:
+    if pool is None or current_recorder() is not None:
         _run_alone(part, parts)
     else:
         pool.run(part, parts)
+
+
+def run_native_parts(part: Part, parts: int) -> None:
+    """Run part(0) to part(parts - 1), which only call native functions by `call_native`.
+
+    The calls are collected on this thread, so that threads run them without Python. Arrays that
+    the calls use must outlive the parts, or be scratch memory.
+    """
+    pool = current_pool()
+    shares = 1 if pool is None else min(pool.threads, parts, MOST_SHARES)
+    if pool is None or shares < 2 or current_recorder() is not None:
+        _run_alone(part, parts)
+        return
+    recorders = [CallRecorder(share) for share in range(shares)]
+    for share, recorder in enumerate(recorders):
+        with recorder:
+            for i in range(parts * share // shares, parts * (share + 1) // shares):
+                part(i)
+    tables = [recorder.entries() for recorder in recorders]
+    walk = driver().walk.address
+    words = [(walk, address(table), 0, 0, table.size // WORDS) for table in tables]
+    pool.run_entries(np.array(words, np.int64), shares)
 
 
 def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = None) -> None:
@@ -212,7 +256,7 @@ def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = 
     """
     pool = current_pool()
     parts = min(1 if pool is None else pool.threads, count if most is None else most)
-    if pool is None or parts < 2:
+    if pool is None or parts < 2 or current_recorder() is not None:
         part(0, count)
         return
     edges = [count * i // parts for i in range(parts + 1)]

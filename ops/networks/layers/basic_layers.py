@@ -6,11 +6,11 @@ Names of variables consist of name scopes and the layer's name: `encoder/linear/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from graphflow import init
-from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_checks import checks_argument_names, format_value
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.frontend.builders import assign
@@ -37,6 +37,8 @@ from graphflow.ops.networks.training_mode import current_updates
 from graphflow.ops.tensors.take import take
 
 Key = int | slice
+SCALE_NAMES = {"scale": "weight"}
+"""What torch calls the variables of norms."""
 
 
 # Linear maps ------------------------------------------------------------------------------------
@@ -120,6 +122,7 @@ class LayerNorm(Layer):
     Variables, unless `affine` is False: `scale` (ones) and `bias` (zeros), of the given shape.
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = SCALE_NAMES
     scale: Tensor | None
     bias: Tensor | None
     shape: tuple[int, ...]
@@ -149,6 +152,7 @@ class RMSNorm(Layer):
     Variables, unless `affine` is False: `scale` (ones), of the given shape.
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = SCALE_NAMES
     scale: Tensor | None
     shape: tuple[int, ...]
     epsilon: float
@@ -210,6 +214,7 @@ class GroupNorm(Layer):
     Variables, unless `affine` is False: `scale` (ones) and `bias` (zeros), (channels,).
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = SCALE_NAMES
     scale: Tensor | None
     bias: Tensor | None
     groups: int
@@ -241,6 +246,12 @@ class BatchNorm(Layer):
     and `variance` (ones); all (channels,).
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = {
+        "scale": "weight",
+        "mean": "running_mean",
+        "variance": "running_var",
+    }
+    torch_counts: ClassVar[tuple[str, ...]] = ("num_batches_tracked",)
     scale: Tensor | None
     bias: Tensor | None
     mean: Tensor
@@ -325,11 +336,17 @@ class Dropout(Layer):
 class Sequential(Layer):
     """Layers and functions, applied one after the other: `Sequential(Linear(4, 8), gf.nn.relu)`."""
 
+    torch_names: ClassVar[Mapping[str, str]] = {"layers": ""}
+
     def __init__(self, *layers: Callable[[Any], Any]) -> None:
         with error_location("Sequential"):
             for layer in layers:
                 if not callable(layer):
-                    raise ArgumentError(f"layers are callable, {layer!r} is not")
+                    several = isinstance(layer, list | tuple)
+                    raise ArgumentError(
+                        f"layers are callable, {format_value(layer)} is not"
+                        + "; give the layers of a list one by one, Sequential(*layers)" * several
+                    )
         self.layers = tuple(layers)
 
     def __call__(self, x: Any) -> Any:

@@ -5,6 +5,7 @@ Public in `gf.nn`. Each calls the function of that name with its fields as argum
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import reduce
 from operator import mul
@@ -19,6 +20,7 @@ from graphflow.ir.spec import show_shape
 from graphflow.ops.images.adaptive_pooling import adaptive_avg_pool, adaptive_max_pool
 from graphflow.ops.images.resize import interpolate
 from graphflow.ops.networks.dropout import dropout
+from graphflow.ops.networks.layers.basic_layers import SCALE_NAMES
 from graphflow.ops.networks.layers.layer_base import Layer, parameter, require_sizes, set_attributes
 from graphflow.ops.networks.norm import instance_norm
 from graphflow.ops.networks.training_mode import current_updates
@@ -399,6 +401,7 @@ class InstanceNorm(Layer):
     Variables, if `affine`: `scale` (ones) and `bias` (zeros), (channels,).
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = SCALE_NAMES
     scale: Tensor | None
     bias: Tensor | None
     epsilon: float

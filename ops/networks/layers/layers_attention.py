@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from graphflow import init
 from graphflow.base.lazy_dataclass import dataclass
@@ -46,6 +46,11 @@ class MultiHeadAttention(Layer):
     Source: Vaswani et al., NeurIPS 2017; Ainslie et al., EMNLP 2023.
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = {
+        "weight": "in_proj_weight",
+        "bias": "in_proj_bias",
+        "out": "out_proj",
+    }
     weight: Tensor
     bias: Tensor | None
     out: Linear
@@ -140,6 +145,7 @@ class TransformerBlock(Layer):
     Source: Vaswani et al., NeurIPS 2017; Xiong et al., ICML 2020.
     """
 
+    torch_names: ClassVar[Mapping[str, str]] = {"attention": "self_attn"}
     norm1: LayerNorm
     attention: MultiHeadAttention
     norm2: LayerNorm

@@ -14,6 +14,7 @@ from graphflow.ops.networks.layers.basic_layers import Dropout
 from graphflow.ops.networks.layers.layer_base import (
     Layer,
     inverse_root,
+    require_layers,
     require_sizes,
     set_attributes,
     uniform_parameter,
@@ -29,9 +30,6 @@ from graphflow.ops.networks.recurrent_cells import (
 )
 from graphflow.ops.tensors.shape import moveaxis
 from graphflow.ops.tensors.slicing import stack
-
-MAX_LAYERS = 10_000
-"""Most layers of one network, since each adds variables and nodes."""
 
 
 def _make_cell(layer: Layer, make: Callable[..., Cell], options: Mapping[str, Any]) -> Cell:
@@ -172,11 +170,11 @@ class _Recurrent(Layer):
     """A stack of recurrent layers along a sequence: x to (y, last state), as in torch.
 
     x is (T, B, inputs), or (B, T, inputs) with `batch_first`; y is (T, B, D·size) or (B, T, D·size)
-    for D directions, and the last state (layers·D, B, size).
+    for D directions, and the last state (num_layers·D, B, size).
 
     Args:
         inputs, size: sizes of the last axis of x and of the state.
-        layers: number of layers; each takes the outputs of the one before.
+        num_layers: number of layers; each takes the outputs of the one before.
         bias: add biases.
         dropout: rate between layers, in a `gf.nn.training` block.
         bidirectional: each layer runs in both directions, and their outputs are concatenated.
@@ -192,21 +190,18 @@ class _Recurrent(Layer):
     batch_first: bool
 
     def __init__(
-        self, inputs: int, size: int, layers: int = 1, bias: bool = True,
+        self, inputs: int, size: int, num_layers: int = 1, bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, *,
         dtype: Any = "float32", name: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        require_sizes(self, inputs=inputs, size=size, layers=layers)
-        if layers > MAX_LAYERS:
-            raise ArgumentError(
-                f"{layers:,} layers are more than are built, which is {MAX_LAYERS:,}"
-            )
+        require_sizes(self, inputs=inputs, size=size)
+        require_layers(self, num_layers)
         cell = _make_cell(self, self._cell, options)
         sides = ("", "_reverse") if bidirectional else ("",)
         rows: list[tuple[RecurrentWeights, ...]] = []
         named: dict[str, Tensor] = {}
         with self.scope(name or type(self).__name__.lower()):
-            for k in range(layers):
+            for k in range(num_layers):
                 width = size * len(sides) if k else inputs
                 row = []
                 for side in sides:

@@ -6,6 +6,7 @@ wait. Its nodes have a turn, and those of a lower one go first. Of the others, u
 task waits for go last, and the rest as soon as they can.
 What replicas exchange beside the way to the end of a step, such as sums of gradients, could all
 wait for the end as far as a simulator sees: there the order is that in which it was built.
+Devices that look rows of tables up at each other send the keys first, and then answer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from graphflow.ir.op import Node
 from graphflow.ops.communication.collectives import groups_of
 from graphflow.placement.placers.construction.evaluator import Evaluator
 from graphflow.placement.problems.problem import Assignment, Problem
+
+ROUTES = frozenset({"route_ids", "route_rows"})
+"""Ops that find the keys of the rows that a device asks others for."""
 
 
 def by_turns(
@@ -66,14 +70,15 @@ def order_in_turns(graph: Graph) -> list[Node] | None:
 
 def in_turns(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:
     """The assignment with its nodes in the order of their turns, as far as what they read allows;
-    those of a graph without turns, whose devices exchange something, as they were built.
+    those of a graph without turns, whose devices exchange something, as they were built, but for
+    lookups in tables of other devices.
 
     Args:
         nodes: of the problem, in its order; nodes of the problem beyond them have no turn.
     """
     turns = [node.turn for node in nodes]
     if max(turns, default=-1) < 0:
-        return _as_built(assignment, problem, nodes)
+        return _lookups_first(_as_built(assignment, problem, nodes), problem, nodes)
     rank = [0] * problem.nodes
     for place, node in enumerate(assignment.order.tolist()):
         rank[node] = place
@@ -113,8 +118,41 @@ def _as_built(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -
     at = dict(zip(nodes, assignment.device.tolist(), strict=False))
     if all(len({at.get(node) for node in group}) == 1 for group in groups_of(nodes)):
         return assignment
-    found = Evaluator(problem).by_order(assignment.device.tolist(), problem.topological.tolist())
-    return replace(assignment, order=problem.topological) if found.fits else assignment
+    return _reorder(assignment, problem, problem.topological.tolist())
+
+
+def _lookups_first(assignment: Assignment, problem: Problem, nodes: Sequence[Node]) -> Assignment:
+    """Let devices first send keys of rows that they look up, and then the rows that others ask for,
+    if the result still fits.
+
+    Other devices wait for both. A device that began with something else, such as the answer to the
+    first keys that came, would send its own keys behind many rows.
+    """
+    at = dict(zip(nodes, assignment.device.tolist(), strict=False))
+    transfers: dict[Node, int] = {}  # from one device to another, since the keys were found
+    stage = dict.fromkeys(nodes, 2)
+    for node in nodes:
+        found = [-1 if node.op.name not in ROUTES else 0]
+        for each in (tensor.node for tensor in node.inputs):
+            before = transfers.get(each, -1)
+            travels = before >= 0 and at.get(each) != at.get(node)
+            found.append(before + travels)
+            if travels:
+                stage[each] = min(stage[each], before)
+        transfers[node] = max(found)
+    if min(stage.values(), default=2) == 2:
+        return assignment
+    for node in reversed(nodes):
+        for each in (tensor.node for tensor in node.inputs):
+            stage[each] = min(stage.get(each, 2), stage[node])
+    stages = [stage[node] for node in nodes] + [2] * (problem.nodes - len(nodes))
+    return _reorder(assignment, problem, sorted(assignment.order.tolist(), key=stages.__getitem__))
+
+
+def _reorder(assignment: Assignment, problem: Problem, order: list[int]) -> Assignment:
+    """Return the assignment with its nodes in another order, if it fits in memory then."""
+    found = Evaluator(problem).by_order(assignment.device.tolist(), order)
+    return replace(assignment, order=np.array(order, np.int64)) if found.fits else assignment
 
 
 __all__ = ["by_turns", "in_turns", "order_in_turns"]

@@ -94,6 +94,7 @@ def served(
             worker.end()
 
 
+@pytest.mark.slow
 @pytest.mark.fault(23, 24)
 def test_other_protocols_at_every_port_and_a_thousand_silent_connections_keep_nobody_out(
     served: Served,

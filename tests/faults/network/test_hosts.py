@@ -78,6 +78,7 @@ def cluster(
     return Cluster(hosts, keys, tmp_path, running)
 
 
+@pytest.mark.slow
 def test_a_training_over_three_hosts_with_keys_equals_one_process_bit_for_bit(
     cluster: Cluster,
 ) -> None:

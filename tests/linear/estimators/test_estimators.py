@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -216,7 +212,7 @@ def test_without_a_penalty_the_answer_is_least_squares_and_has_no_certificate() 
 def test_one_class_names_itself() -> None:
     x, _ = regression(0)
     for name in ("LogisticRegression", "LinearSVC", "SVC"):
-        with pytest.raises(ValueError, match="one class"):
+        with pytest.raises(ValueError, match=r"one class: (1\.0|array\(\[1\.\]\))$"):
             getattr(gf.linear, name)().fit(x, np.ones(len(x)))
 
 
@@ -248,6 +244,7 @@ def test_numbers_that_are_none_are_refused(name: str, bad: float) -> None:
         ("Glm", {"loss": "cubic"}, "loss must be a Loss or one of"),
         ("Glm", {"penalty": "l2"}, "gf.linear.L1, L2 or L1L2"),
         ("Glm", {"loss": "hinge", "fit_intercept": True}, "fit_intercept=False"),
+        ("Glm", {"loss": "hinge", "penalty": gf.linear.L2(0.0)}, "goes with an l2 penalty"),
     ],
 )
 def test_errors_say_what_would_do(name: str, arguments: dict[str, Any], match: str) -> None:
@@ -263,22 +260,6 @@ def test_a_gap_that_is_not_reached_is_a_warning_with_both_numbers() -> None:
     with pytest.warns(ConvergenceWarning, match=r"gap is \d.*tol=1e-06 was wanted; raise max_iter"):
         model = gf.linear.LinearSVC(loss="hinge", C=10.0, max_iter=3).fit(x, y)
     assert model.certificate_.relative_gap > 1e-6
-
-
-def test_an_interrupt_leaves_the_last_certified_model() -> None:
-    random = np.random.default_rng(0)
-    x = random.normal(size=(3000, 100)) * 10.0 ** random.uniform(-2, 2, size=100)
-    y = x @ random.normal(size=100) + 100 * random.normal(size=3000)
-    model = gf.linear.LinearSVR(C=100.0, max_iter=10**9, tol=1e-15)
-    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(x, y)
-        time.sleep(5)
-    certificate = model.certificate_
-    assert np.isfinite(model.predict(x)).all() and certificate.passes >= 3
-    off = np.abs(model.predict(x) - y).sum() * 100.0
-    penalty = 0.5 * (model.coef_ @ model.coef_ + model.intercept_**2)
-    assert off + penalty == pytest.approx(certificate.primal, rel=1e-9)
 
 
 def test_a_history_is_drawn(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def badly_scaled(seed: int) -> tuple[Any, Any]:
         ("Ridge", {}),
         ("LogisticRegression", {}),
         ("LinearSVC", {"loss": "squared_hinge"}),
+        ("LinearSVC", {"loss": "hinge"}),
         ("LinearSVR", {"loss": "squared_epsilon_insensitive"}),
+        ("LinearSVR", {"epsilon": 0.1}),
     ],
 )
 def test_no_fit_gets_stuck_on_badly_scaled_columns(

@@ -16,6 +16,7 @@ from graphflow.linear.loops import (
     hessian_rows,
     pair_steps,
     row_passes,
+    thread_meetings,
 )
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
@@ -153,3 +154,14 @@ def test_products_that_read_each_row_once(dtype: Any) -> None:
     for is_squared in (False, True):
         slopes = (n, d, x, y, c, is_squared, p, f, np.zeros(n), np.zeros(d))
         both(hessian_rows, "dense_slopes", *slopes)
+
+
+@pytest.mark.parametrize("n", [3, 8, 29])
+def test_steps_of_a_copy_and_their_square(n: int) -> None:
+    copy, w, steps = np.random.default_rng(n).normal(size=(3, n))
+    for is_first in (True, False):
+        both(thread_meetings, "add_step", copy, w, steps, is_first, n)
+    wanted = steps + (copy - w)
+    square = native(thread_meetings, "add_step")(copy, w, steps, False, n)
+    np.testing.assert_array_equal(steps, wanted)
+    assert square == pytest.approx(float((copy - w) @ (copy - w)), rel=1e-14)

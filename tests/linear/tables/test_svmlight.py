@@ -101,11 +101,11 @@ def test_a_file_is_what_scikit_learn_reads(
 def test_comments_blanks_query_numbers_and_columns_out_of_order(tmp_path: Path) -> None:
     path = tmp_path / "t.svm"
     path.write_bytes(
-        b"# head\n\n1 qid:4 3:1.5 1:2 # note 9:9\r\n-1\t2:1e400 \n 2.5#\n+1 3:1 3:2 1:-inf\n3 4:1_0"
+        b"# h\n\n1 qid:4 3:1.5 1:2 # note 9:9\r\n-1\t2:1e308 \n 2.5#\n+1 3:1 3:2 1:-1e-9\n3 4:1_0"
     )
     x = gf.linear.open(path)
     wanted = np.zeros((5, 4))
-    wanted[0, [2, 0]], wanted[1, 1], wanted[3, [2, 0]] = (1.5, 2), np.inf, (3, -np.inf)
+    wanted[0, [2, 0]], wanted[1, 1], wanted[3, [2, 0]] = (1.5, 2), 1e308, (3, -1e-9)
     wanted[4, 3] = 10
     np.testing.assert_array_equal(x.load().toarray(), wanted)
     np.testing.assert_array_equal(x.targets, [1, -1, 2.5, 1, 3])
@@ -122,6 +122,9 @@ def test_comments_blanks_query_numbers_and_columns_out_of_order(tmp_path: Path) 
         ("1 -2:1", "'1 -2:1'"),
         ("1 2147483648:1", "from 0 to 2147483647"),
         ("1 2:3 4:5:6", "'5:6' is no number"),
+        ("1 2:nan", "'nan' is not finite"),
+        ("1 2:1e400", "'1e400' is not finite"),
+        ("-inf 2:1", "'-inf' is not finite"),
     ],
 )
 def test_a_broken_line_is_named(line: str, told: str, tmp_path: Path) -> None:
@@ -160,6 +163,8 @@ def test_files_that_changed_or_are_none(tmp_path: Path) -> None:
     path.write_text("1 1:1\n-1 2:1\n1 1:3\n")
     with pytest.raises(LinearModelError, match=r"changed since it was opened: 13 bytes.*19 now"):
         opened.read(0, 1)
+    with pytest.raises(LinearModelError, match="is no file; give the path"):
+        gf.linear.open(tmp_path)
     with pytest.raises(LinearModelError, match="No such file"):
         gf.linear.open(tmp_path / "none.svm")
     with pytest.raises(LinearModelError, match="3 columns, and n_features=2"):

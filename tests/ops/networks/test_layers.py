@@ -171,7 +171,7 @@ def test_attention_layers_attend_alike_with_cached_keys() -> None:
 
 @pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM, nn.GRU])
 def test_recurrent_layers_go_on_from_their_last_state(layer: Any) -> None:
-    network = layer(3, 4, layers=2)
+    network = layer(3, 4, num_layers=2)
     x = np.random.default_rng(0).normal(size=(6, 2, 3)).astype("f")
     y, end = network(x)
     first, state = network(x[:4])

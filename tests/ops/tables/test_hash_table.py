@@ -395,7 +395,7 @@ def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
                 ids, slopes = random.integers(-4, 5, 6), random.normal(size=(6, DIM))
                 turn = slice(None, None, -1 if backwards else 1)
                 values.append(training.run(s, ids[turn], slopes[turn])[turn])
-            return np.array(values), s.get(training.table.state)
+            return np.array(values), s.get(training.table.index)
 
     want = trained(None, False)
     for have in (trained(strategy, False), trained(None, True), trained(strategy, True)):

@@ -18,6 +18,8 @@ from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import Dim
 from graphflow.ops import nn
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from graphflow.placement import Cluster
+from graphflow.sessions.session import Session
 
 Array = np.ndarray[Any, Any]
 
@@ -186,6 +188,35 @@ def test_unknown_spatial_sizes_are_polynomials() -> None:
 def test_no_images_and_no_weights_give_nothing() -> None:
     x = np.zeros((0, 2, 5), "float32")
     assert value(nn.conv1d, x, np.ones((3, 2, 2), "float32")).shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "x, w, groups, padding",
+    [
+        pytest.param((2, 40, 9, 7), (30, 40, 1, 1), 1, 0, id="pointwise"),
+        pytest.param((3, 40, 1, 1), (30, 40, 1, 1), 1, 0, id="images of one element"),
+        pytest.param((2, 20, 9, 7), (40, 1, 3, 3), 20, 1, id="depthwise"),
+        pytest.param((1, 40, 5, 5), (30, 40, 3, 3), 1, 1, id="one small image"),
+        pytest.param((2, 1, 400), (30, 1, 64), 1, 0, id="a spectrogram"),
+        pytest.param((1, 40, 4, 4), (30, 40, 3, 3), 1, 9, id="padding only for most taps"),
+    ],
+)
+def test_sessions_give_the_bits_of_the_op(x: Any, w: Any, groups: int, padding: int) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s).astype("float32") for s in (x, w)]
+    dilation = 9 if padding == 9 else 1
+    fed = [placeholder("float32", shape) for shape in (x, w)]
+    y = nn.conv(*fed, padding=padding, groups=groups, dilation=dilation) * 2
+    attrs = {
+        "stride": (1,) * (len(x) - 2), "padding": ((padding, padding),) * (len(x) - 2),
+        "dilation": (dilation,) * (len(x) - 2), "groups": groups,
+    }  # fmt: skip
+    want = REGISTRY["conv"].run(np, arrays, attrs)[0]
+    wide = REGISTRY["conv"].run(np, [a.astype("float64") for a in arrays], attrs)[0]
+    np.testing.assert_allclose(want, wide, rtol=1e-5, atol=2e-6 * np.abs(wide).max())
+    with Session(Cluster.here(threads=1)) as s:
+        have = s.run(y, dict(zip(fed, arrays, strict=True)))
+    assert have.tobytes() == (want * 2).tobytes()
 
 
 def test_infinities_stay_where_windows_see_them() -> None:

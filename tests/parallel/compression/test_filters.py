@@ -29,7 +29,7 @@ def exchange(
     fed = [gf.placeholder(a.dtype.name, a.shape) for a in arrays]
     kept = [tuple(gf.variable(first) for first in first_state(rule, fed[0].spec)) for _ in arrays]
     sites = Sites(
-        lambda rank: nullcontext(), nullcontext, lambda kind, made: None, lambda every: None
+        lambda rank: nullcontext(), nullcontext, lambda kind, made: None, lambda every, to: None
     )
     read = None
     if rule.reads_value:

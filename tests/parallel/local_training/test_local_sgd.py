@@ -241,6 +241,7 @@ def test_a_fetch_with_a_value_for_each_replica_is_refused_with_the_remedy() -> N
 # Products -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [{}, {"shard_state": True}, {"accumulate": 2}])
 def test_replicas_of_two_devices_are_replicas_of_one(options: dict[str, Any]) -> None:
     def weights(strategy: Any, cluster: Any = None) -> list[Any]:
@@ -307,6 +308,7 @@ def steps_with(
     return [*found, *weights]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "change", [{"dying": 6}, {"stop": 5}, pytest.param({"stop": 8}, marks=pytest.mark.slow)]
 )

@@ -114,6 +114,7 @@ def ran(op: Op) -> Iterator[Ran]:
         )  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_an_op_cut_along_any_axis_gives_what_it_gives_whole(op: Op) -> None:
     """To the bit, where no sum is divided, and the op does not add in another order."""
@@ -136,11 +137,11 @@ def test_most_ops_are_cut_where_they_can_be() -> None:
         "accumulate_product", "all_gather", "all_reduce", "all_to_all", "broadcast",
         "compressed_sum", "coordinate_order", "coordinate_pass", "count_keys", "csr_places",
         "flat_elements", "gram", "hash_find", "hash_insert", "host_call", "merge_ids",
-        "merge_keys", "merge_row_sums", "non_max_suppression", "nonzero", "part_product",
-        "part_squares", "part_sums", "place_rows",
+        "merge_keys", "merge_row_sums", "non_max_suppression", "nonzero", "pack_planes",
+        "part_product", "part_squares", "part_sums", "place_rows",
         "pure_host_call", "pushed_gradient", "read_rows", "reduce_scatter", "route_ids",
         "route_rows", "size_of", "split_row_sums", "svmlight_rows", "svmlight_sizes",
-        "tap_positions", "unique", "window_rows",
+        "tap_positions", "unique", "unpack_planes", "window_rows",
     }  # fmt: skip
 
 

@@ -281,7 +281,7 @@ def test_a_table_of_fewer_parts_than_owners_is_summed_over_them() -> None:
             with gf.Session() as s:
                 model.fetches[1] = step
                 values = [model.step(s, ids)[0] for ids in batches(0, 4)]
-                results.append([*values, s.get(model.table.weight), s.get(model.table.state)])
+                results.append([*values, s.get(model.table.weight), s.get(model.table.index)])
         assert_equal(*results)
 
 
@@ -299,7 +299,7 @@ def test_a_full_part_at_an_owner_is_refused_with_numbers_and_the_session_goes_on
 
 def test_a_table_lies_on_one_worker_without_a_strategy() -> None:
     table, ids = gf.nn.HashTable(4, 9000), gf.placeholder("int64", (3,), name="ids")
-    assert table.state.shape[0] == 2
+    assert table.index.shape[0] == 2
     with gf.device("/worker:1"), gf.nn.training() as updates:
         loss = gf.sum(table(ids))
     with gf.Session(gf.Cluster.local(2, threads=1)) as s:

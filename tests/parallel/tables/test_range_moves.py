@@ -147,7 +147,8 @@ def moved_rows(
         return [*found, s.get(model.table)]
 
 
-@pytest.mark.parametrize("dying", ["moved_ranges", pytest.param("later", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dying", ["moved_ranges", "later"])
 def test_a_lost_worker_loses_no_row(
     dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

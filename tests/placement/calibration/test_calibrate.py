@@ -328,3 +328,14 @@ def test_where_nothing_can_be_kept_a_process_measures_once_and_says_so(
     calibrate.save_step_cost("here", (1e-4, 3e-4), folder)
     kept = json.loads(profile_path(folder).read_text())
     assert kept["steps"]["here"] == [1e-4, 3e-4] and kept["links"] == found["links"]
+
+
+@pytest.mark.parametrize(("larger", "is_known"), [(1.05, False), (1.5, True)])
+def test_a_rate_is_known_if_more_work_takes_visibly_longer(
+    monkeypatch: pytest.MonkeyPatch, larger: float, is_known: bool
+) -> None:
+    timer = measure.KernelTimer("cpu", np, lambda: None, time.perf_counter)
+    taken = iter([1e-5, larger * 1e-5])
+    monkeypatch.setattr(timer, "seconds", lambda call, rounds=7: next(taken))
+    found = timer._measure_op(REGISTRY["softmax"])
+    assert found is not None and ("rate" in found) == is_known

@@ -82,7 +82,7 @@ def test_threads_share_a_large_product_and_leave_a_small_one_alone() -> None:
     product = 2 * 1024**3 / 1e11
     moved = one.seconds(op, (large, large), (large,), {}) - product
     assert two.seconds(op, (large, large), (large,), {}) == pytest.approx(
-        moved + product / 2 * 1.1 + 20e-6
+        moved + product / 2 * 1.1 + 10e-6
     )
     assert two.seconds(op, (small, small), (small,), {}) == one.seconds(
         op, (small, small), (small,), {}

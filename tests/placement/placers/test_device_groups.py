@@ -53,6 +53,7 @@ def test_on_an_island_only_nodes_that_cannot_be_there_are_elsewhere() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_second_host_over_a_slow_network_never_makes_a_plan_slower() -> None:
     x = gf.placeholder("float32", (512, 1024), name="x")
     total = None

@@ -354,6 +354,7 @@ def test_search_refuses_settings_without_sense(settings_: dict[str, int]) -> Non
 # Proof ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("problem", "optimum"), [(topcuoglu(), 73.0), (arabnejad(), 113.0)])
 def test_exact_proves_the_optimum_of_both_papers(problem: Problem, optimum: float) -> None:
     proof = Exact().prove(problem)

@@ -6,6 +6,7 @@ Speaks the Chrome DevTools protocol through tornado, which bokeh brings along.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import shutil
 import subprocess
@@ -25,15 +26,24 @@ def find() -> str | None:
 
 
 class Page:
-    """A file, opened. `requests` are the addresses that it asked for, `errors` what went wrong.
+    """A file or address, opened. `requests` are what it asked for, `errors` what went wrong.
 
-    Use as a context manager; waits until the page says that it is ready.
+    Use as a context manager; waits until the expression `ready` is true. Only the page of an
+    address may open WebSockets.
     """
 
-    def __init__(self, file: Path, dark: bool = False, width: int = 1500) -> None:
+    def __init__(
+        self,
+        file: Path | str,
+        dark: bool = False,
+        width: int = 1500,
+        ready: str = "window.gfReady === true",
+    ) -> None:
         self.requests: list[str] = []
         self.errors: list[str] = []
-        self._file, self._dark, self._width = file, dark, width
+        self._url = file if isinstance(file, str) else file.as_uri()
+        self._dark, self._width, self._ready = dark, width, ready
+        self._is_file = not isinstance(file, str)
         self._loop = asyncio.new_event_loop()
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._count = 0
@@ -97,6 +107,10 @@ class Page:
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self._send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def picture(self) -> bytes:
+        """Return the page as a PNG."""
+        return base64.b64decode(self._send("Page.captureScreenshot")["data"])
+
     def write(self, text: str) -> None:
         """Type into what has the focus; "\\n" is the Enter key."""
         if text == "\n":
@@ -134,9 +148,9 @@ class Page:
         if self._width < 500:  # the least that a window can have
             size = {"width": self._width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
             await self._asked("Emulation.setDeviceMetricsOverride", **size)
-        await self._asked("Page.navigate", url=self._file.as_uri())
+        await self._asked("Page.navigate", url=self._url)
         while True:
-            ready = await self._asked("Runtime.evaluate", expression="window.gfReady === true")
+            ready = await self._asked("Runtime.evaluate", expression=self._ready)
             if ready.get("result", {}).get("value") or self.errors:
                 return
             await asyncio.sleep(0.1)
@@ -159,7 +173,9 @@ class Page:
     def _note(self, method: str, told: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.requests.append(told["request"]["url"])
-        elif method in ("Network.webSocketCreated", "Page.javascriptDialogOpening"):
+        elif method == "Page.javascriptDialogOpening" or (
+            method == "Network.webSocketCreated" and self._is_file
+        ):
             self.errors.append(f"{method}: {told}")
         elif method == "Runtime.exceptionThrown":
             self.errors.append(str(told["exceptionDetails"]))

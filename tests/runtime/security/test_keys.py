@@ -50,12 +50,12 @@ def test_a_secret_that_others_can_read_is_refused(ring: Keyring, mode: int) -> N
         ring.own_pair("box1", WORKER)
 
 
-def test_a_link_in_place_of_a_secret_is_refused(ring: Keyring, tmp_path: Path) -> None:
+def test_a_link_to_a_secret_elsewhere_is_refused(ring: Keyring, tmp_path: Path) -> None:
     ring.create_pair("box1", WORKER)
     moved = tmp_path / "elsewhere"
     (ring.folder / "box1.secret").rename(moved)
     (ring.folder / "box1.secret").symlink_to(moved)
-    with pytest.raises(KeyFileError, match="not a plain file"):
+    with pytest.raises(KeyFileError, match="leads out of"):
         ring.own_pair("box1", WORKER)
 
 

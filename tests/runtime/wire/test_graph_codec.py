@@ -291,6 +291,14 @@ def test_a_program_is_kept_for_a_sane_number_of_sizes(forms: Any) -> None:
         decode(msgpack.packb(header), buffers)
 
 
+@pytest.mark.parametrize("flush", [0, 1, None, "yes", [True]])
+def test_whether_denormal_numbers_count_as_zero_is_a_bool(flush: Any) -> None:
+    header, buffers = message()
+    header[0]["flush_denormals"] = flush
+    with pytest.raises(ProtocolError, match=r"flush_denormals .*, no bool"):
+        decode(msgpack.packb(header), buffers)
+
+
 def loop(test: Callable[[Any], Any], body: Callable[[Any], Any], **more: Any) -> Any:
     return gf.while_loop(test, body, gf.constant(np.float32(1)), **more)
 

@@ -176,36 +176,38 @@ def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
     places = np.full((classes, classes), 2 * len(pairs))
     for at, (i, j) in enumerate(pairs):
         places[i, j], places[j, i] = at, len(pairs) + at
-    every = concat([chance, 1 - chance, chance[:, :1] * 0], 1)
-    won = reshape(take(every, as_tensor(places.reshape(-1)), 1), (-1, classes, classes))
-    own = reduce.sum(won * won, axis=1, keepdims=True) * np.eye(classes)
-    q = own - won * swapaxes(won, 1, 2)  # won[i, j]: the probability of i among i and j
+    # Rows of the data lie last from here on, since there are more of them than classes.
+    chance = swapaxes(chance, 0, 1)
+    every = concat([chance, 1 - chance, chance[:1] * 0], 0)
+    won = reshape(take(every, as_tensor(places.reshape(-1)), 0), (classes, classes, -1))
+    own = reduce.sum(won * won, axis=0, keepdims=True) * np.eye(classes)[:, :, None]
+    q = own - won * swapaxes(won, 0, 1)  # won[i, j]: the probability of i among i and j
 
     def residual(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return Q·p, p·Q·p, and True for rows that have not converged."""
-        qp = linalg.matmul(q, expand_dims(p, -1))[:, :, 0]
-        pqp = reduce.sum(p * qp, axis=1, keepdims=True)
-        error = extrema.max(arithmetic.abs(qp - pqp), axis=1, keepdims=True)
+        qp = reduce.sum(q * p, axis=1)  # q is symmetric
+        pqp = reduce.sum(p * qp, axis=0, keepdims=True)
+        error = extrema.max(arithmetic.abs(qp - pqp), axis=0, keepdims=True)
         return qp, pqp, comparison.greater_equal(error, 0.005 / classes)
 
     def step(p: Tensor) -> Tensor:
         qp, pqp, moves = residual(p)
         new = p
         for t in range(classes):
-            own = q[:, t, t : t + 1]
-            change = (pqp - qp[:, t : t + 1]) / own
+            own, part = q[t, t : t + 1], qp[t : t + 1]
+            change = (pqp - part) / own
             grown = change + 1
-            one = np.eye(classes)[t]
-            pqp = (pqp + change * (change * own + qp[:, t : t + 1] * 2)) / (grown * grown)
+            one = np.eye(classes)[t][:, None]
+            pqp = (pqp + change * (change * own + part * 2)) / (grown * grown)
             new = (new + change * one) / grown
-            qp = (qp + change * q[:, t]) / grown
+            qp = (qp + change * q[t]) / grown
         return select.where(moves, new, p)
 
-    start = broadcast_to(full((1, classes), 1 / classes, "float64"), (scores.shape[0], classes))
+    start = broadcast_to(full((classes, 1), 1 / classes, "float64"), (classes, scores.shape[0]))
     settled: Tensor = control.while_loop(
         lambda p: reduce.any(residual(p)[2]), step, start, max_iterations=max(100, classes)
     )
-    return settled
+    return swapaxes(settled, 0, 1)
 
 
 # Labels that are strings ------------------------------------------------------------------------

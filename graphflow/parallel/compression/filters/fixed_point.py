@@ -14,14 +14,12 @@ from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import TensorSpec, product
 from graphflow.ops.randomness.random import uniform
 from graphflow.parallel.compression.filter import (
-    AllToAll,
     Filter,
-    Gather,
     Parts,
-    Reduced,
     Reduction,
     State,
     mark_used,
+    reduce_by_pieces,
 )
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 
@@ -95,20 +93,7 @@ class FixedPoint(Filter):
         """
         if count <= 2:
             return (yield from super().reduce(tensor, state, rank, count))
-        size = int(tensor.size)
-        piece = -(-size // count)
-        flat = FUNCTIONS["reshape"](tensor, (-1,))
-        padded = FUNCTIONS["pad"](flat, [(0, piece * count - size)])
-        like = tensor.spec.with_shape((piece,))
-        pieces = [padded[k * piece : (k + 1) * piece] for k in range(count)]
-        received = yield AllToAll(tuple(self.encode(each, state)[0] for each in pieces))
-        own = sum(
-            (self.decode(parts, like) for parts in received[1:]), self.decode(received[0], like)
-        )
-        sums = yield Gather(self.encode(own, state)[0])
-        joined = FUNCTIONS["concat"]([self.decode(parts, like) for parts in sums])
-        total: Tensor = FUNCTIONS["reshape"](joined[:size], tensor.shape)
-        return Reduced(total, tensor, state)
+        return (yield from reduce_by_pieces(self, tensor, state, count))
 
     def _pack(self, rounded: Tensor) -> Tensor:
         """Return integers of a few bits, as int8, int16, or several in each uint8."""

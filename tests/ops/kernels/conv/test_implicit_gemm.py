@@ -9,6 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from graphflow.ops.kernels.conv.implicit_gemm_text import BLOCK
+from graphflow.ops.kernels.conv.tap_tables import WindowMap, block_tables
 from graphflow.ops.windows.window_arguments import Windows
 from tests.ops.kernels.sharing import check_threads, chosen_kernel, three
 
@@ -66,7 +68,7 @@ def test_values_and_gradients_are_those_of_plain_sums(
 LARGE = [
     pytest.param(20, (64, 130), (33, 30), 2, 1, id="chunks of images"),
     pytest.param(9, (256, 80), (8, 8), 2, 1, id="many channels"),
-    pytest.param(3, (16, 16), (80, 90), 1, 2, id="dilated"),
+    pytest.param(3, (26, 40), (80, 90), 1, 2, id="dilated"),
 ]
 
 
@@ -91,9 +93,25 @@ def test_bits_do_not_depend_on_threads(
 
 def test_an_image_has_the_same_bits_whatever_stands_beside_it() -> None:
     attrs: dict[str, Any] = {"stride": (2, 2), "padding": ((1, 1),) * 2, "dilation": (1, 1)}
-    x, w, g = draw_operands(0, 30, (40, 70), (16, 16), {**attrs, "kernel": (3, 3)})
+    x, w, g = draw_operands(0, 30, (40, 70), (18, 18), {**attrs, "kernel": (3, 3)})
     attrs["groups"] = 1
     whole = three(x, w, g, attrs)[:2]
     single = three(x[7:8], w, g[7:8], attrs)[:2]
     for all_images, one in zip(whole, single, strict=True):
         assert all_images[7:8].tobytes() == one.tobytes()
+
+
+def test_positions_near_an_edge_leave_out_the_taps_that_see_padding() -> None:
+    """The atrous windows of DeepLab: most taps of most positions see no pixel."""
+    windows = Windows((3, 3), (1, 1), (12, 12), (12, 12), (14, 14))
+    tables = block_tables(WindowMap((14, 14), windows, False), 2)
+    positions = np.concatenate([table.targets.reshape(-1) for _, table, _ in tables])
+    assert len(np.unique(positions)) == 2 * 14 * 14
+    work = sum(blocks * len(table.taps) for blocks, table, _ in tables)
+    assert work < 2 * 14 * 14 * 9 / BLOCK / 4
+    attrs = {"stride": (1, 1), "padding": ((12, 12),) * 2, "dilation": (12, 12)}
+    arrays = draw_operands(0, 2, (70, 30), (14, 14), {**attrs, "kernel": (3, 3)})
+    attrs["groups"] = 1
+    wide = three(*(a.astype("float64") for a in arrays), attrs)
+    for have, want in zip(three(*arrays, attrs), wide, strict=True):
+        assert_close(have, want)

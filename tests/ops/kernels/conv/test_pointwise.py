@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY
 from graphflow.ops.kernels.conv import pointwise
+from graphflow.ops.kernels.conv.kernel_table import ConvShape, choose
 from graphflow.ops.windows.window_arguments import Windows
 from tests.ops.kernels.sharing import check_threads, chosen_kernel
 
@@ -39,7 +40,8 @@ def test_values_and_gradients_are_products_of_matrices(
     attrs: dict[str, Any] = {
         "stride": stride, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1,
     }  # fmt: skip
-    assert chosen_kernel(x, outputs, windows, 1) == "pointwise"
+    copied = images == 1 and dtype == "float32" and g.shape != (1, outputs, *sizes)
+    assert chosen_kernel(x, outputs, windows, 1) == ("one_image" if copied else "pointwise")
     assert chosen_kernel(x, outputs, windows._replace(before=(1,) * rank), 1) != "pointwise"
     assert chosen_kernel(x, outputs, windows, 2) != "pointwise"
     matrix, part = w.reshape(outputs, inputs).astype("float64"), x[(..., *seen)].astype("float64")
@@ -77,3 +79,33 @@ def test_bits_do_not_depend_on_threads(stride: int) -> None:
         return outs
 
     check_threads(results, results())
+
+
+@pytest.mark.parametrize("rank, kernel", [(1, 3), (2, 2), (3, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_windows_that_tile_the_input_are_products_going_back(
+    rank: int, kernel: int, dtype: str
+) -> None:
+    rng = np.random.default_rng(0)
+    g = rng.normal(size=(2, 30, *(5,) * rank)).astype(dtype)
+    w = rng.normal(size=(30, 13, *(kernel,) * rank)).astype(dtype)
+    sizes = (5 * kernel,) * rank
+    attrs: dict[str, Any] = {
+        "stride": (kernel,) * rank, "padding": ((0, 0),) * rank, "dilation": (1,) * rank,
+        "groups": 1, "sizes": sizes,
+    }  # fmt: skip
+    windows = Windows((kernel,) * rank, (kernel,) * rank, (0,) * rank, (1,) * rank, g.shape[2:])
+    shape = ConvShape(np, g.dtype, 2, 13, 30, sizes, windows, 1)
+    assert choose(shape, "x").name == "pointwise"
+    assert choose(shape._replace(space=tuple(n + 1 for n in sizes)), "x").name != "pointwise"
+
+    def compute() -> list[Any]:
+        return REGISTRY["conv_transpose"].run(np, [g, w], attrs)
+
+    (have,) = compute()
+    letters = "xyz"[:rank], "XYZ"[:rank]
+    pairs = "".join(a + b for a, b in zip(*letters, strict=True))
+    want = np.einsum(f"no{letters[0]},oc{letters[1]}->nc{pairs}", g, w).reshape(have.shape)
+    near = 1e-5 if dtype == "float32" else 1e-12
+    np.testing.assert_allclose(have, want, rtol=near, atol=near * np.abs(want).max())
+    check_threads(compute, [have])

@@ -99,7 +99,7 @@ def test_an_image_has_the_same_bits_whatever_stands_beside_it() -> None:
 
 
 def test_it_is_left_aside_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = np.zeros((2, 16, 8, 8), "float32")
+    x = np.zeros((2, 48, 8, 8), "float32")
     plain = Windows((3, 3), (1, 1), (1, 1), (1, 1), (8, 8))
     assert chosen_kernel(x, 16, plain, 1) == "winograd"
     assert chosen_kernel(x.astype("float64"), 16, plain, 1) != "winograd"
@@ -149,7 +149,7 @@ def test_exact_is_a_truth_value() -> None:
 
 
 def test_a_nan_reaches_all_that_look_at_it_and_no_other_tile() -> None:
-    x, w, _ = inputs(0, 1, 16, 16, (12, 12), ((1, 1), (1, 1)))
+    x, w, _ = inputs(0, 1, 40, 40, (12, 12), ((1, 1), (1, 1)))
     x[0, 3, 6, 6] = np.nan
     y = REGISTRY["conv"].run(np, [x, w], attributes(((1, 1), (1, 1))))[0]
     assert np.isnan(y[0, :, 5:8, 5:8]).all()

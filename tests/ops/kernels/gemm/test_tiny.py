@@ -13,10 +13,11 @@ from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import compiler
 
 pytestmark = pytest.mark.skipif(not is_supported("float32"), reason="needs AVX2")
-SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 16])
+SIZES = st.sampled_from([1, 2, 3, 5, 8, 13, 16, 27, 32])
+ROWS = st.sampled_from([1, 3, 8, 16, 25, 32, 49, 64])
 
 
-@given(SIZES, SIZES, SIZES, st.sampled_from(["float32", "float64"]), st.booleans(), st.booleans(),
+@given(ROWS, SIZES, SIZES, st.sampled_from(["float32", "float64"]), st.booleans(), st.booleans(),
        st.integers(0, 2**32 - 1))  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_a_tiny_product_has_the_bits_of_a_large_ones_kernel(
@@ -42,8 +43,9 @@ def test_a_tiny_product_has_the_bits_of_a_large_ones_kernel(
 
 
 def test_what_is_not_tiny_has_no_such_kernel() -> None:
-    assert tiny_task(33, 8, 8, "float32") is None
-    assert tiny_task(32, 8, 32, "float32") is None
+    assert tiny_task(65, 8, 8, "float32") is None
+    assert tiny_task(8, 33, 8, "float32") is None
+    assert tiny_task(8, 8, 27, "float32") is None
     assert tiny_task(8, 0, 8, "float32") is None
     assert tiny_task(8, 8, 8, "int32") is None
     assert tiny_task(8, 8, 8, "float32") is not None

@@ -103,3 +103,27 @@ def test_updates_hold_up_no_pass_of_a_device_and_sums_over_replicas_are_not_put_
         assert len(updates) >= 6 and min(updates) > max(passes)  # of two stages
         assert not sums or min(sums) < max(passes)
         assert bool(sums) == (replicas > 1)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_keys_of_rows_leave_first_and_then_what_others_ask_for(dense: bool) -> None:
+    """A device that began with the answer to others would send its keys behind many rows."""
+    ids = [gf.placeholder("int64", (4096,), name=name) for name in ("users", "items")]
+    tables = [gf.variable(gf.init.normal((100_000, 64)), name=f"table{i}") for i in range(2)]
+    rows = [gf.nn.embedding(each, table) for each, table in zip(ids, tables, strict=True)]
+    h = rows[0] * rows[1]
+    if dense:
+        h = gf.tanh(h @ gf.variable(gf.init.glorot((64, 64)), name="w"))
+    strategy = gf.parallel.Data(2, tables=["table*"])
+    train = gf.optim.Adagrad(0.1).minimize(gf.mean(h**2), strategy=strategy)
+    slow = Cluster.hypothetical(
+        2, ("cpu:0",), flops=1e10, bandwidth=1e10, memory=1 << 36, launch=1e-6, link_bandwidth=12e6
+    )
+    plan = gf.plan(train, slow)
+    for number, device in enumerate(plan.cluster.devices):
+        mine = [n for n in plan.nodes if n.device == device]
+        routes = [i for i, n in enumerate(mine) if n.op == "route_rows"]
+        lookups = [i for i, n in enumerate(mine) if n.op == "place_rows"]
+        moved = [i for i, n in enumerate(mine) if n.op == "used_rows"]
+        assert len(moved) == 10, number  # keys, rows for others and itself, sums of gradients
+        assert max(*routes, moved[1]) < moved[2] < moved[3] < min(lookups)
