@@ -65,7 +65,7 @@ def main() -> None:
         y = gf.placeholder("float32", (None,), name="y")
         w = gf.variable(np.zeros(COLUMNS, "float32"), name="w")
         loss = gf.mean(gf.square(x @ w - y))
-        train = gf.optim.SGD(0.05).minimize(loss)
+        train = gf.optim.SGD(0.005).minimize(loss)
         data = gf.data.parquet(file, memory=options.memory * MIB // 4)
         data = data.shuffle(seed=0, blocks=8).batch(options.batch)
         with gf.Session() as session:

@@ -29,7 +29,7 @@ from graphflow.ops.host_calls.host_call import host_call
 from graphflow.ops.matrices import linalg_namespace as linalg
 from graphflow.ops.matrices import sparse
 from graphflow.ops.matrices.einsum import einsum, tensordot
-from graphflow.ops.matrices.linalg_namespace import diag
+from graphflow.ops.matrices.linalg_namespace import diag, diag_embed
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
 from graphflow.ops.matrices.vector_products import outer, vecdot
@@ -302,6 +302,7 @@ __all__ = [
     "debug",
     "device",
     "diag",
+    "diag_embed",
     "diagonal",
     "diff",
     "digamma",

@@ -18,6 +18,7 @@ import numpy as np
 from graphflow.base.argument_checks import checks_argument_names, checks_arguments
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.notebook_html import html_table
 from graphflow.errors import GraphError, VariableError
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import Dim, Equation, evaluate
@@ -229,11 +230,13 @@ class Graph:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        nodes, outputs = (
-            show_count(len(self.nodes), "node"),
-            show_count(len(self.outputs), "output"),
-        )
-        return f"<Graph of {nodes}, {outputs}>"
+        counts = show_count(len(self.nodes), "node"), show_count(len(self.outputs), "output")
+        return f"<Graph of {', '.join(counts)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(self.names[n], n.op.name, ", ".join(map(str, n.specs)), n.location)
+                for n in self.nodes]  # fmt: skip
+        return html_table(repr(self)[1:-1], ("node", "op", "result", "made at"), rows)
 
     def __str__(self) -> str:
         lines = []

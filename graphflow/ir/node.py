@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from graphflow.base.notebook_html import html_table
 from graphflow.base.source_location import Location, user_location
 from graphflow.errors import GraphError, ShapeError, VariableError
 from graphflow.ir import numpy_interop
@@ -90,6 +91,14 @@ class Tensor(TensorOperators):
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {self.spec} at {self.node.location}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("op", self.node.op.name), ("dtype", self.dtype), ("shape", show_shape(self.shape)),
+            *(("input", each.name) for each in self.node.inputs),
+            ("made at", self.node.location),
+        ]  # fmt: skip
+        return html_table(f"Tensor {self.name}", (), rows)
 
     def _no_value_error(self, what: str) -> GraphError:
         return GraphError(

@@ -29,7 +29,9 @@ from graphflow.base.argument_checks import (
     format_value,
 )
 from graphflow.base.environment import check_environment
+from graphflow.base.formatting import show_count
 from graphflow.base.interrupts import defer_signals, passes_interrupts, passing_interrupts
+from graphflow.base.notebook_html import html_table
 from graphflow.base.user_modules import import_allowed, module_names
 from graphflow.errors import (
     CheckpointError,
@@ -820,6 +822,15 @@ class Session:
         if not self._life.is_open:
             return "<Session, closed>"
         return f"<Session on {self.cluster!r}, step {self.step}>"
+
+    def _repr_html_(self) -> str:
+        if not self._life.is_open:
+            return html_table("Session, closed", (), ())
+        devices = [
+            (d.name, show_count(d.threads, "thread") if d.threads else d.product or "")
+            for worker in self.cluster.present_workers for d in worker.devices
+        ]  # fmt: skip
+        return html_table(f"Session, step {self.step}", ("device", ""), devices)
 
     if not TYPE_CHECKING:  # type checkers would allow every attribute
 

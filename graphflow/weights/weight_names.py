@@ -73,10 +73,11 @@ def walk(
     if id(item) in inside:
         return
     parts: Mapping[Any, Any]
+    words: Mapping[str, str] = {}
     if isinstance(item, Layer):
         yield path, item
+        parts = vars(item)
         words = {n: word for n, word in item.torch_names.items() if translate or not word}
-        parts = {words.get(name, name): part for name, part in vars(item).items()}
     elif isinstance(item, Mapping):
         parts = item
     elif isinstance(item, list | tuple):
@@ -84,7 +85,10 @@ def walk(
     else:
         return
     for name, part in parts.items():
-        yield from walk(part, _join(path, str(name)), (*inside, id(item)), translate=translate)
+        for rest, found in walk(part, "", (*inside, id(item)), translate=translate):
+            word = words.get(_join(str(name), rest))
+            known = word if word and rest else _join(words.get(name, str(name)), rest)
+            yield _join(path, known), found
 
 
 def _join(path: str, name: str) -> str:

@@ -77,11 +77,51 @@ def diag(x: Any, offset: int = 0) -> Tensor:
         return diagonal(tensor, offset=offset)
     if tensor.ndim != 1:
         raise ShapeError(f"expected a vector or a matrix, got {show_shape(tensor.shape)}")
-    here = FUNCTIONS["eye"](tensor.shape[0], dtype="bool")
-    rows = FUNCTIONS["where"](here, tensor, FUNCTIONS["zeros_like"](tensor))
+    return diag_embed(tensor, offset)
+
+
+@function
+def diag_embed(x: Any, offset: int = 0) -> Tensor:
+    """Return square matrices with the vectors of x (…, n) on a diagonal, and 0 elsewhere.
+
+    Args:
+        offset: the diagonal, as a number of columns above the main one.
+
+    Returns:
+        A tensor (…, n + |offset|, n + |offset|) of the dtype of x.
+
+    Raises:
+        ShapeError: x is one number.
+        ArgumentError: offset is no int.
+    """
+    tensor = as_tensor(x)
+    offset = int(require_int("offset", offset))
+    if not tensor.ndim:
+        raise ShapeError(f"expected vectors, got {show_shape(tensor.shape)}")
+    here = FUNCTIONS["eye"](tensor.shape[-1], dtype="bool")
+    row = FUNCTIONS["expand_dims"](tensor, -2)
+    rows = FUNCTIONS["where"](here, row, FUNCTIONS["zeros_like"](row))
     down, right = max(-offset, 0), max(offset, 0)
-    result: Tensor = pad(rows, ((down, right), (right, down)))
+    widths = (*((0, 0),) * (tensor.ndim - 1), (down, right), (right, down))
+    result: Tensor = pad(rows, widths)
     return result
+
+
+@composite("b", "factor", to="high")
+@function
+def cholesky_solve(b: Any, factor: Any, *, upper: bool = False) -> Tensor:
+    """Solve a @ x = b, given the Cholesky factor of a; arguments in torch's order.
+
+    Args:
+        b: right sides (…, n, k), or one vector (n,).
+        factor: lower triangles l with a = l·lᴴ, (…, n, n); with `upper`, u with a = uᴴ·u.
+
+    Raises:
+        ShapeError, DTypeError, ArgumentError, CheckError: as `triangular_solve`.
+    """
+    given = {"lower": not upper} if isinstance(upper, bool) else {"lower": upper}
+    inner = triangular_solve(factor, b, adjoint=upper, **given)
+    return triangular_solve(factor, inner, adjoint=not upper, **given)
 
 
 @checks_argument_names(ArgumentError)
@@ -154,7 +194,8 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 
 
 __all__ = [
-    "cholesky", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh", "eigvals", "eigvalsh",
+    "cholesky", "cholesky_solve", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh",
+    "eigvals", "eigvalsh",
     "inv", "logdet", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
     "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
     "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",

@@ -214,20 +214,25 @@ def require_one_axis(x: Any, axis: int | None) -> tuple[Tensor, int]:
 
 
 @function
-def cumsum(x: Any, axis: int | None = None, name: str | None = None) -> Tensor:
+def cumsum(
+    x: Any, axis: int | None = None, name: str | None = None, *, reverse: bool = False
+) -> Tensor:
     """Sum the elements up to each position along an axis.
 
     Args:
         axis: may be left out if x has one axis.
+        reverse: sum from each position to the end instead.
 
     Returns:
         A tensor of the shape of x; dtypes as for `sum`.
 
     Raises:
         ShapeError: axis is outside x.
-        ArgumentError: axis is left out and x does not have one axis.
+        ArgumentError: axis is left out and x does not have one axis, or reverse is not a bool.
     """
     with error_location("cumsum"):
         x, axis = require_one_axis(x, axis)
-    result: Tensor = _cumsum(x, axis=axis, reverse=False, name=name)
+        if not isinstance(reverse, bool):
+            raise ArgumentError(f"reverse must be True or False, got {reverse!r}")
+    result: Tensor = _cumsum(x, axis=axis, reverse=reverse, name=name)
     return result

@@ -23,7 +23,7 @@ TYPED = {
     "gf.nn.CrossEntropyLoss()": "gf.nn.cross_entropy", "gf.nn.MSELoss()": "gf.nn.mse_loss",
     "gf.nn.Dense(4)": "gf.nn.Linear", "gf.nn.Conv2D(1, 2, 3)": "Conv2d",
     "gf.nn.MultiheadAttention(4, 2)": "MultiHeadAttention",
-    "gf.nn.TransformerEncoderLayer": "TransformerBlock", "gf.nn.utils": "clip_by_global_norm",
+    "gf.nn.utils": "clip_by_global_norm",
     "gf.optim.Adam(model.parameters(), lr=0.1)": r"minimize\(loss, variables\)",
     "opt.step()": "minimize", "opt.zero_grad()": "minimize", "opt.apply_gradients([])": "minimize",
     "gf.optim.lr_scheduler": "gf.optim.schedules", "gf.optim.adam(0.1)": "Adam",

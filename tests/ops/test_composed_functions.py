@@ -98,6 +98,32 @@ def test_diag_of_an_unknown_size() -> None:
     assert have.tolist() == np.diag(A[0]).tolist()
 
 
+@pytest.mark.parametrize("offset", [-2, 0, 1])
+def test_diag_embed_sets_the_diagonals_of_many_matrices(offset: int) -> None:
+    have = value(gf.diag_embed(A, offset))
+    assert have.tolist() == [np.diag(row, offset).tolist() for row in A]
+    ints = value(gf.diag_embed(IDS.astype("int8")))
+    assert ints.dtype == np.int8 and ints.tolist() == np.diag(IDS).tolist()
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_cholesky_factor_solves_its_system(upper: bool) -> None:
+    matrix = A @ A.T + np.eye(3)
+    factor = np.linalg.cholesky(matrix)
+    factor = np.triu(factor.T) if upper else factor
+    for b in (B, B[:, 0]):
+        have = value(gf.linalg.cholesky_solve(b, factor, upper=upper))
+        np.testing.assert_allclose(have, np.linalg.solve(matrix, b), rtol=1e-10)
+
+
+def test_a_reversed_running_sum_goes_from_the_end() -> None:
+    x = gf.placeholder("float64", A.shape)
+    y = gf.cumsum(x, 1, reverse=True)
+    have, slope = evaluate([y, *gf.gradients(y, [x])], {x: A})
+    np.testing.assert_allclose(have, np.cumsum(A[:, ::-1], 1)[:, ::-1], rtol=1e-12)
+    assert slope.tolist() == [[1, 2, 3, 4]] * 3
+
+
 @pytest.mark.parametrize(
     ("x", "values"),
     [
@@ -157,8 +183,10 @@ def test_logdet_is_the_log_of_the_determinant() -> None:
         (lambda a, b: nn.cdist(a, b, 3), [A, B]),
         (lambda x: gf.logcumsumexp(x, 1), [A]),
         (lambda x: gf.diag(x, 1), [A[0]]),
+        (lambda x: gf.diag_embed(x, -1), [A]),
+        (gf.linalg.cholesky_solve, [B, A[:, :3] + 5 * np.eye(3)]),
     ],
-    ids=["normalize", "cdist", "logcumsumexp", "diag"],
+    ids=["normalize", "cdist", "logcumsumexp", "diag", "diag_embed", "cholesky_solve"],
 )
 def test_slopes_are_those_of_differences(f: Any, arrays: list[np.ndarray]) -> None:
     xs = [gf.placeholder("float64", a.shape) for a in arrays]
@@ -184,6 +212,9 @@ def test_slopes_are_those_of_differences(f: Any, arrays: list[np.ndarray]) -> No
         (lambda: gf.logcumsumexp(IDS), DTypeError, "float"),
         (lambda: gf.diag(A[None]), ShapeError, "a vector or a matrix"),
         (lambda: gf.diag(A, 0.5), ArgumentError, "offset"),
+        (lambda: gf.diag_embed(1.0), ShapeError, "expected vectors"),
+        (lambda: gf.cumsum(A, 0, reverse=1), ArgumentError, "cumsum at .*reverse"),
+        (lambda: gf.linalg.cholesky_solve(A, A), ShapeError, "square"),
         (lambda: gf.isin(A, IDS), DTypeError, "isin"),
         (lambda: gf.isin(A > 0, A > 0), DTypeError, "bool"),
         (lambda: gf.segment_sum(A, A[:, 0], 3), DTypeError, "int"),

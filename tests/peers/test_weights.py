@@ -77,6 +77,21 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]]] =
         ),
         (2, 4, 6),
     ),
+    "transformer_encoder": (
+        lambda: nn.TransformerEncoder(6, 2, 2, 8, final_norm=True),
+        lambda: T.TransformerEncoder(
+            T.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2, T.LayerNorm(6)
+        ),
+        (2, 4, 6),
+    ),
+    "weight_norm": (
+        lambda: nn.weight_norm(nn.Linear(3, 4)),
+        lambda: T.utils.parametrizations.weight_norm(T.Linear(3, 4)), (2, 3),
+    ),
+    "spectral_norm": (
+        lambda: nn.Sequential(nn.spectral_norm(nn.Linear(3, 4))),
+        lambda: T.Sequential(T.utils.parametrizations.spectral_norm(T.Linear(3, 4))), (2, 3),
+    ),
     "sequential": (
         lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.relu, nn.Flatten(),
                               nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 3))),

@@ -98,6 +98,25 @@ def test_a_tied_weight_needs_one_of_its_names() -> None:
         assert np.array_equal(s.get(model.embed.weight), state["tied.weight"])
 
 
+def test_a_wrapper_says_what_torch_calls_attributes_of_its_part() -> None:
+    class Wrapper(nn.Layer):
+        torch_names: ClassVar[Mapping[str, str]] = {
+            "layer": "", "layer.weight": "parametrizations.weight.original1",
+            "gain": "parametrizations.weight.original0",
+        }  # fmt: skip
+
+        def __init__(self) -> None:
+            self.layer = nn.Linear(2, 3)
+            self.gain = gf.variable(np.ones((3, 1), "float32"))
+
+        def __call__(self, x: Any) -> Any:
+            return self.layer(x)
+
+    names = name_weights(nn.Sequential(Wrapper()), "torch").variables
+    start = "0.parametrizations.weight.original"
+    assert [*names] == [f"{start}1", "0.bias", f"{start}0"]
+
+
 def test_a_layer_of_a_user_says_what_torch_calls_its_attributes() -> None:
     class Block(nn.Layer):
         torch_names: ClassVar[Mapping[str, str]] = {"up": "c_fc", "down": "c_proj"}

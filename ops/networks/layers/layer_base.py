@@ -18,6 +18,8 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import did_you_mean
+from graphflow.base.formatting import show_bytes, show_count
+from graphflow.base.notebook_html import html_table
 from graphflow.errors import ArgumentError
 from graphflow.init import Initializer
 from graphflow.ir.graph import Graph
@@ -32,6 +34,7 @@ from graphflow.ir.op import (
     user_location,
     validate_arguments,
 )
+from graphflow.ir.spec import show_shape
 
 MAX_LAYERS = 10_000
 """Most layers of one network, since each adds variables and nodes."""
@@ -57,7 +60,7 @@ class Layer:
 
     torch_names: ClassVar[Mapping[str, str]] = {}
     """What torch calls attributes that have another name there; "" for a list whose items torch has
-    in the layer itself."""
+    in the layer itself. An attribute of a part is "part.attribute"."""
     torch_counts: ClassVar[tuple[str, ...]] = ()
     """Numbers in torch's state that this layer does without; they are 0 in saved weights."""
 
@@ -108,6 +111,17 @@ class Layer:
     def buffers(self) -> dict[str, Tensor]:
         """Return the other variables, such as running statistics, by name."""
         return _variables_by_name(self, False)
+
+    def _repr_html_(self) -> str:
+        trained = self.parameters()
+        count = sum(math.prod(map(int, v.shape)) for v in trained.values())
+        size = sum(math.prod(map(int, v.shape)) * v.dtype.itemsize for v in trained.values())
+        rows = [
+            (name, v.dtype, show_shape(v.shape), "yes" if name in trained else "no")
+            for name, v in (trained | self.buffers()).items()
+        ]
+        title = f"{type(self).__name__}: {show_count(count, 'parameter')}, {show_bytes(size)}"
+        return html_table(title, ("variable", "dtype", "shape", "trained"), rows)
 
     # Weights in sessions and files --------------------------------------------------------------
 

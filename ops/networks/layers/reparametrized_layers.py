@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,12 @@ class _Reparametrized(Layer):
         set_attributes(self, layer=layer, variable=variable)
         set_attributes(self, _scope=layer._scope, _outer_scope=layer._outer_scope)
         return weight
+
+    def _name_in_torch(self, names: Mapping[str, str]) -> None:
+        """Note what torch.nn.utils.parametrizations calls attributes here and in the layer."""
+        start = f"parametrizations.{self.variable}."
+        words = {own: start + name for own, name in names.items()}
+        set_attributes(self, torch_names={"layer": "", **words})
 
     def _weight(self) -> Tensor:
         raise NotImplementedError
@@ -94,6 +101,7 @@ class WeightNorm(_Reparametrized):
         with prefix_scope(self._scope):
             g = make_variable(norms.astype(first.dtype), f"{variable}_g", True)
         set_attributes(self, axes=axes, **{f"{variable}_g": g})
+        self._name_in_torch({f"layer.{variable}": "original1", f"{variable}_g": "original0"})
 
     def _weight(self) -> Tensor:
         v = getattr(self.layer, self.variable)
@@ -172,6 +180,8 @@ class SpectralNorm(_Reparametrized):
                 x = x.astype(weight.dtype)
                 made = make_variable(x, f"{variable}_{name}", False)
                 set_attributes(self, **{f"{variable}_{name}": made})
+        own = {f"layer.{variable}": "original", f"{variable}_u": "0._u", f"{variable}_v": "0._v"}
+        self._name_in_torch(own)
 
     def _weight(self) -> Tensor:
         weight = getattr(self.layer, self.variable)
