@@ -89,7 +89,7 @@ def minimize_smooth(
 
 @dataclass(frozen=True)
 class _Slopes:
-    """What a step leads to: predictions, the losses' negative slopes there, and Xᵀ times these."""
+    """Predictions after a step, the negative slopes of the losses there, and Xᵀ times these."""
 
     f: Floats
     beta: Floats
