@@ -171,6 +171,7 @@ def _with_code_blocks(lines: list[str]) -> Iterator[str]:
 def _escape(line: str) -> str:
     pieces = line.split("`")
     pieces[::2] = [_SPECIAL.sub(r"\\\1", piece) for piece in pieces[::2]]
+    pieces[2::2] = [("\\ " if each[:1].isalnum() else "") + each for each in pieces[2::2]]
     return "`".join(pieces)
 
 

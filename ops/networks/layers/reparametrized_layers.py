@@ -39,7 +39,7 @@ class _Reparametrized(Layer):
 
     def _own(self, layer: Any, variable: str) -> Tensor:
         """Take over a layer and its name scope; return the variable."""
-        weight = getattr(layer, variable, None) if isinstance(layer, Layer) else None
+        weight = vars(layer).get(variable) if isinstance(layer, Layer) else None
         if not isinstance(weight, Tensor) or weight.node.op is not REGISTRY["variable"]:
             raise ArgumentError(f"{layer!r} is no layer with a variable {variable!r}")
         set_attributes(self, layer=layer, variable=variable)
