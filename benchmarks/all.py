@@ -29,12 +29,13 @@ PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", 
           "first_step", "memory", "data", "fused", "products", "conv", "onnx_networks")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "windows", "takeover",
-          "block_methods", "auto", "checkpoints", "frameworks", "linear_threads",
-          "little_memory")  # fmt: skip
+          "block_methods", "auto", "checkpoints", "frameworks", "linear_random",
+          "linear_threads", "little_memory")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": [], "linear_models": ["--quick", "--rounds",
-       "2"], "windows": ["--draws", "1", "--only", "bsp", "pool"], "takeover": ["--sizes", "10M",
-       "--kills", "1"]}  # fmt: skip
+       "2"], "linear_random": ["--random", "1", "--rounds", "2"],
+       "windows": ["--draws", "1", "--only", "bsp", "pool"],
+       "takeover": ["--sizes", "10M", "--kills", "1"]}  # fmt: skip
 
 
 def results_of(name: str, threads: int, quick: bool) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -26,6 +27,13 @@ SPARSE_NS, DENSE_NS = 1.4, 0.6
 """The time that a step takes for each number of its row or column, in nanoseconds."""
 SHARE_NS = 200_000.0
 """The least work of a thread between two meetings, in nanoseconds: a meeting takes some 20,000."""
+
+_BLAS_THREADS = ContextVar("blas_threads", default=1)
+
+
+def blas_threads() -> int:
+    """Return how many threads BLAS has for the fit that is under way."""
+    return _BLAS_THREADS.get()
 
 
 def count_threads(threads: int | None) -> int:
@@ -59,8 +67,12 @@ def pass_ns(x: Any, loss: Loss | None = None) -> float:
 def use_threads(x: Any, solver: str, threads: int) -> Iterator[None]:
     """Let the fit of a table use a pool of so many threads, or BLAS, while the block runs."""
     if solver in ("newton", "cholesky", "cg", "interior") and isinstance(x, np.ndarray):
-        with _blas().limit(limits=threads, user_api="blas"):
-            yield
+        token = _BLAS_THREADS.set(threads)
+        try:
+            with _blas().limit(limits=threads, user_api="blas"):
+                yield
+        finally:
+            _BLAS_THREADS.reset(token)
         return
     with one_blas_thread():
         is_in_memory = isinstance(x, np.ndarray) or hasattr(x, "indptr")
@@ -79,4 +91,4 @@ def _blas() -> Any:
     return ThreadpoolController()
 
 
-__all__ = ["count_threads", "pass_ns", "use_threads"]
+__all__ = ["blas_threads", "count_threads", "pass_ns", "use_threads"]

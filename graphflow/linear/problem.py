@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.linear.loops import dot_products
 from graphflow.linear.losses import Floats, Loss
 from graphflow.linear.threaded_products import multiply_on_threads
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 
 Matrix = Any
@@ -142,7 +144,7 @@ def multiply(x: Matrix, w: Floats) -> Floats:
 
 def _multiply(x: Matrix, w: Floats) -> Floats:
     if isinstance(x, np.ndarray) and x.dtype == np.float32:
-        return _multiply_blocks(x, w)
+        return _multiply_float32(x, w)
     return np.asarray(x @ w, np.float64)
 
 
@@ -155,16 +157,17 @@ def sum_squares(x: Matrix, h: Floats) -> Floats:
     return np.asarray(x.multiply(x).T @ h).ravel()
 
 
-def _multiply_blocks(x: Any, w: Floats) -> Floats:
-    """Return X @ w, with a block of X at a time in float64: float32 would lose half the digits."""
-    if x.flags.c_contiguous:
-        step = max(1, (1 << 20) // max(1, x.shape[1]))
-        parts = [x[i : i + step].astype(np.float64) @ w for i in range(0, x.shape[0], step)]
-        return np.concatenate(parts) if parts else np.zeros(0)
+def _multiply_float32(x: Any, w: Floats) -> Floats:
+    """Return X @ w, with products and sums in float64: float32 would lose half the digits."""
+    if not x.flags.forc:
+        x = np.ascontiguousarray(x)
+    w = np.ascontiguousarray(w, np.float64)
     out = np.zeros(x.shape[0])
-    step = max(1, (1 << 20) // max(1, x.shape[0]))
-    for j in range(0, x.shape[1], step):
-        out += x[:, j : j + step].astype(np.float64) @ w[j : j + step]
+    if x.flags.c_contiguous:
+        native(dot_products, "multiply_rows")(*x.shape, x.reshape(-1), w, out)
+    else:
+        flat = x.reshape(-1, order="F")
+        native(dot_products, "add_columns")(x.shape[1], x.shape[0], flat, w, out)
     return out
 
 

@@ -22,7 +22,7 @@ Goal = Callable[[float], float]
 """What a step gains, as far as it is known, to the size of slope that may be left."""
 
 _WINDOW = 4
-"""Products over which the rate of the residual is measured."""
+"""Products over which the rate of the residual is measured, at least."""
 _CHEAP = 8.0
 """Products that a factorisation may cost to be made at once, if the loss is squared."""
 _STEPS_LEFT = 2.0
@@ -135,10 +135,11 @@ class _Run:
 
 
 def _steps_left(sizes: list[float], wanted: float) -> float:
-    """Return how many steps are left if residuals go on falling as they did in the last ones."""
+    """Return how many steps are left if residuals fall as they did in the last half of them."""
     if wanted <= 0.0:
         return math.inf
-    rate = math.log(sizes[-1 - _WINDOW] / sizes[-1]) / _WINDOW
+    window = max(_WINDOW, len(sizes) // 2)  # residuals may rise for some steps
+    rate = math.log(sizes[-1 - window] / sizes[-1]) / window
     return math.log(sizes[-1] / wanted) / rate if rate > 0.0 else math.inf
 
 

@@ -1,8 +1,9 @@
 """Products with second derivatives, XᵀHX, for Newton's method by conjugate gradients.
 
-Columns count less their means under H if there is an intercept. Dense tables are multiplied in
-float32, in half the time: a step need not be exact, since the next one starts from a slope in
-float64. Tables of which float32 would lose too much are multiplied in float64.
+Columns count less their means under H if there is an intercept. A product reads each row once, in
+float64. After some products, or for several threads, dense tables are copied to float32, in which
+products take less time: a step need not be exact, since the next one starts from a slope in
+float64. Tables of which float32 would lose too much stay in float64.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.linear.fit_threads import blas_threads
 from graphflow.linear.loops import hessian_rows
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, multiply, sum_squares
@@ -30,7 +32,9 @@ _COPY_BYTES = 1 << 30
 """Size of a table up to which a copy in float32 is made."""
 _BLOCK = 1 << 17
 """Numbers of a block of rows that is converted at once: they stay in the second cache."""
-_ENTRY_NS = {"sparse": 2.0, "float32": 0.42, "float64": 1.1}
+_FIRST = 12
+"""Products in float64 that take as much longer than those in float32 as a copy costs."""
+_ENTRY_NS = {"sparse": 2.0, "float32": 0.4, "float64": 0.5}
 """What an entry costs in a product with XᵀHX."""
 _SYRK_NS = {"float32": 0.016, "float64": 0.027}
 """What a product of two entries costs in a matrix of the columns' products."""
@@ -62,11 +66,8 @@ class Hessian:
         self.h, total = h, float(h.sum())
         self.means = np.zeros(self.problem.columns)
         if self.problem.has_intercept and total > 0.0:
-            self.means = self.correlate(h) / total
-
-    def correlate(self, beta: Floats) -> Floats:
-        """Return the product of the transposed table, as it is kept here, with a vector."""
-        return multiply(self.problem.x.T, beta)
+            is_uniform = bool((h == h[0]).all())
+            self.means = self._column_means if is_uniform else multiply(self.problem.x.T, h) / total
 
     def apply(self, p: Floats) -> Floats:
         """Return the product with a vector."""
@@ -87,9 +88,12 @@ class Hessian:
         problem = self.problem
         squares = self._square_columns()
         if problem.has_intercept:
-            means = multiply(problem.x.T, np.ones(problem.rows)) / problem.rows
-            squares = np.maximum(squares - problem.rows * means**2, 0.0)
+            squares = np.maximum(squares - problem.rows * self._column_means**2, 0.0)
         return squares
+
+    @cached_property
+    def _column_means(self) -> Floats:
+        return multiply(self.problem.x.T, np.ones(self.problem.rows)) / self.problem.rows
 
     def _square_columns(self) -> Floats:
         return sum_squares(self.problem.x, np.ones(self.problem.rows))
@@ -161,80 +165,85 @@ class DenseHessian(Hessian):
     def __init__(self, problem: LinearProblem, is_exact: bool = False) -> None:
         super().__init__(problem)
         x, n, d = problem.x, problem.rows, problem.columns
-        is_double = x.dtype == np.float64
-        self.is_exact = is_exact or (is_double and x.nbytes > _COPY_BYTES)
-        self._is_converted, self._kernel = False, np.zeros((0, 0))
-        self._z, self._center = x, np.zeros(d)
-        if problem.has_intercept and not self.is_exact:
-            if is_double:
-                self._center = multiply(x.T, np.ones(n)) / n
-            else:  # it is not copied, so the means must not be much larger than what is beside
-                self.is_exact = bool((_square_columns(x) > 1e4 * self._squares).any())
-        kind = "float64" if self.is_exact else "float32"
+        self._has_doubles = x.dtype == np.float64
+        self._is_double = is_exact or (self._has_doubles and x.nbytes > _COPY_BYTES)
+        self._reads_rows_once = x.flags.c_contiguous and blas_threads() == 1
+        self._loop = native(hessian_rows, "dense_products")
+        self._left, self._copy, self._kernel = 0, None, np.zeros((0, 0))
+        if self._reads_rows_once:
+            # Conjugate gradients would begin anew where float32 ends.
+            is_exact = not self._has_doubles or problem.loss.name == "squared"
+            self.is_exact, self._left = self._is_double or is_exact, _FIRST
+        else:
+            self.is_exact = self._is_double or self._is_far
+        kind = "float64" if self.is_exact and self._has_doubles else "float32"
         self.product_ns = _ENTRY_NS[kind] * n * d
         small = min(n, d)
         if small <= MANY:
-            kind = kind if small == d else "float64"
+            kind = "float64" if self._is_double or small < d else "float32"
             self.factor_ns = _SYRK_NS[kind] * small * (float(n) * d + small * small)
+
+    @cached_property
+    def _is_far(self) -> bool:
+        """True if means of columns in float32, which is not copied, hide what is beside them."""
+        if self._has_doubles or not self.problem.has_intercept:
+            return False
+        return bool((self._square_columns() > 1e4 * self._squares).any())
+
+    @property
+    def _center(self) -> Floats:
+        """What is taken from columns of float64 before they are rounded to float32."""
+        is_moved = self.problem.has_intercept and self._has_doubles
+        return self._column_means if is_moved else np.zeros(self.problem.columns)
 
     def _square_columns(self) -> Floats:
         return _square_columns(self.problem.x)
 
     def _convert(self) -> None:
         """Make the copy in float32, if there is to be one."""
-        if self._is_converted or self.is_exact:
-            return
-        self._is_converted = True
-        if self.problem.x.dtype == np.float64:
-            self._z, self._squares = _convert(self.problem.x, self._center)
+        if self._has_doubles:
+            self._copy, self._squares = _convert(self.problem.x, self._center)
         if not _is_tame(self._squares):
             self._make_exact()
 
     def _make_exact(self) -> None:
         """Go over to float64, since squares of columns are close to the limits of float32."""
-        self._z, self.is_exact = self.problem.x, True
-        self._center = np.zeros(self.problem.columns)
-        self.set_weights(self.h)
-
-    def set_weights(self, h: Floats) -> None:
-        """Set the second derivatives of the rows' losses."""
-        super().set_weights(h)
-        self._h = h if self.is_exact else h.astype(np.float32)
-
-    def correlate(self, beta: Floats) -> Floats:
-        """Return the product of the transposed table, as it is kept here, with a vector."""
-        if self.is_exact:
-            return super().correlate(beta)
-        if not self._is_converted and self.problem.x.dtype == np.float64:
-            return super().correlate(beta) - self._center * float(beta.sum())
-        return np.asarray(beta.astype(np.float32) @ self._z, np.float64)
+        self._copy, self._is_double, self.is_exact = None, True, True
 
     def apply(self, p: Floats) -> Floats:
         """Return the product with a vector."""
-        self._convert()
-        beside, l2 = float(self.means @ p), self.problem.l2
-        if self.is_exact:
+        self._left -= 1
+        if self._left < 0 and not self.is_exact and self._copy is None:
+            self._convert()
+        if self.is_exact and not self._reads_rows_once:
             return super().apply(p)
-        part = self._z @ p.astype(np.float32)
+        beside, x = float(self.means @ p), self.problem.x
+        if self._copy is not None:
+            beside, x = beside - float(self._center @ p), self._copy
+        if self._reads_rows_once:
+            image = np.zeros(len(p))
+            self._loop(*x.shape, x.reshape(-1), self.h, p, beside, image)
+            return image + self.problem.l2 * p
+        part = x @ p.astype(np.float32)
         part -= np.float32(beside)
-        part *= self._h
-        return np.asarray(part @ self._z + l2 * p, np.float64)
+        part *= self.h.astype(np.float32)
+        return np.asarray(part @ x + self.problem.l2 * p, np.float64)
 
     def factorize(self) -> Solve:
         """Return the solution of a system with this matrix, or nearly this matrix."""
         if self.problem.rows < self.problem.columns and self.problem.l2 > 0.0:
             return self._factorize_rows()
-        products = _products(self._z, np.sqrt(self.h), self._dtype, self._center)
-        if not self.is_exact and not _is_tame(np.diag(products)):
+        is_double = self._is_double or self._is_far
+        x = self.problem.x if self._copy is None else self._copy
+        center = np.zeros(self.problem.columns) if is_double else self._center
+        products = _products(x, np.sqrt(self.h), np.float64 if is_double else np.float32, center)
+        if not is_double and not _is_tame(np.diag(products)):
             self._make_exact()
             return self.factorize()
         if self.problem.has_intercept:
-            products -= float(self.h.sum()) * np.outer(self.means, self.means)
-        return self._invert(products, self.is_exact)
-
-    @property
-    def _dtype(self) -> Any:
-        return np.float64 if self.is_exact else np.float32
+            means = self.means - center
+            products -= float(self.h.sum()) * np.outer(means, means)
+        return self._invert(products, is_double)
 
     def _factorize_rows(self) -> Solve:
         """Factorise the matrix of the rows' products, by Woodbury's identity; all in float64."""
@@ -311,12 +320,10 @@ def _convert(x: Any, center: Floats) -> tuple[Any, Floats]:
 
 def _square_columns(x: Any) -> Floats:
     """Return the squared norms of columns."""
-    n, d = x.shape
-    rows = max(_BLOCK // d, 16)
-    squares = np.zeros(d)
-    for i in range(0, n, rows):
-        part = np.asarray(x[i : i + rows], np.float64)
-        squares += np.ones(len(part)) @ (part * part)
+    if not x.flags.c_contiguous:
+        return np.asarray(np.einsum("ij,ij->j", x, x, dtype=np.float64))
+    squares = np.zeros(x.shape[1])
+    native(hessian_rows, "row_squares")(*x.shape, x.reshape(-1), squares)
     return squares
 
 

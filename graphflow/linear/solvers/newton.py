@@ -20,12 +20,17 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
+from graphflow.linear import losses
 from graphflow.linear.fit_history import FitMonitor
+from graphflow.linear.fit_threads import blas_threads
+from graphflow.linear.loops import hessian_rows
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem, meet_intercept, multiply
 from graphflow.linear.solvers.conjugate_gradients import Goal, StepFinder
 from graphflow.linear.solvers.hessian import DenseHessian, Solve
 from graphflow.linear.solvers.line_search import search_line
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 
 _SMALL, _SMALL_SQUARED = 1_000_000, 30_000_000
 """Operations up to which a factorisation costs less than the overhead of anything else."""
@@ -50,12 +55,16 @@ def minimize_smooth(
     loss, c, y = problem.loss, problem.c, problem.y
     steps = _Steps(problem, choose_method(problem) if method == "auto" else method, monitor)
     first: float | None = None
+    known: _Slopes | None = None
     while True:
         if problem.has_intercept:
             moved = best_intercept(problem, f)
             b, f = b + moved, f + moved
-        beta = meet_intercept(problem, -c * loss.slopes(f, y))
-        v = problem.correlate(beta)
+        if known is None:
+            beta = meet_intercept(problem, -c * loss.slopes(f, y))
+            v = problem.correlate(beta)
+        else:
+            beta, v = known.beta, known.v
         done = monitor.accept(w, b, beta, predictions=f, v=v)
         slope = v - problem.l2 * w
         size = float(np.linalg.norm(slope))
@@ -65,7 +74,8 @@ def minimize_smooth(
         h = c * loss.curvatures(f, y)
         primal = problem.primal(w, f)
         p = steps.find(slope, h, primal)
-        along = multiply(problem.x, p)
+        known = _take_step(problem, f, p)
+        along = multiply(problem.x, p) if known is None else known.f - f
         beside = -float(h @ along) / max(float(h.sum()), 1e-300) if problem.has_intercept else 0.0
         moves = along + beside
         length = search_line(
@@ -73,7 +83,37 @@ def minimize_smooth(
         )
         if length == 0.0 and not steps.try_exact():
             return
+        known = known if length == 1.0 else None
         w, b, f = w + length * p, b + length * beside, f + length * moves
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    """Predictions after a step, the negative slopes of the losses there, and Xᵀ times these."""
+
+    f: Floats
+    beta: Floats
+    v: Floats
+
+
+def _take_step(problem: LinearProblem, f: Floats, p: Floats) -> _Slopes | None:
+    """Return what a whole step leads to, in one pass over the rows; None where that does not pay.
+
+    Args:
+        problem: the problem.
+        f: (rows,) predictions before the step.
+        p: (columns,) the step.
+    """
+    x = problem.x
+    is_known = problem.loss in (losses.squared, losses.logistic) and not problem.has_intercept
+    if not is_known or problem.is_sparse or not x.flags.c_contiguous or blas_threads() > 1:
+        return None
+    found = _Slopes(f.copy(), np.empty(problem.rows), np.zeros(problem.columns))
+    native(hessian_rows, "dense_slopes")(
+        *x.shape, x.reshape(-1), problem.y, problem.c, problem.loss is losses.squared, p,
+        found.f, found.beta, found.v,
+    )  # fmt: skip
+    return found
 
 
 class _Steps:

@@ -25,12 +25,15 @@ from graphflow.linear.solvers.parabola import Parabola
 
 _CLOSE = 0.9
 """Share of the l1 penalty from which a slope puts its column into the set."""
-_FEW, _SHARE = 100, 0.05
-"""Columns by which a set may grow in any case: a number, and a share of all columns."""
+_FEW, _SHARE, _SHARE_OF_DENSE = 100, 0.05, 0.25
+"""Columns by which a set may grow in any case: a number, and a share of all columns, of which a
+certificate of a dense table reads each entry twice."""
 _GROWTH = 3
 """Columns of a set for each column in use, at most."""
 _CARE = 0.5
 """Share of the gap that is left on a set."""
+_CARE_AT_END = 0.01
+"""The same of a set of dense columns that has not grown, and so is likely to be the last one."""
 _PATIENCE = 5
 """Rounds in a row that may bring nothing."""
 
@@ -70,7 +73,8 @@ def descend_columns(
         if len(added):
             columns.add(added)
         chosen = columns.columns
-        goal = _goal(monitor) * 0.1**stalled
+        care = _CARE if len(added) or problem.is_sparse else _CARE_AT_END
+        goal = _goal(monitor, care) * 0.1**stalled
         new = parabola.descend(
             w[chosen], v[chosen], beta, goal, is_careful=len(before) == len(chosen)
         )
@@ -102,11 +106,11 @@ def _curvatures(problem: LinearProblem, f: Floats) -> Floats:
     return np.maximum(h, 1e-6 * most) if most > 0.0 else problem.c
 
 
-def _goal(monitor: FitMonitor) -> float:
-    """Return the gap at which work on a set ends."""
+def _goal(monitor: FitMonitor, care: float) -> float:
+    """Return the gap at which work on a set ends: `care` of the last one, or what is wanted."""
     last = monitor.history.certificates[-1]
     gap = min(last.relative_gap or 0.0, 1.0)
-    return max(0.3 * monitor.tol, _CARE * gap, 1e-12) * abs(last.primal)
+    return max(0.3 * monitor.tol, care * gap, 1e-12) * abs(last.primal)
 
 
 def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) -> Any:
@@ -115,7 +119,8 @@ def _columns_to_add(problem: LinearProblem, w: Floats, v: Floats, known: Any) ->
     slopes[w != 0.0] = np.inf
     slopes[known] = -np.inf
     found = np.flatnonzero(slopes >= _CLOSE * problem.l1)
-    most = max(_FEW, int(_SHARE * problem.columns), _GROWTH * int(np.count_nonzero(w)) - len(known))
+    share = _SHARE if problem.is_sparse else _SHARE_OF_DENSE
+    most = max(_FEW, int(share * problem.columns), _GROWTH * int(np.count_nonzero(w)) - len(known))
     if problem.l1 and len(found) > most:
         found = np.sort(found[np.argpartition(-slopes[found], most)[:most]])
     return found

@@ -12,6 +12,8 @@ from graphflow.linear.loops import (
     column_cycles,
     column_passes,
     coordinate_orders,
+    dot_products,
+    hessian_rows,
     pair_steps,
     row_passes,
     thread_meetings,
@@ -136,6 +138,22 @@ def test_steps_of_pairs() -> None:
         pair_steps, "optimize_pairs", 20, kernel.reshape(-1), y, c, np.zeros(20), np.full(20, -1.0),
         np.zeros(80), 1e-6, 500,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_that_read_each_row_once(dtype: Any) -> None:
+    random = np.random.default_rng(7)
+    n, d = 13, 37
+    x = random.normal(size=n * d).astype(dtype)
+    c, f, p, image = (random.normal(size=size) for size in (n, n, d, d))
+    y = random.choice([-1.0, 1.0], size=n)
+    both(dot_products, "multiply_rows", n, d, x, p, np.zeros(n))
+    both(dot_products, "add_columns", n, d, x, c, np.zeros(d))
+    both(hessian_rows, "dense_products", n, d, x, c, p, 0.3, image)
+    both(hessian_rows, "row_squares", n, d, x, image)
+    for is_squared in (False, True):
+        slopes = (n, d, x, y, c, is_squared, p, f, np.zeros(n), np.zeros(d))
+        both(hessian_rows, "dense_slopes", *slopes)
 
 
 @pytest.mark.parametrize("n", [3, 8, 29])

@@ -116,3 +116,14 @@ def test_a_solver_for_two_classes_is_refused() -> None:
     x, y = several_classes(7)
     with pytest.raises(ValueError, match=r"4 classes; use solver='newton' or 'auto'"):
         gf.linear.LogisticRegression(l1_ratio=0.5, solver="cd").fit(x, y)
+
+
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix])
+def test_small_tables_with_weights_give_the_model_of_repeated_rows(form: Any) -> None:
+    x, y = several_classes(3, rows=40, columns=10)
+    weights = np.random.default_rng(3).integers(1, 4, size=40)
+    again = np.repeat(np.arange(40), weights)
+    weighted, repeated = (gf.linear.LogisticRegression(l1_ratio=0.5) for _ in range(2))
+    weighted.fit(form(x), y, sample_weight=weights)
+    repeated.fit(form(x[again]), y[again])
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-10)
