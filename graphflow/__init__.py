@@ -33,6 +33,7 @@ from graphflow.ops.matrices.linalg_namespace import diag, diag_embed
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
 from graphflow.ops.matrices.vector_products import outer, vecdot
+from graphflow.ops.ordering.histograms import histogram, interp
 from graphflow.ops.ordering.membership import isin
 from graphflow.ops.ordering.quantiles import median, quantile
 from graphflow.ops.ordering.search import (
@@ -95,6 +96,7 @@ from graphflow.ops.pointwise.comparison import (
 )
 from graphflow.ops.pointwise.complex import angle, complex, conj, imag, real
 from graphflow.ops.pointwise.convert import astype, full_like, ones_like, stop_gradient, zeros_like
+from graphflow.ops.pointwise.neighbours import nextafter
 from graphflow.ops.pointwise.select import clip, masked_fill, maximum, minimum, where
 from graphflow.ops.pointwise.special import digamma, erfc, erfinv, lgamma, polygamma
 from graphflow.ops.pointwise.transcendental import (
@@ -148,6 +150,7 @@ from graphflow.ops.tensors.shape import (
 from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack, unstack
 from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take
 from graphflow.ops.tensors.take_along_axis import gather, take_along_axis
+from graphflow.ops.windows.convolve import convolve
 from graphflow.transforms.forward_mode import jvp
 from graphflow.transforms.jacobians import hessian, jacobian, vjp
 from graphflow.transforms.op_testing import check_op
@@ -289,6 +292,7 @@ __all__ = [
     "cond",
     "conj",
     "constant",
+    "convolve",
     "copysign",
     "cos",
     "cosh",
@@ -332,11 +336,13 @@ __all__ = [
     "greater",
     "greater_equal",
     "hessian",
+    "histogram",
     "host_call",
     "hypot",
     "imag",
     "index_add",
     "init",
+    "interp",
     "isfinite",
     "isin",
     "isinf",
@@ -375,6 +381,7 @@ __all__ = [
     "multiply",
     "name_scope",
     "negative",
+    "nextafter",
     "nn",
     "nonzero",
     "not_equal",

@@ -13,7 +13,7 @@ from typing import Any
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, error_location, function, promote_inputs
-from graphflow.ir.spec import equate, maximum, minimum, show_shape
+from graphflow.ir.spec import equate, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_int, require_kind, require_list
 from graphflow.ops.matrices.decompositions import cholesky, qr
@@ -25,11 +25,12 @@ from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.norms import cond, matrix_norm, norm, vector_norm
 from graphflow.ops.matrices.solve import inv, matrix_power, solve, triangular_solve
 from graphflow.ops.matrices.svd import matrix_rank, svd, svdvals
+from graphflow.ops.matrices.triangles import crop_to_diagonal
 from graphflow.ops.matrices.triangles import diagonal as _main_diagonal
 from graphflow.ops.matrices.vector_products import outer, vecdot
 from graphflow.ops.tensors.padding import pad
 from graphflow.ops.tensors.shape import matrix_transpose
-from graphflow.ops.tensors.slicing import roll, window
+from graphflow.ops.tensors.slicing import roll
 
 
 @checks_argument_names(ArgumentError)
@@ -45,14 +46,9 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
         offset = require_int("offset", offset)
         if tensor.ndim < 2:
             raise ShapeError(f"expected matrices, got {show_shape(tensor.shape)}")
-        down, right = max(-int(offset), 0), max(int(offset), 0)
         m, n = tensor.shape[-2:]
         if offset or m != n:
-            size = minimum(m - down, n - right)
-            size = size if down + right == 0 else maximum(size, 0)
-            down, right = (0 if size == 0 else start for start in (down, right))
-            tensor = window(tensor, tensor.ndim - 2, down, size)
-            tensor = window(tensor, tensor.ndim - 1, right, size)
+            tensor = crop_to_diagonal(tensor, int(offset), tensor.ndim - 2, tensor.ndim - 1)
     return _main_diagonal(tensor)
 
 

@@ -16,6 +16,8 @@ from graphflow.ir.op import (
 from graphflow.ir.spec import (
     TensorSpec,
     equate,
+    maximum,
+    minimum,
     show_shape,
     spec,
 )
@@ -29,18 +31,33 @@ from graphflow.ops.tensors.shape import (
     permute_dims,
     reshape,
 )
-from graphflow.ops.tensors.slicing import slice_op
+from graphflow.ops.tensors.slicing import slice_op, window
+
+
+def crop_to_diagonal(x: Tensor, offset: int, i: int, j: int) -> Tensor:
+    """Return the part of x in which a diagonal is the main one of two axes, i and j."""
+    down, right = max(-offset, 0), max(offset, 0)
+    size = minimum(x.shape[i] - down, x.shape[j] - right)
+    size = size if down + right == 0 else maximum(size, 0)
+    down, right = (0 if size == 0 else start for start in (down, right))
+    return window(window(x, i, down, size), j, right, size)
 
 
 @function
-def diagonal(x: Tensor, *, axis1: int = -2, axis2: int = -1) -> Tensor:
+def diagonal(x: Tensor, offset: int = 0, *, axis1: int = -2, axis2: int = -1) -> Tensor:
     """Return the elements whose indices on two axes of equal size are equal, as a new last axis.
+
+    Args:
+        offset: how much larger the index on `axis2` is; the sizes may then differ.
 
     Raises:
         ShapeError: the sizes differ.
+        ArgumentError: offset is no int.
     """
-    x = as_tensor(x)
+    x, offset = as_tensor(x), int(require_int("offset", offset))
     i, j = normalize_axis(axis1, x.ndim), normalize_axis(axis2, x.ndim)
+    if offset:
+        x = crop_to_diagonal(x, offset, i, j)
     n = equate(x.shape[i], x.shape[j], f"diagonal of axes {i} and {j} of {show_shape(x.shape)}")
     others = [axis for axis in range(x.ndim) if axis not in (i, j)]
     flat = permute_dims(x, [*others, i, j])

@@ -19,11 +19,11 @@ from graphflow.ops.host_calls.debug import check
 from graphflow.ops.ordering.search import searchsorted
 from graphflow.ops.ordering.sort import top_k
 from graphflow.ops.pointwise.arithmetic import add, floor, negative
-from graphflow.ops.pointwise.comparison import greater, greater_equal
+from graphflow.ops.pointwise.comparison import greater, greater_equal, less
 from graphflow.ops.pointwise.convert import astype
-from graphflow.ops.pointwise.select import clip
+from graphflow.ops.pointwise.select import clip, maximum
 from graphflow.ops.pointwise.special import erfinv
-from graphflow.ops.pointwise.transcendental import log
+from graphflow.ops.pointwise.transcendental import exp, log
 from graphflow.ops.randomness.draw_arguments import (
     bounds_in,
     float_dtype,
@@ -34,13 +34,17 @@ from graphflow.ops.randomness.draw_arguments import (
 from graphflow.ops.randomness.probabilities import bernoulli_probabilities
 from graphflow.ops.randomness.random_ops import integers_op, uniform_op
 from graphflow.ops.reductions.cumulative import cumsum
+from graphflow.ops.reductions.extrema import argmax
 from graphflow.ops.reductions.reduce import sum as reduce_sum
 from graphflow.ops.tensors.creation import arange
-from graphflow.ops.tensors.shape import reshape
+from graphflow.ops.tensors.shape import expand_dims, reshape, squeeze
 from graphflow.ops.tensors.take import take_op
+from graphflow.ops.tensors.take_along_axis import take_along_axis
 
 _FARTHEST = 8.0
 """Standard deviations beyond which a normal number is as rare as a float64 can tell from never."""
+_CANDIDATES = 12
+"""Candidates for a gamma number, each of which is accepted with a chance of 0.95 or more."""
 _LARGEST_MEAN = 10**6
 _TAIL = 6.0
 """Standard deviations from which on too few float64 numbers tell the values apart."""
@@ -127,6 +131,76 @@ def truncated_normal(
     first, last = (math.erf(x / math.sqrt(2.0)) for x in (a, b))
     drawn = erfinv(_uniform(sizes, first, last)) * (std * math.sqrt(2.0)) + mean
     return clip(astype(clip(drawn, low, high), wanted), least, most, name=name)
+
+
+@checks_argument_names(ArgumentError)
+def gamma(
+    shape: Any = (), alpha: float = 1.0, scale: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Draw gamma numbers of shape parameter `alpha` and mean alpha·scale, anew in each step.
+
+    Each is the first of twelve candidates that is accepted; that none is has a chance below 1e-15.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+        dtype: a float dtype.
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: alpha is not a finite number above 0, or scale not one from 0 on.
+
+    Source: Marsaglia & Tsang, ACM TOMS 26(3), 2000.
+    """
+    with error_location("random.gamma"):
+        alpha, scale = _require_above_zero("alpha", alpha), require_scale("scale", scale)
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
+    return astype(_standard_gamma(sizes, alpha) * scale, wanted, name=name)
+
+
+@checks_argument_names(ArgumentError)
+def beta(
+    shape: Any = (), a: float = 1.0, b: float = 1.0, dtype: Any = "float32",
+    name: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Draw beta numbers, in [0, 1] with mean a / (a + b), anew in each step.
+
+    Args:
+        shape: ints, or sizes of other tensors (`x.shape`).
+        a, b: the parameters of the distribution.
+        dtype: a float dtype.
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: a or b is not a finite number above 0.
+    """
+    with error_location("random.beta"):
+        a, b = _require_above_zero("a", a), _require_above_zero("b", b)
+        sizes, wanted = normalize_shape(shape), float_dtype(dtype)
+    one, other = _standard_gamma(sizes, a), _standard_gamma(sizes, b)
+    return astype(one / (one + other), wanted, name=name)
+
+
+def _require_above_zero(what: str, value: Any) -> float:
+    number = require_finite(what, value)
+    if number <= 0:
+        raise ArgumentError(f"{what} must be above 0, got {number:g}")
+    return number
+
+
+def _standard_gamma(sizes: Shape, alpha: float) -> Tensor:
+    """Draw gamma numbers of scale 1, as float64."""
+    grown = alpha if alpha >= 1 else alpha + 1  # smaller ones are made of larger ones
+    d = grown - 1 / 3
+    rows = (_CANDIDATES, *sizes)
+    z = erfinv(_uniform(rows, -1.0, 1.0)) * math.sqrt(2.0)
+    v = maximum((z * (1 / math.sqrt(9 * d)) + 1.0) ** 3, 0.0)
+    accepted = less(log(_uniform(rows, 0.0, 1.0)), z * z * 0.5 + (log(v) - v + 1.0) * d)
+    first = expand_dims(argmax(astype(accepted, "int64"), axis=0), 0)
+    drawn: Tensor = squeeze(take_along_axis(v, first, axis=0), 0) * d
+    if alpha < 1:
+        drawn = drawn * exp(log(_uniform(sizes, 0.0, 1.0)) * (1 / alpha))
+    return drawn
 
 
 @checks_argument_names(ArgumentError)
@@ -277,4 +351,4 @@ def _standard_exponential(sizes: Shape) -> Tensor:
     return drawn
 
 
-__all__ = ["choice", "exponential", "gumbel", "poisson", "truncated_normal"]
+__all__ = ["beta", "choice", "exponential", "gamma", "gumbel", "poisson", "truncated_normal"]

@@ -33,8 +33,10 @@ from graphflow.ops.pointwise.comparison import less
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.transcendental import log
 from graphflow.ops.randomness.distributions import (
+    beta,
     choice,
     exponential,
+    gamma,
     gumbel,
     poisson,
     truncated_normal,
@@ -281,6 +283,6 @@ def __getattr__(name: str) -> NoReturn:
 
 
 __all__ = [
-    "bernoulli", "categorical", "choice", "exponential", "gumbel", "normal", "permutation",
-    "poisson", "randint", "seed", "truncated_normal", "uniform",
+    "bernoulli", "beta", "categorical", "choice", "exponential", "gamma", "gumbel", "normal",
+    "permutation", "poisson", "randint", "seed", "truncated_normal", "uniform",
 ]  # fmt: skip

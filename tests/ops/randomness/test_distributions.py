@@ -17,6 +17,9 @@ COUNT = (20_000,)
 DRAWS: dict[str, tuple[Any, Any]] = {
     "exponential": (lambda d: gf.random.exponential(COUNT, 2.5, d), stats.expon(scale=2.5)),
     "gumbel": (lambda d: gf.random.gumbel(COUNT, 1.0, 2.0, d), stats.gumbel_r(1.0, 2.0)),
+    "gamma": (lambda d: gf.random.gamma(COUNT, 2.5, 2.0, d), stats.gamma(2.5, scale=2.0)),
+    "gamma below 1": (lambda d: gf.random.gamma(COUNT, 0.3, dtype=d), stats.gamma(0.3)),
+    "beta": (lambda d: gf.random.beta(COUNT, 0.5, 2.0, d), stats.beta(0.5, 2.0)),
     "two sigma": (
         lambda d: gf.random.truncated_normal(COUNT, 1.0, 0.5, dtype=d),
         stats.truncnorm(-2, 2, 1.0, 0.5),
@@ -205,3 +208,11 @@ def test_probabilities_that_a_step_finds_wrong_are_refused(
     drawn = gf.random.choice(3, 2, replace, fed)
     with gf.Session() as s, pytest.raises(OpError, match=message):
         s.run(drawn, {fed: p})
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_parameters_of_gamma_and_beta_are_above_zero(value: float) -> None:
+    with pytest.raises(ArgumentError, match="alpha"):
+        gf.random.gamma((), value)
+    with pytest.raises(ArgumentError, match="b must be"):
+        gf.random.beta((), 1.0, value)
