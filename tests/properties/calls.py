@@ -154,7 +154,7 @@ NETWORKS: dict[str, Any] = {
     **_same({"size": 4, "heads": 2}, "Transformer", "TransformerDecoder", "TransformerDecoderLayer",
             "TransformerEncoder", "TransformerEncoderLayer"),
     **_same({"layer": gf.nn.Linear(3, 2)}, "spectral_norm", "weight_norm"),
-    "ctc_loss": {"log_probabilities": _f(3, 4), "targets": INTS[:1]},
+    "ctc_loss": {"log_probabilities": _f(3, 4), "targets": _i(1)},
     "Linear": {"inputs": 3, "outputs": 4}, "MultiHeadAttention": {"size": 4, "heads": 2},
     "TransformerBlock": {"size": 4, "heads": 2}, "Sequential": [gf.exp],
     "affine_grid": {"theta": _f(2, 2, 3), "size": (2, 4, 8, 8)},
