@@ -128,7 +128,6 @@ FUNCTION_HINTS = {
     "isclose": "(a == b) | (gf.abs(a - b) <= tolerance)",
     "allclose": "gf.all((a == b) | (gf.abs(a - b) <= tolerance))",
     "digitize": "gf.searchsorted(bins, x, side='right')",
-    "histogram": "gf.searchsorted, counted by gf.bincount",
     "percentile": "gf.quantile(x, q / 100)", "nanmedian": "gf.median, of what is not NaN",
     "nanmax": "gf.max(gf.where(gf.isnan(x), -math.inf, x))",
     "nanmin": "gf.min(gf.where(gf.isnan(x), math.inf, x))",

@@ -81,6 +81,7 @@ def test_a_filtered_picture_is_that_of_one_device(workers: str, tmp_path: Path) 
         assert (tmp_path / "filtered" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_recommender_learns_and_no_process_holds_its_tables(tmp_path: Path) -> None:
     size = ("--users", "300000", "--items", "100000", "--steps", "40", "--workers", "3")
     done = ran("recommender.py", *size, cwd=tmp_path)
@@ -91,6 +92,7 @@ def test_a_recommender_learns_and_no_process_holds_its_tables(tmp_path: Path) ->
     assert (tmp_path / "recommended/recommender.svg").read_text("utf-8").startswith("<svg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "link", [["--loopback"], pytest.param(["--mbit", "200"], marks=pytest.mark.slow)]
 )  # slow: both workers calibrate
@@ -171,6 +173,7 @@ def test_a_transformer_writes_text(tmp_path: Path) -> None:
     assert "<polyline" in (tmp_path / "character_gpt/character_gpt.svg").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of data memory are Linux's")
 def test_a_parquet_file_larger_than_the_memory_limit_is_trained_on(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pip install 'graphflow[data]' runs it")

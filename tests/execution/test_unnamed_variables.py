@@ -43,6 +43,7 @@ def _ran(what: str, folder: Path, order: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_program_that_fetches_in_another_order_swaps_no_values(tmp_path: Path) -> None:
     together, late, early = tmp_path / "together", tmp_path / "late", tmp_path / "early"
     _ran("save", together, "ab")

@@ -65,6 +65,7 @@ def find_blocks(page: str) -> list[tuple[str, str]]:
     return [block for text in texts for block in BLOCK.findall(text)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = find_blocks(page)
@@ -74,6 +75,7 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
         assert printed in out
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("page", IN_PARTS)
 def test_the_python_of_a_page_runs_with_what_it_takes_for_granted(
     page: str, tmp_path: Path

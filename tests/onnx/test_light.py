@@ -85,6 +85,7 @@ def with_random_weights(path: Path) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.slow)]
 )

@@ -98,6 +98,7 @@ TWO: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", quick(TWO, "pipeline"))
 def test_what_carries_tensors_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = bits(trained(TWO[name]()))

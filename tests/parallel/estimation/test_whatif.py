@@ -46,6 +46,7 @@ BEFORE = {"sequence": False, "shard_state": False}
 """What systems of 2021 did not have."""
 
 
+@pytest.mark.slow
 def test_published_speeds_are_met_within_a_tenth() -> None:
     ratios = []
     for layers, width, heads, model, stages, devices, batch, published in MEGATRON:
@@ -267,6 +268,7 @@ def test_tensor_cores_are_faster_than_what_they_stand_beside(name: str) -> None:
         product(f"{name}+third")
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_what_it_computes(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[3] / "examples" / "what_if.ipynb"
     names: dict[str, object] = {}

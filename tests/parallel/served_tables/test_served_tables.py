@@ -294,6 +294,7 @@ def test_tables_are_read_and_restored_on_other_servers(tmp_path: Path) -> None:
             np.testing.assert_allclose(s.get(v), a, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_ranges_move_to_servers_that_are_asked_for_less() -> None:
     rows = 20_000
     initial = np.random.default_rng(1).normal(size=(rows, 8)).astype("float32")

@@ -52,6 +52,7 @@ class Skewed:
         return s.run([self.loss, self.train], self.feeds(number))[0]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("owners", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["adam", pytest.param("rowwise", marks=pytest.mark.slow)])
 def test_moves_change_loads_and_nothing_else(

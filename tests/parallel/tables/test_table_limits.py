@@ -87,6 +87,7 @@ def trained(folder: Path, dying: int | None) -> list[Any]:
         return [*found, *map(s.get, model.tables)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dying", [1, 4])
 def test_a_lost_owner_changes_no_bit(dying: int, tmp_path: Path) -> None:
     want = trained(tmp_path / "alone", None)

@@ -75,6 +75,7 @@ def test_a_part_of_an_initial_value_is_what_the_whole_has_there(
             np.testing.assert_array_equal(whole.part(spans)(), chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_each_process_holds_its_shard_and_the_client_none(tmp_path: Path) -> None:
     script = tmp_path / "peaks.py"

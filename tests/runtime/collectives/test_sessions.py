@@ -87,6 +87,7 @@ def test_any_cluster_gives_the_bits_of_one_device(which: str) -> None:
     agrees(cluster, devices, "ring")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("which", ["no worker", pytest.param("one worker", marks=pytest.mark.slow)])
 def test_workers_that_share_no_memory_give_the_same_bits(
     which: str, monkeypatch: pytest.MonkeyPatch

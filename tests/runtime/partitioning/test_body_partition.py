@@ -113,6 +113,7 @@ def found(cluster: gf.Cluster, pins: Sequence[str | None], choice: bool) -> list
         return [v.tobytes() for v in s.run(outputs, {x: X, p: choice})]
 
 
+@pytest.mark.slow
 @given(
     pins=st.lists(st.sampled_from([None, *HERE]), min_size=12, max_size=12),
     choice=st.booleans(),
