@@ -42,6 +42,10 @@ _PLAN = (
 )
 
 
+class _Html(str):
+    """A cell of a table that is HTML already; all other text is escaped."""
+
+
 def build_page(document: Document, watcher: SessionWatcher) -> None:
     """Fill a browser's document, and keep it up to date until the browser leaves."""
     from bokeh.layouts import column, row
@@ -143,7 +147,7 @@ def _workers(watcher: SessionWatcher) -> str:
                 each["index"], each["address"] or "this process", report.get("host", ""),
                 "" if pid is None else pid, ", ".join(each["devices"]),
                 "" if resident is None else show_bytes(resident),
-                (f"<td class={'up' if each['state'] == 'up' else 'lost'}>{_text(state)}"),
+                _Html(f"<td class={'up' if each['state'] == 'up' else 'lost'}>{_text(state)}"),
             )
         )  # fmt: skip
     heads = ("worker", "address", "host", "pid", "devices", "memory", "state")
@@ -161,7 +165,7 @@ def _memory(watcher: SessionWatcher) -> str:
     for name, memory in watcher.state.get("memory", {}).items():
         share = 100.0 * memory["planned"] / memory["limit"] if memory["limit"] else 0.0
         meter = f"<span class=meter><i style='width:{min(share, 100.0):.1f}%'></i></span>"
-        planned = f"<td>{meter}{_text(show_bytes(memory['planned']))}"
+        planned = _Html(f"<td>{meter}{_text(show_bytes(memory['planned']))}")
         has = show_bytes(held[name]) if name in held else ""
         rows.append((name, planned, has, show_bytes(memory["limit"])))
     return _table("Memory by device", ("device", "planned peak", "held", "limit"), rows)
@@ -181,16 +185,14 @@ def _links(watcher: SessionWatcher) -> str:
 
 
 def _table(title: str, heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """Return a table; a cell that begins with "<td" is HTML already."""
+    """Return a table as HTML."""
     head = "".join(f"<th>{_text(each)}" for each in heads)
     lines = "".join("<tr>" + "".join(map(_cell, row)) for row in rows)
     return f"<h3>{_text(title)}</h3><table><tr>{head}{lines}</table>"
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, str) and value.startswith("<td"):
-        return value
-    return f"<td>{_text(value)}"
+    return value if isinstance(value, _Html) else f"<td>{_text(value)}"
 
 
 def _name(name: str) -> str:

@@ -102,11 +102,15 @@ class SessionWatcher:
 
     def _ask_workers(self, state: dict[str, Any]) -> None:
         """Take the reports of workers that are up; those that are silent keep their last one."""
+        from graphflow.runtime.security.keys import WORKER, Keyring
         from graphflow.runtime.worker.worker_status import WorkerAddress, request_reports
 
         there = [each for each in state["workers"] if each["state"] == "up" and each["address"]]
-        asked = [WorkerAddress(each["address"], each["key"] or "") for each in there]
+        ring = Keyring()
         with suppress(GraphflowError):
+            # A session may know the key of a worker by its name.
+            keys = [ring.key_of(each["key"], WORKER) if each["key"] else "" for each in there]
+            asked = [WorkerAddress(w["address"], key) for w, key in zip(there, keys, strict=True)]
             answers = request_reports(
                 asked, seconds=_WORKER_SECONDS, insecure=self._insecure, pair=self._pair
             )

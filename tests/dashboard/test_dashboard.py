@@ -146,6 +146,16 @@ def test_a_killed_worker_turns_lost_and_a_closed_session_is_told(training: Train
     assert "does not answer" in tiles(watcher)
 
 
+def test_text_of_a_worker_that_looks_like_a_cell_stays_text(training: Training) -> None:
+    training.step()
+    watcher = SessionWatcher(training.address)
+    watcher.look()
+    watcher.reports[1] = {**watcher.reports[1], "host": f"<td>{HOSTILE}"}
+    watcher.state["workers"][1]["reason"] = f"<td>{HOSTILE}"
+    shown = details(watcher)
+    assert HOSTILE not in shown and shown.count("&lt;td&gt;&lt;img") == 2
+
+
 def test_wrong_arguments_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, says in (
         (["9100"], "not an address"),
