@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks import piecewise_activations as piecewise
 from graphflow.ops.networks import recurrent

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from graphflow.base.memory_pages import SMALL, Pages, is_supported, round_to_pages
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.value_kinds import Array
+from graphflow.onnx.loading.reading.value_kinds import Array
 
 LARGE = 1024
 """Bytes from which on a tensor counts as large."""

@@ -22,10 +22,10 @@ from onnx import (
 
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.domains import normal_domain
-from graphflow.onnx.loading.node_call import ImportContext, NodeCall
-from graphflow.onnx.loading.segments import OnnxBody
-from graphflow.onnx.loading.value_kinds import Known, Value
+from graphflow.onnx.loading.reading.domains import normal_domain
+from graphflow.onnx.loading.reading.value_kinds import Known, Value
+from graphflow.onnx.loading.translation.node_call import ImportContext, NodeCall
+from graphflow.onnx.loading.translation.segments import OnnxBody
 
 
 def inline_function(importer: ImportContext, body: OnnxBody, call: NodeCall) -> list[Value | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.host_nodes import HostNode, HostRun, host_routine
+from graphflow.onnx.loading.host.host_nodes import HostNode, HostRun, host_routine
 from graphflow.ops.images.nms import suppression_op
 
 # Shapes that depend on data -------------------------------------------------------------------

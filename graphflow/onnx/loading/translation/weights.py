@@ -15,11 +15,11 @@ from onnx import NodeProto, TensorProto
 from graphflow.base.source_location import user_location
 from graphflow.errors import OnnxError
 from graphflow.ir.spec import kind
-from graphflow.onnx.loading.domains import normal_domain
-from graphflow.onnx.loading.node_call import attribute_value
-from graphflow.onnx.loading.reader import tensor_to_array
-from graphflow.onnx.loading.segments import OnnxBody
-from graphflow.onnx.loading.value_kinds import Array, is_native
+from graphflow.onnx.loading.reading.domains import normal_domain
+from graphflow.onnx.loading.reading.reader import tensor_to_array
+from graphflow.onnx.loading.reading.value_kinds import Array, is_native
+from graphflow.onnx.loading.translation.node_call import attribute_value
+from graphflow.onnx.loading.translation.segments import OnnxBody
 
 HUGE = 1e9
 """Larger numbers stand for infinity in masks."""

@@ -9,8 +9,8 @@ import numpy as np
 from onnx import TypeProto
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.host_nodes import HostNode, HostRun, host_routine
-from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
+from graphflow.onnx.loading.host.host_nodes import HostNode, HostRun, host_routine
+from graphflow.onnx.loading.reading.value_kinds import Array, onnx_dtype
 
 
 def _subgraph(run: HostRun, node: HostNode, name: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, defs
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.domains import normal_domain
+from graphflow.onnx.loading.reading.domains import normal_domain
 
 MAX_DEPTH = 16
 """The deepest nesting of subgraphs."""

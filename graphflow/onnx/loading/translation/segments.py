@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.value_kinds import Array, Fixed, Known, Value
+from graphflow.onnx.loading.reading.value_kinds import Array, Fixed, Known, Value
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.domains import normal_domain
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.value_kinds import Known
+from graphflow.onnx.loading.reading.domains import normal_domain
+from graphflow.onnx.loading.reading.value_kinds import Known
+from graphflow.onnx.loading.translation.node_call import NodeCall
 
 Output = Tensor | Known | Any
 Outputs = Output | Sequence[Output | None]

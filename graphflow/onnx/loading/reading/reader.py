@@ -25,15 +25,15 @@ from onnx import (
 )
 
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.model_checks import sparse_name
-from graphflow.onnx.loading.payloads import (
+from graphflow.onnx.loading.reading.model_checks import sparse_name
+from graphflow.onnx.loading.reading.payloads import (
     RAW_DTYPES,
     InitializerMemory,
     ModelBytes,
     split_off_large,
 )
-from graphflow.onnx.loading.value_kinds import Array, onnx_dtype
-from graphflow.onnx.loading.value_kinds import dtype_name as name_of
+from graphflow.onnx.loading.reading.value_kinds import Array, onnx_dtype
+from graphflow.onnx.loading.reading.value_kinds import dtype_name as name_of
 
 LIMIT = (1 << 31) - 1
 """Bytes of the largest file that is parsed, which is the limit of protobuf."""

@@ -13,9 +13,8 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim, Size, TensorSpec, nbytes
-from graphflow.onnx.loading.domains import normal_domain
-from graphflow.onnx.loading.segments import OnnxBody, Scope
-from graphflow.onnx.loading.value_kinds import (
+from graphflow.onnx.loading.reading.domains import normal_domain
+from graphflow.onnx.loading.reading.value_kinds import (
     Array,
     Fixed,
     Known,
@@ -24,7 +23,8 @@ from graphflow.onnx.loading.value_kinds import (
     dtype_name,
     is_native,
 )
-from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of_code
+from graphflow.onnx.loading.reading.value_kinds import onnx_dtype as dtype_of_code
+from graphflow.onnx.loading.translation.segments import OnnxBody, Scope
 
 LARGE = 1 << 28
 """Bytes of the largest tensor that is computed while a model is read."""

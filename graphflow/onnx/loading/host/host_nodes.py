@@ -17,12 +17,12 @@ from onnx.reference import ReferenceEvaluator
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError, OpError
-from graphflow.onnx.loading.domains import ML, normal_domain
-from graphflow.onnx.loading.function_expansion import schema_body, with_attributes
-from graphflow.onnx.loading.node_call import ImportContext, NodeCall, attribute_value
-from graphflow.onnx.loading.operator_registry import handler_of
-from graphflow.onnx.loading.segments import OnnxBody, Scope
-from graphflow.onnx.loading.value_kinds import classify
+from graphflow.onnx.loading.reading.domains import ML, normal_domain
+from graphflow.onnx.loading.reading.value_kinds import classify
+from graphflow.onnx.loading.translation.function_expansion import schema_body, with_attributes
+from graphflow.onnx.loading.translation.node_call import ImportContext, NodeCall, attribute_value
+from graphflow.onnx.loading.translation.operator_registry import handler_of
+from graphflow.onnx.loading.translation.segments import OnnxBody, Scope
 
 SHAPE = "the shape of its output depends on data"
 SEQUENCE = "sequences and optionals are not tensors"

@@ -14,8 +14,8 @@ import numpy as np
 
 from graphflow.errors import GraphflowError, OnnxError
 from graphflow.ir.spec import Dim, is_nonnegative, maximum, minimum
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.value_kinds import Array, Known, onnx_dtype
+from graphflow.onnx.loading.reading.value_kinds import Array, Known, onnx_dtype
+from graphflow.onnx.loading.translation.node_call import NodeCall
 
 MAX_ELEMENTS = 4096
 """Elements of the largest value that is folded."""
