@@ -6,8 +6,8 @@ from graphflow.ir.op import Tensor
 from graphflow.onnx.loading.translation.node_call import NodeCall
 from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.matrices import matmul as linalg
-from graphflow.ops.matrices.determinant import det
 from graphflow.ops.matrices.einsum import einsum
+from graphflow.ops.matrices.linalg.determinant import det
 
 
 @operator("MatMul")

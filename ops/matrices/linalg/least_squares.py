@@ -25,8 +25,8 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import unbroadcast
-from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
-from graphflow.ops.matrices.matrix_rules import (
+from graphflow.ops.matrices.linalg.matrix_rules import adjoint as adjoint_of
+from graphflow.ops.matrices.linalg.matrix_rules import (
     array_adjoint,
     call_lapack,
     cast_result,
@@ -35,7 +35,7 @@ from graphflow.ops.matrices.matrix_rules import (
     matrix_sizes,
     times,
 )
-from graphflow.ops.matrices.svd import (
+from graphflow.ops.matrices.linalg.svd import (
     BATCH35,
     C43,
     M42,

@@ -12,9 +12,9 @@ from graphflow.ir.spec import TensorSpec, complex_dtype, real_dtype
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import is_zeros
-from graphflow.ops.matrices import confluent
-from graphflow.ops.matrices.decompositions import BATCH33, C33, M33, REAL, symmetrize
-from graphflow.ops.matrices.matrix_rules import (
+from graphflow.ops.matrices.linalg import confluent
+from graphflow.ops.matrices.linalg.decompositions import BATCH33, C33, M33, REAL, symmetrize
+from graphflow.ops.matrices.linalg.matrix_rules import (
     adjoint,
     call_lapack,
     cast_result,
@@ -27,7 +27,7 @@ from graphflow.ops.matrices.matrix_rules import (
     symmetric_part,
     times,
 )
-from graphflow.ops.matrices.solve import solve_op
+from graphflow.ops.matrices.linalg.solve import solve_op
 from graphflow.ops.sharding import rules as sharding
 
 _NO_VALUES = "has no eigenvalues that LAPACK could find; does it hold NaN or infinity?"

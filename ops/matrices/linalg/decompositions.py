@@ -12,8 +12,8 @@ from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register
 from graphflow.ir.spec import TensorSpec, minimum, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
-from graphflow.ops.matrices import confluent
-from graphflow.ops.matrices.matrix_rules import (
+from graphflow.ops.matrices.linalg import confluent
+from graphflow.ops.matrices.linalg.matrix_rules import (
     adjoint,
     array_adjoint,
     call_lapack,
@@ -28,7 +28,7 @@ from graphflow.ops.matrices.matrix_rules import (
     symmetric_part,
     times,
 )
-from graphflow.ops.matrices.solve import triangular_solve_op
+from graphflow.ops.matrices.linalg.solve import triangular_solve_op
 from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.slicing import concat, window

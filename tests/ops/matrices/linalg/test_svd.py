@@ -19,7 +19,7 @@ from graphflow.errors import (
 )
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import Tensor
-from tests.ops.matrices.test_decompositions import (
+from tests.ops.matrices.linalg.test_decompositions import (
     adjoint,
     batches,
     check_first_order,

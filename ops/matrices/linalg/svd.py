@@ -30,9 +30,9 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import is_zeros
-from graphflow.ops.matrices import confluent
-from graphflow.ops.matrices.matrix_rules import adjoint as adjoint_of
-from graphflow.ops.matrices.matrix_rules import (
+from graphflow.ops.matrices.linalg import confluent
+from graphflow.ops.matrices.linalg.matrix_rules import adjoint as adjoint_of
+from graphflow.ops.matrices.linalg.matrix_rules import (
     call_lapack,
     cast_result,
     cubic_cost,

@@ -23,7 +23,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.ir.spec import real_dtype
 from graphflow.ops.base.shape_rules import conj
-from graphflow.ops.matrices.matrix_rules import identity, per_column, per_row, times
+from graphflow.ops.matrices.linalg.matrix_rules import identity, per_column, per_row, times
 
 _VALUE_OUTPUTS = {"eigh": 0, "eigvalsh": 0, "eig": 0, "svd": 1, "svdvals": 0}
 """Ops that compute values, and the output that holds them."""

@@ -20,10 +20,10 @@ from graphflow.ops.base.shape_rules import (
     zero_where_zero,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes
-from graphflow.ops.matrices import confluent
-from graphflow.ops.matrices.matrix_rules import match_kind, matrix_sizes, square_size
-from graphflow.ops.matrices.solve import inv
-from graphflow.ops.matrices.svd import svdvals
+from graphflow.ops.matrices.linalg import confluent
+from graphflow.ops.matrices.linalg.matrix_rules import match_kind, matrix_sizes, square_size
+from graphflow.ops.matrices.linalg.solve import inv
+from graphflow.ops.matrices.linalg.svd import svdvals
 from graphflow.ops.pointwise.select import stop_gradient_unless
 from graphflow.ops.reductions.reduce import normalize_arguments, per_element, require_elements
 from graphflow.ops.reductions.variance import reduction_jvp_from_slope

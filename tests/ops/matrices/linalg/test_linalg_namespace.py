@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import draw_matrices, dtypes, seeds
+from tests.ops.matrices.linalg.test_decompositions import draw_matrices, dtypes, seeds
 
 ARRAY_API = """
     cholesky cross det diagonal eigh eigvalsh inv matmul matrix_norm matrix_power matrix_rank

@@ -28,8 +28,7 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import unbroadcast
-from graphflow.ops.matrices.matmul import matmul
-from graphflow.ops.matrices.matrix_rules import (
+from graphflow.ops.matrices.linalg.matrix_rules import (
     array_adjoint,
     call_lapack,
     cast_result,
@@ -39,6 +38,7 @@ from graphflow.ops.matrices.matrix_rules import (
     square_size,
     times,
 )
+from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.repetition import broadcast_to

@@ -13,7 +13,7 @@ import graphflow as gf
 from graphflow.errors import CheckError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
 from graphflow.transforms.reverse_mode import gradients
-from tests.ops.matrices.test_solve import DTYPES, batches, close, regular, sizes
+from tests.ops.matrices.linalg.test_solve import DTYPES, batches, close, regular, sizes
 
 
 @given(sizes, batches, st.sampled_from(DTYPES))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, CheckError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import close, draw_matrices, dtypes, seeds
+from tests.ops.matrices.linalg.test_decompositions import close, draw_matrices, dtypes, seeds
 
 INF = float("inf")
 orders = st.sampled_from([2, 1, 0, INF, -INF, 3, 0.5, -1, -2.5, 2.0])

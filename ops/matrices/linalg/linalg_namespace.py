@@ -16,15 +16,15 @@ from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, error_location, functi
 from graphflow.ir.spec import equate, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_int, require_kind, require_list
-from graphflow.ops.matrices.decompositions import cholesky, qr
-from graphflow.ops.matrices.determinant import det, logdet, slogdet
-from graphflow.ops.matrices.eigen import eig, eigh, eigvals, eigvalsh
 from graphflow.ops.matrices.einsum import einsum, tensordot
-from graphflow.ops.matrices.least_squares import lstsq, pinv
+from graphflow.ops.matrices.linalg.decompositions import cholesky, qr
+from graphflow.ops.matrices.linalg.determinant import det, logdet, slogdet
+from graphflow.ops.matrices.linalg.eigen import eig, eigh, eigvals, eigvalsh
+from graphflow.ops.matrices.linalg.least_squares import lstsq, pinv
+from graphflow.ops.matrices.linalg.norms import cond, matrix_norm, norm, vector_norm
+from graphflow.ops.matrices.linalg.solve import inv, matrix_power, solve, triangular_solve
+from graphflow.ops.matrices.linalg.svd import matrix_rank, svd, svdvals
 from graphflow.ops.matrices.matmul import matmul
-from graphflow.ops.matrices.norms import cond, matrix_norm, norm, vector_norm
-from graphflow.ops.matrices.solve import inv, matrix_power, solve, triangular_solve
-from graphflow.ops.matrices.svd import matrix_rank, svd, svdvals
 from graphflow.ops.matrices.triangles import crop_to_diagonal
 from graphflow.ops.matrices.triangles import diagonal as _main_diagonal
 from graphflow.ops.matrices.vector_products import outer, vecdot

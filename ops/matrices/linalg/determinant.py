@@ -14,8 +14,7 @@ from graphflow.ir.spec import TensorSpec, real_dtype, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import conj, require_kind
-from graphflow.ops.matrices.matmul import matmul
-from graphflow.ops.matrices.matrix_rules import (
+from graphflow.ops.matrices.linalg.matrix_rules import (
     adjoint,
     call_lapack,
     cast_result,
@@ -24,7 +23,8 @@ from graphflow.ops.matrices.matrix_rules import (
     match_kind,
     square_size,
 )
-from graphflow.ops.matrices.solve import inv_op
+from graphflow.ops.matrices.linalg.solve import inv_op
+from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import expand_dims, matrix_transpose
 

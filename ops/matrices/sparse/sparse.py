@@ -28,7 +28,7 @@ from graphflow.ir.spec import (
     show_shape,
 )
 from graphflow.ops.kernels.sparse import csr as kernels
-from graphflow.ops.matrices.sparse_ops import (
+from graphflow.ops.matrices.sparse.sparse_ops import (
     I64,
     csr_matmul,
     csr_places,
