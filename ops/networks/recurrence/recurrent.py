@@ -17,8 +17,8 @@ from graphflow.ir.spec import Size, equate, is_half, kind, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.matrices.matmul import matmul
-from graphflow.ops.networks.lstm_op import lstm_op
-from graphflow.ops.networks.recurrent_cells import (
+from graphflow.ops.networks.recurrence.lstm_op import lstm_op
+from graphflow.ops.networks.recurrence.recurrent_cells import (
     Cell,
     ElmanCell,
     LstmCell,

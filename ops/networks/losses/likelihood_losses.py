@@ -9,7 +9,7 @@ from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, autocast_inputs, function, promote_inputs
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import product_or_zero, require_finite
-from graphflow.ops.networks.losses import (
+from graphflow.ops.networks.losses.losses import (
     binary_cross_entropy_with_logits,
     cosine_similarity,
     matching_pair,

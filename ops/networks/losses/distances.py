@@ -9,7 +9,7 @@ from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function, promote_inpu
 from graphflow.ir.spec import equate, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
-from graphflow.ops.networks.losses import require_positive
+from graphflow.ops.networks.losses.losses import require_positive
 from graphflow.ops.pointwise.select import maximum
 
 

@@ -25,7 +25,7 @@ from graphflow.ops.base.shape_rules import (
     require_finite,
     require_kind,
 )
-from graphflow.ops.networks.losses import as_weights, matching_pair, reduce_loss
+from graphflow.ops.networks.losses.losses import as_weights, matching_pair, reduce_loss
 from graphflow.ops.pointwise.comparison import not_equal
 from graphflow.ops.pointwise.elementwise import F
 from graphflow.ops.pointwise.select import stop_gradient_unless, where

@@ -23,7 +23,7 @@ from graphflow.ops.base.shape_rules import is_zeros, require_int, require_kind
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 from graphflow.ops.kernels.sequence import ctc_loops
-from graphflow.ops.networks.losses import reduce_loss
+from graphflow.ops.networks.losses.losses import reduce_loss
 from graphflow.ops.pointwise.arithmetic import divide
 from graphflow.ops.pointwise.comparison import equal, less, not_equal
 from graphflow.ops.pointwise.select import maximum, where
