@@ -19,7 +19,7 @@ from graphflow.errors import GraphflowError, PlanError
 from graphflow.ir.op import Tensor
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
-from graphflow.placement.plans.plan_fetches import plan
+from graphflow.placement.plans.building.plan_fetches import plan
 from graphflow.placement.plans.reports.sweep_data import Curve, Point, SweepData, number
 from graphflow.placement.view.curves import draw, page
 
