@@ -21,7 +21,7 @@ import typer
 
 from graphflow._version import __version__
 from graphflow.base.environment import check_environment, choice_setting
-from graphflow.base.user_modules import module_names, require_modules
+from graphflow.base.process.user_modules import module_names, require_modules
 from graphflow.cli.arguments import (
     cluster_of,
     existing_file,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import checks_arguments
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     ArgumentError,
     DifferentiationError,

@@ -14,7 +14,7 @@ from typing import Any
 
 from graphflow import optim
 from graphflow.base.formatting import show_bytes
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     DeviceError,
     GraphflowError,

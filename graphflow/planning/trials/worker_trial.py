@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.formatting import show_count, show_seconds
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.base.progress import show_stage
 from graphflow.errors import WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of

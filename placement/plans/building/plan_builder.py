@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.base.progress import show_stage
 from graphflow.errors import MemoryLimitError
 from graphflow.ir.device_name import DeviceName

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphflow.base.argument_checks import checks_arguments
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import PlanError
 from graphflow.frontend.pytree import bind, depends_on_placeholder, flatten
 from graphflow.ir.graph import Graph

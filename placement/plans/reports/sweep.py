@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from graphflow.base.argument_checks import checks_arguments
-from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.ir.op import Tensor
 from graphflow.placement.clusters.cluster import Cluster
