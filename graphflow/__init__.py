@@ -182,7 +182,8 @@ _CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
-    "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.building.plan_fetches",
+    "Plan": "graphflow.placement.plans.plan",
+    "plan": "graphflow.placement.plans.building.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",
