@@ -1,5 +1,7 @@
-"""None of the fifty faults of docs/operations/faults.md is forgotten: each has a test, and the table
-says which."""
+"""None of the fifty faults of docs/operations/faults.md is forgotten.
+
+Each has a test, and the table says which.
+"""
 
 from __future__ import annotations
 
