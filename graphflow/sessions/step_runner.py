@@ -16,7 +16,7 @@ from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_prefetch import Decide, Run, StepStream
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.migration import can_place_anew, place_anew
+from graphflow.planning.migration.replanning import can_place_anew, place_anew
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 
 Array = np.ndarray[Any, Any]

@@ -24,8 +24,8 @@ from graphflow.init import zeros
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import REGISTRY, Node
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.planning.mirror_devices import choose_mirror_device
-from graphflow.planning.mirror_graph import MirroredGraph, add_mirrors
+from graphflow.planning.mirrors.mirror_devices import choose_mirror_device
+from graphflow.planning.mirrors.mirror_graph import MirroredGraph, add_mirrors
 from graphflow.runtime.checkpoint.manifest import list_some
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.host.session_state import MIRROR

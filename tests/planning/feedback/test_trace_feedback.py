@@ -25,9 +25,14 @@ from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.placement.plans.plan_builder import plan_graph
 from graphflow.planning import planner
-from graphflow.planning.node_observations import observe_steps
-from graphflow.planning.step_cost import client_link, measure_client, probe_fetches, step_cost
-from graphflow.planning.trace_feedback import learn
+from graphflow.planning.feedback.node_observations import observe_steps
+from graphflow.planning.feedback.trace_feedback import learn
+from graphflow.planning.trials.step_cost import (
+    client_link,
+    measure_client,
+    probe_fetches,
+    step_cost,
+)
 from graphflow.runtime.client import cluster_survey as survey
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from tests.placement.speeds import profile

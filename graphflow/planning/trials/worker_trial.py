@@ -34,10 +34,15 @@ from graphflow.placement.cost_model.trace_observations import TraceObservation, 
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_builder import session_kind
-from graphflow.planning.node_observations import compute_seconds, observe_steps
-from graphflow.planning.probe_steps import StepProbe, time_calls
-from graphflow.planning.profiling_run import can_repeat, has_room, may_profile, synthetic_feeds
-from graphflow.planning.step_cost import units_of
+from graphflow.planning.feedback.node_observations import compute_seconds, observe_steps
+from graphflow.planning.trials.probe_steps import StepProbe, time_calls
+from graphflow.planning.trials.profiling_run import (
+    can_repeat,
+    has_room,
+    may_profile,
+    synthetic_feeds,
+)
+from graphflow.planning.trials.step_cost import units_of
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.telemetry.logs import Log

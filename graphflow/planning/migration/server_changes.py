@@ -21,7 +21,7 @@ from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
 from graphflow.frontend.pytree import fed_sizes
 from graphflow.passes import optimize
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.server_copies import ServerCopies
+from graphflow.planning.migration.server_copies import ServerCopies
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import ServedStrategy, ServerChange, ServerMoves, Strategy, divide_with
 

@@ -21,7 +21,7 @@ from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.tensors.take import take
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.mirrors import Mirrors, make_mirror
+from graphflow.planning.mirrors.mirrors import Mirrors, make_mirror
 from graphflow.runtime.host.session_state import MIRROR
 from graphflow.runtime.partitioning.partition import partition
 

@@ -21,9 +21,9 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import trace_observations
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_builder import session_kind, units
-from graphflow.planning.node_observations import compute_seconds, observe_steps
-from graphflow.planning.traced_speeds import traced_speeds
-from graphflow.planning.turn_observations import observe_messages, observe_turns
+from graphflow.planning.feedback.node_observations import compute_seconds, observe_steps
+from graphflow.planning.feedback.traced_speeds import traced_speeds
+from graphflow.planning.feedback.turn_observations import observe_messages, observe_turns
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 

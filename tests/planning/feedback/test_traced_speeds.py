@@ -6,7 +6,7 @@ import pytest
 
 from graphflow.placement.calibration.node_bucket import Bucket
 from graphflow.placement.cost_model.trace_observations import TraceObservation
-from graphflow.planning.traced_speeds import traced_speeds
+from graphflow.planning.feedback.traced_speeds import traced_speeds
 
 
 def bucket(op: str) -> Bucket:

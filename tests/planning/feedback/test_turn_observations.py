@@ -20,7 +20,7 @@ from graphflow.placement.calibration.profile_file import profile_path
 from graphflow.placement.calibration.trace_corrections import TraceCorrections, median_ratio
 from graphflow.placement.cost_model.window_costs import party_works, turn_bucket
 from graphflow.placement.plans.reports.window_lines import measured_seconds
-from graphflow.planning.turn_observations import observe_turns
+from graphflow.planning.feedback.turn_observations import observe_turns
 from graphflow.runtime.program import program
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 from tests.faults import hazards

@@ -17,6 +17,7 @@ from graphflow.ir.op import Node
 from graphflow.placement.placers.single import OneDevice
 from graphflow.placement.plans.plan import Plan, devices_of
 from graphflow.planning.deployment import Deployment
+from graphflow.planning.feedback.trace_feedback import MIN_STEPS
 from graphflow.planning.placement_check import (
     PATIENCE,
     SAMPLES,
@@ -26,7 +27,6 @@ from graphflow.planning.placement_check import (
     has_choice,
     move_seconds,
 )
-from graphflow.planning.trace_feedback import MIN_STEPS
 from graphflow.runtime.telemetry.logs import Log
 
 _log = Log("graphflow.session")

@@ -16,8 +16,12 @@ from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
-from graphflow.planning.node_observations import replace_outliers
-from graphflow.planning.profiling_run import ProfilingLimits, may_profile, profile_first_steps
+from graphflow.planning.feedback.node_observations import replace_outliers
+from graphflow.planning.trials.profiling_run import (
+    ProfilingLimits,
+    may_profile,
+    profile_first_steps,
+)
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import partition
 
@@ -67,7 +71,7 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
                 now += int(random.exponential(2e7))  # a time slice or two
             return now
 
-        monkeypatch.setattr("graphflow.planning.profiling_run.thread_time_ns", clock)
+        monkeypatch.setattr("graphflow.planning.trials.profiling_run.thread_time_ns", clock)
         made, sizes = compiled(fetches), dims(fetches, x)
         profile_first_steps(learned, TWO, ClusterSurvey(), made, sizes, limits=PATIENT)
         ends.append(now)
@@ -195,7 +199,7 @@ def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPa
         orders.append([node.turn for node in order or ()])
         return partition(graph, devices, order, *rest)
 
-    monkeypatch.setattr("graphflow.planning.profiling_run.partition", noted)
+    monkeypatch.setattr("graphflow.planning.trials.profiling_run.partition", noted)
     fetches, x = training()
     sizes = dims(fetches, x)
     assert (

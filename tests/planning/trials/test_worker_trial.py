@@ -18,10 +18,11 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.calibration.worker_speeds import with_speeds
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.planning import planner, worker_trial
-from graphflow.planning.probe_steps import StepProbe
-from graphflow.planning.profiling_run import synthetic_feeds
-from graphflow.planning.worker_trial import WorkerTrial
+from graphflow.planning import planner
+from graphflow.planning.trials import worker_trial
+from graphflow.planning.trials.probe_steps import StepProbe
+from graphflow.planning.trials.profiling_run import synthetic_feeds
+from graphflow.planning.trials.worker_trial import WorkerTrial
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from tests.faults.running import Worker, cluster_file
 from tests.placement.speeds import profile

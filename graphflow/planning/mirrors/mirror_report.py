@@ -9,7 +9,7 @@ from graphflow.base.formatting import show_bytes, show_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.spec import nbytes
-from graphflow.planning.mirrors import Mirrors
+from graphflow.planning.mirrors.mirrors import Mirrors
 from graphflow.runtime.checkpoint.manifest import list_some
 
 
