@@ -26,11 +26,11 @@ from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops import nn
 from graphflow.ops.host_calls import debug
 from graphflow.ops.host_calls.host_call import host_call
-from graphflow.ops.matrices import linalg_namespace as linalg
-from graphflow.ops.matrices import sparse
 from graphflow.ops.matrices.einsum import einsum, tensordot
-from graphflow.ops.matrices.linalg_namespace import diag, diag_embed
+from graphflow.ops.matrices.linalg import linalg_namespace as linalg
+from graphflow.ops.matrices.linalg.linalg_namespace import diag, diag_embed
 from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.matrices.sparse import sparse
 from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
 from graphflow.ops.matrices.vector_products import outer, vecdot
 from graphflow.ops.ordering.histograms import histogram, interp

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from graphflow.base.formatting import show_count, show_seconds
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.spec import Dim
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan_builder import outlook

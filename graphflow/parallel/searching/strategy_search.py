@@ -40,7 +40,7 @@ from graphflow.parallel.searching.inexact_strategies import (
     inexact_strategies,
 )
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, refuse
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster

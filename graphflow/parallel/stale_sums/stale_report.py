@@ -12,7 +12,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.spec import Dim
 from graphflow.parallel.report import StrategyReport
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Link
