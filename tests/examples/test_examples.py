@@ -139,7 +139,8 @@ def test_a_body_of_saved_weights_gets_a_new_head(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "12 variables loaded; not in the model: head.bias, head.weight" in done.stdout
     accuracy = {n: float(a) for n, a in re.findall(r", ([\w -]+): ([\d.]+)%", done.stdout)}
-    assert accuracy["fine-tuned"] > accuracy["from the start"] + 10 and "body.3  Conv2d" in done.stdout
+    assert accuracy["fine-tuned"] > accuracy["from the start"] + 10
+    assert "body.3  Conv2d" in done.stdout
     picture = (tmp_path / "tuned/fine_tuning.svg").read_text("utf-8")
     assert picture.startswith("<svg") and picture.count("<polyline") == 3
 
