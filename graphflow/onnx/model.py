@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.array_conversion import NoArrayError, array_of
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.op import Tensor, user_location

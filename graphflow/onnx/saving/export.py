@@ -26,7 +26,7 @@ from onnx import (
 from graphflow import _version
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.feeds import convert
 from graphflow.ir.graph import Graph

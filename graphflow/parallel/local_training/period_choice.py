@@ -12,8 +12,8 @@ from graphflow.ir.spec import Dim
 from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan_builder import outlook
-from graphflow.placement.plans.plan_fetches import known_of
+from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.plan_fetches import known_of
 
 EXCHANGE_SHARE = 0.1
 """The most that an exchange may take, as a share of the turns between two exchanges."""

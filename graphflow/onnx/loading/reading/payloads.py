@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from graphflow.base.memory_pages import SMALL, Pages, is_supported, round_to_pages
+from graphflow.base.process.memory_pages import SMALL, Pages, is_supported, round_to_pages
 from graphflow.errors import OnnxError
 from graphflow.onnx.loading.reading.value_kinds import Array
 

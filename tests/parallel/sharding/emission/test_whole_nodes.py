@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.graph import Graph
-from graphflow.ir.scopes import seed_scope
+from graphflow.ir.nodes.scopes import seed_scope
 from graphflow.parallel.sharding.emission import emitter, local_nodes, state_emitter
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import graphflow as gf
-from graphflow.base.data_folders import check_data_file, restrict_data_folders
+from graphflow.base.process.data_folders import check_data_file, restrict_data_folders
 from graphflow.errors import ArgumentError
 from graphflow.linear.cocoa.file_ops import svmlight_sizes
 

@@ -17,11 +17,11 @@ from graphflow.ops.communication.collectives import own_inputs
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.cost_model.device_constraints import colocation_groups
 from graphflow.placement.cost_model.problem_builder import GraphProblem
-from graphflow.placement.plans.body_nodes import body_nodes
+from graphflow.placement.plans.building.body_nodes import body_nodes
+from graphflow.placement.plans.building.step_uncertainty import node_interval
 from graphflow.placement.plans.explanations import reason
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.plans.plan_records import PlannedNode, PlannedTransfer
-from graphflow.placement.plans.step_uncertainty import node_interval
 
 
 def planned_nodes(

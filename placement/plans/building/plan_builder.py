@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.base.progress import show_stage
 from graphflow.errors import MemoryLimitError
 from graphflow.ir.device_name import DeviceName
@@ -36,8 +36,7 @@ from graphflow.placement.placers.construction.execution_order import in_turns
 from graphflow.placement.placers.greedy import Greedy
 from graphflow.placement.placers.round_robin import round_robin
 from graphflow.placement.placers.single import singles
-from graphflow.placement.plans.graph_fingerprint import fingerprint
-from graphflow.placement.plans.memory_fit import (
+from graphflow.placement.plans.building.memory_fit import (
     ROUNDS,
     TakenMemory,
     excess,
@@ -45,17 +44,22 @@ from graphflow.placement.plans.memory_fit import (
     shrink,
     tighter,
 )
-from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_model import PlanModel
-from graphflow.placement.plans.planned_parts import planned_nodes, planned_transfers, tensor_name
-from graphflow.placement.plans.planned_windows import planned_windows
-from graphflow.placement.plans.step_uncertainty import (
+from graphflow.placement.plans.building.planned_parts import (
+    planned_nodes,
+    planned_transfers,
+    tensor_name,
+)
+from graphflow.placement.plans.building.planned_windows import planned_windows
+from graphflow.placement.plans.building.step_uncertainty import (
     Candidate,
     Overhead,
     StepJudge,
     gains_surely,
     rival_of,
 )
+from graphflow.placement.plans.graph_fingerprint import fingerprint
+from graphflow.placement.plans.plan import Plan
+from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.problems.infeasibility import memory_limit
 from graphflow.placement.problems.problem import Assignment, Problem
 from graphflow.placement.simulation.jitter import Jitter

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 import graphflow as gf
-from graphflow.base.gc_pause import gc_paused, without_collection
+from graphflow.base.process.gc_pause import gc_paused, without_collection
 
 
 def test_the_collector_rests_in_a_block_and_goes_on_after_the_last_of_nested_ones() -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from graphflow.base.argument_checks import validate_arguments
 from graphflow.base.source_location import is_own, user_location
 from graphflow.errors import ArgumentError, GraphError
-from graphflow.ir.op_declaration import Op
+from graphflow.ir.declarations.op_declaration import Op
 
 F = TypeVar("F", bound=Callable[..., Any])
 

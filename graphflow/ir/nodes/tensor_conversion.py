@@ -11,11 +11,11 @@ from graphflow.base.argument_checks import format_value
 from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
 from graphflow.base.source_location import with_location
 from graphflow.errors import DTypeError
-from graphflow.ir.node import Tensor
-from graphflow.ir.registry import FUNCTIONS, REGISTRY
-from graphflow.ir.scopes import current_scope
+from graphflow.ir.declarations.registry import FUNCTIONS, REGISTRY
+from graphflow.ir.nodes.node import Tensor
+from graphflow.ir.nodes.scopes import current_scope
+from graphflow.ir.nodes.tensor_operators import is_operand
 from graphflow.ir.spec import Dim, as_dtype, complex_dtype, is_inexact, kind, limits, promote
-from graphflow.ir.tensor_operators import is_operand
 
 # The dtype of constants made of Python numbers and lists, by the dtype that numpy gives them.
 DEFAULT_DTYPES = {"float64": "float32", "complex128": "complex64"}

@@ -10,8 +10,13 @@ from typing import Any, Literal, NamedTuple
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, GraphError
-from graphflow.ir.half_precision import has_half, round_to_specs, upcast_half, upcast_into
-from graphflow.ir.op_help import OpDoc
+from graphflow.ir.declarations.half_precision import (
+    has_half,
+    round_to_specs,
+    upcast_half,
+    upcast_into,
+)
+from graphflow.ir.declarations.op_help import OpDoc
 from graphflow.ir.spec import Outer, Shape, Size, TensorSpec
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ir.registry import FUNCTIONS
+from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.spec import Dim
 
 

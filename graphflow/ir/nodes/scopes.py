@@ -17,9 +17,9 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.source_location import Location, error_location, user_location
 from graphflow.errors import ArgumentError, DeviceError, DTypeError
+from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.node import Node, Tensor
-from graphflow.ir.registry import FUNCTIONS
+from graphflow.ir.nodes.node import Node, Tensor
 from graphflow.ir.spec import as_dtype, is_half
 
 

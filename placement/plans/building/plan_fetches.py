@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphflow.base.argument_checks import checks_arguments
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import PlanError
 from graphflow.frontend.pytree import bind, depends_on_placeholder, flatten
 from graphflow.ir.graph import Graph
@@ -22,8 +22,8 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
+from graphflow.placement.plans.building.plan_builder import plan_graph, session_kind
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import plan_graph, session_kind
 from graphflow.placement.simulation.jitter import Jitter
 from graphflow.strategy import divide_graph
 

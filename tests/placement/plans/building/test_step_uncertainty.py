@@ -22,8 +22,8 @@ from graphflow.placement.calibration.cluster_rates import device_classes
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.node_times import NodeTimes
+from graphflow.placement.plans.building.plan_builder import plan_graph
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import plan_graph
 from graphflow.placement.plans.plan_records import ON_ONE
 from graphflow.placement.view.page.html import render
 from graphflow.placement.view.page.payload import payload

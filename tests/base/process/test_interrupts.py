@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.base.interrupts import (
+from graphflow.base.process.interrupts import (
     DeferredSignals,
     defer_signals,
     is_interrupt,

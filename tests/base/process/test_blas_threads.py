@@ -8,7 +8,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import graphflow as gf
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.frontend.interpreter import evaluate
 from graphflow.passes.constants import FoldConstants
 

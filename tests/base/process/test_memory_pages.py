@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.base.memory_pages import SMALL, Pages, PrivatePages, is_supported, round_to_pages
+from graphflow.base.process.memory_pages import (
+    SMALL,
+    Pages,
+    PrivatePages,
+    is_supported,
+    round_to_pages,
+)
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="there are no files without a name")
 

@@ -13,12 +13,12 @@ from graphflow.base.notebook_html import html_table
 from graphflow.base.source_location import Location, user_location
 from graphflow.errors import GraphError, ShapeError, VariableError
 from graphflow.ir import numpy_interop
+from graphflow.ir.declarations.op_declaration import Op
+from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.name_hints import attribute_hint, unsupported_message
-from graphflow.ir.op_declaration import Op
-from graphflow.ir.registry import FUNCTIONS
+from graphflow.ir.nodes.tensor_operators import TensorOperators
 from graphflow.ir.spec import Equation, Shape, Size, TensorSpec, show_shape
-from graphflow.ir.tensor_operators import TensorOperators
 
 _serial = itertools.count()
 

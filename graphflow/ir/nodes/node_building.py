@@ -16,11 +16,11 @@ from graphflow.errors import (
     GraphflowError,
     OpCheckError,
 )
-from graphflow.ir.node import Node, Tensor
-from graphflow.ir.op_declaration import Op, set_node_builder
-from graphflow.ir.scopes import current_device, current_scope, is_name
+from graphflow.ir.declarations.op_declaration import Op, set_node_builder
+from graphflow.ir.nodes.node import Node, Tensor
+from graphflow.ir.nodes.scopes import current_device, current_scope, is_name
+from graphflow.ir.nodes.tensor_conversion import as_tensor, autocast_inputs, promote_inputs
 from graphflow.ir.spec import TensorSpec, record_equations
-from graphflow.ir.tensor_conversion import as_tensor, autocast_inputs, promote_inputs
 
 
 def apply_op(op: Op, inputs: tuple[Any, ...], name: str | None, attrs: Mapping[str, Any]) -> Any:
