@@ -71,7 +71,7 @@ def find_blocks(page: str) -> list[tuple[str, str]]:
     return [block for text in texts for block in BLOCK.findall(text)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = find_blocks(page)

@@ -124,7 +124,7 @@ def check(operator: str, *, expanded: bool) -> None:
             raise
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_cases_of_an_operator_pass(operator: str) -> None:
     check(operator, expanded=False)
