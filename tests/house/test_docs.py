@@ -59,7 +59,7 @@ INTERNAL = {"README", "architecture", "index"}
 USER_PAGES = {
     page.stem: page
     for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")])
-    if page.stem not in INTERNAL and page.parent.name not in {"design", "journal"}
+    if page.stem not in INTERNAL and page.parent.name not in {"design", "journal", "reference"}
 }
 """The pages for users by their names, each in the folder of its part."""
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
