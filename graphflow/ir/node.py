@@ -120,6 +120,11 @@ class Tensor(TensorOperators):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value_error("array")
 
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise self._no_value_error("memory to export")
+
+    __dlpack_device__ = __dlpack__
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply one of Python's operators to a numpy array and a tensor; refuse other ufuncs."""
         name = numpy_interop.OPERATORS.get(ufunc.__name__)

@@ -87,4 +87,4 @@ _OPERANDS = (
 
 def is_operand(value: Any) -> bool:
     """Return True for a tensor, and for a value of a type that becomes a constant."""
-    return isinstance(value, _OPERANDS)
+    return isinstance(value, _OPERANDS) or hasattr(value, "__dlpack__")
