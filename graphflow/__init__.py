@@ -158,6 +158,7 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import array_api as array_api
     from graphflow import data as data
     from graphflow import launch as launch
     from graphflow import linear as linear
@@ -184,7 +185,7 @@ _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
     "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
     "Session": "graphflow.sessions.session",
-    "placement": "", "onnx": "", "parallel": "", "linear": "",
+    "array_api": "", "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",
     "training": "", "fit": "graphflow.training.fit",
     "check_training": "graphflow.training.one_batch",
@@ -262,6 +263,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "array_api",
     "asin",
     "asinh",
     "assign",

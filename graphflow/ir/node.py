@@ -67,6 +67,11 @@ class Tensor(TensorOperators):
         return self.node.name
 
     @property
+    def device(self) -> str:
+        """The device that the user pinned the node to; "" if the planner chooses."""
+        return str(self.node.device)
+
+    @property
     def real(self) -> Tensor:
         """The real part; the tensor itself if it is real."""
         part: Tensor = FUNCTIONS["real"](self)
@@ -116,6 +121,9 @@ class Tensor(TensorOperators):
 
     def __float__(self) -> float:
         raise self._no_value_error("float value")
+
+    def __complex__(self) -> complex:
+        raise self._no_value_error("complex value")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value_error("array")
