@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from graphflow.base.formatting import show_count
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.base.progress import show_progress, show_stage
 from graphflow.errors import DeviceError, FeedError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of

@@ -28,8 +28,8 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.placers import Placer
 from graphflow.placement.placers.single import OneDevice
+from graphflow.placement.plans.building.plan_builder import FixedAssignment, plan_graph
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
 from graphflow.planning.feedback.node_observations import busiest_seconds
 from graphflow.planning.feedback.trace_feedback import (
     is_known,

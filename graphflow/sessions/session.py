@@ -30,9 +30,9 @@ from graphflow.base.argument_checks import (
 )
 from graphflow.base.environment import check_environment
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import defer_signals, passes_interrupts, passing_interrupts
 from graphflow.base.notebook_html import html_table
-from graphflow.base.user_modules import import_allowed, module_names
+from graphflow.base.process.interrupts import defer_signals, passes_interrupts, passing_interrupts
+from graphflow.base.process.user_modules import import_allowed, module_names
 from graphflow.errors import (
     CheckpointError,
     FetchError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import resend_signal
+from graphflow.base.process.interrupts import resend_signal
 from graphflow.base.progress import show_progress
 from graphflow.errors import MemoryLimitError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of

@@ -27,8 +27,8 @@ from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import base
 from graphflow.placement.placers.single import OneDevice
+from graphflow.placement.plans.building.plan_builder import FixedAssignment
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import FixedAssignment
 from graphflow.placement.plans.plan_records import StepQuartiles
 from graphflow.planning import deployment
 from graphflow.planning.placement_check import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from graphflow import optim
 from graphflow.base.formatting import show_bytes
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     DeviceError,
     GraphflowError,
@@ -40,13 +40,13 @@ from graphflow.parallel.searching.inexact_strategies import (
     inexact_strategies,
 )
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, refuse
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
-from graphflow.placement.plans.plan_builder import outlook
-from graphflow.placement.plans.plan_fetches import known_of, sizes_of
+from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.plan_fetches import known_of, sizes_of
 from graphflow.planning.feedback.trace_feedback import is_known, save_corrections
 from graphflow.planning.trials.profiling_run import SEARCH, profile_first_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
-from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.base.progress import show_progress
 from graphflow.errors import ClusterError, GraphflowError, SessionError, WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.replan_policy import Replanned
 from graphflow.ir.graph import Graph

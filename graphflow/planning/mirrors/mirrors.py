@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import StateLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
 from graphflow.execution.variable_store import VariableStore

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.formatting import show_seconds
-from graphflow.base.interrupts import is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.base.progress import show_stage
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph

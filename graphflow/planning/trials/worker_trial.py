@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.formatting import show_count, show_seconds
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.base.progress import show_stage
 from graphflow.errors import WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
@@ -32,8 +32,8 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
+from graphflow.placement.plans.building.plan_builder import session_kind
 from graphflow.placement.plans.graph_fingerprint import fingerprint
-from graphflow.placement.plans.plan_builder import session_kind
 from graphflow.planning.feedback.node_observations import compute_seconds, observe_steps
 from graphflow.planning.trials.probe_steps import StepProbe, time_calls
 from graphflow.planning.trials.profiling_run import (

@@ -22,8 +22,8 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.calibration.worker_speeds import with_speeds
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import trace_observations
+from graphflow.placement.plans.building.plan_builder import plan_graph
 from graphflow.placement.plans.plan import Plan, devices_of
-from graphflow.placement.plans.plan_builder import plan_graph
 from graphflow.planning import planner
 from graphflow.planning.feedback.node_observations import observe_steps
 from graphflow.planning.feedback.trace_feedback import learn
