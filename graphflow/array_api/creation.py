@@ -20,7 +20,7 @@ from graphflow.ops.pointwise import convert
 from graphflow.ops.tensors import creation as ours
 
 
-def placed(device: Any) -> AbstractContextManager[None]:
+def pin_to(device: Any) -> AbstractContextManager[None]:
     """Return the block that pins nodes to a device; to none if it is None or an empty name."""
     return nullcontext() if device is None or device == "" else device_scope(device)
 
@@ -41,7 +41,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Any = N
         return astype(obj, obj.dtype if dtype is None else dtype, copy=copy, device=device)
     if copy is False:
         raise ArgumentError("asarray: a constant is a copy of its value; leave copy=False out")
-    with placed(device):
+    with pin_to(device):
         return constant(obj, dtype)
 
 
@@ -72,7 +72,7 @@ def arange(
     start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
 ) -> Tensor:
     """Return start, start + step, … before `stop`; `arange(stop)` starts at 0."""
-    with placed(device):
+    with pin_to(device):
         return ours.arange(start, stop, step, dtype=dtype)
 
 
@@ -83,7 +83,7 @@ def linspace(
 ) -> Tensor:  # fmt: skip
     """Return `num` evenly spaced numbers from start to stop, which may be complex."""
     if not isinstance(start, complex) and not isinstance(stop, complex):
-        with placed(device):
+        with pin_to(device):
             return ours.linspace(start, stop, num, dtype=dtype or "float32", endpoint=endpoint)
     points = np.linspace(start, stop, num, endpoint=endpoint)
     return asarray(points, dtype=dtype or "complex64", device=device)
@@ -94,49 +94,49 @@ def eye(
     n_rows: Any, n_cols: Any = None, /, *, k: int = 0, dtype: Any = None, device: Any = None
 ) -> Tensor:
     """Return a matrix with ones on a diagonal, `k` columns above the main one."""
-    with placed(device):
+    with pin_to(device):
         return ours.eye(n_rows, n_cols, k=k, dtype=dtype or "float32")
 
 
 @checks_argument_names(ArgumentError)
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return a tensor filled with one value."""
-    with placed(device):
+    with pin_to(device):
         return ours.full(shape, fill_value, dtype)
 
 
 @checks_argument_names(ArgumentError)
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return a tensor of the shape of x, filled with one value."""
-    with placed(device):
+    with pin_to(device):
         return convert.full_like(x, fill_value, dtype)
 
 
 @checks_argument_names(ArgumentError)
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return a tensor of zeros; default: float32."""
-    with placed(device):
+    with pin_to(device):
         return ours.zeros(shape, dtype or "float32")
 
 
 @checks_argument_names(ArgumentError)
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return a tensor of ones; default: float32."""
-    with placed(device):
+    with pin_to(device):
         return ours.ones(shape, dtype or "float32")
 
 
 @checks_argument_names(ArgumentError)
 def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return zeros of the shape and dtype of x."""
-    with placed(device):
+    with pin_to(device):
         return convert.zeros_like(x, dtype)
 
 
 @checks_argument_names(ArgumentError)
 def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Tensor:
     """Return ones of the shape and dtype of x."""
-    with placed(device):
+    with pin_to(device):
         return convert.ones_like(x, dtype)
 
 
@@ -144,5 +144,5 @@ empty, empty_like = zeros, zeros_like
 
 __all__ = [
     "arange", "asarray", "astype", "empty", "empty_like", "eye", "from_dlpack", "full",
-    "full_like", "linspace", "ones", "ones_like", "placed", "zeros", "zeros_like",
+    "full_like", "linspace", "ones", "ones_like", "pin_to", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -70,8 +70,14 @@ def finfo(type: Any, /) -> FloatInfo:
     if kind(dtype) not in ("float", "complex"):
         raise DTypeError(f"finfo: {dtype} is neither float nor complex; use iinfo for ints")
     found = ml_dtypes.finfo(real_dtype(dtype))  # type: ignore[no-untyped-call]
-    limits = (float(x) for x in (found.eps, found.max, found.min, found.smallest_normal))
-    return FloatInfo(int(found.bits), *limits, real_dtype(dtype))
+    return FloatInfo(
+        bits=int(found.bits),
+        eps=float(found.eps),
+        max=float(found.max),
+        min=float(found.min),
+        smallest_normal=float(found.smallest_normal),
+        dtype=real_dtype(dtype),
+    )
 
 
 @checks_argument_names(ArgumentError)

@@ -1,4 +1,4 @@
-"""What the array API standard lets a library ask of this one."""
+"""Answers to the questions of the array API standard: capabilities, dtypes and devices."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import Tensor
-from graphflow.ops.matrices import linalg_namespace as ours
-from graphflow.ops.matrices.linalg_namespace import (
+from graphflow.ops.matrices.linalg import linalg_namespace as ours
+from graphflow.ops.matrices.linalg.linalg_namespace import (
     cholesky,
     cross,
     det,
