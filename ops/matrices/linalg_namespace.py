@@ -20,7 +20,9 @@ from graphflow.ops.matrices.decompositions import cholesky, qr
 from graphflow.ops.matrices.determinant import det, logdet, slogdet
 from graphflow.ops.matrices.eigen import eig, eigh, eigvals, eigvalsh
 from graphflow.ops.matrices.einsum import einsum, tensordot
+from graphflow.ops.matrices.exponential import matrix_exp
 from graphflow.ops.matrices.least_squares import lstsq, pinv
+from graphflow.ops.matrices.lu import lu
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.matrices.norms import cond, matrix_norm, norm, vector_norm
 from graphflow.ops.matrices.solve import inv, matrix_power, solve, triangular_solve
@@ -192,7 +194,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 __all__ = [
     "cholesky", "cholesky_solve", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh",
     "eigvals", "eigvalsh",
-    "inv", "logdet", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
-    "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",
+    "inv", "logdet", "lstsq", "lu", "matmul", "matrix_exp", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet",
+    "solve", "svd", "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",
 ]  # fmt: skip
