@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.source_location import user_location
 from graphflow.errors import ArgumentError
+from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.dtypes import DTYPES
 from graphflow.ir.numpy_interop import ARRAY_API_NAMES
-from graphflow.ir.registry import FUNCTIONS
 
 _METHODS = (
     "abs argsort clip cumsum diagonal exp expand_dims flip floor gather log logsumexp matmul "
@@ -32,7 +32,7 @@ ATTRIBUTE_HINTS = {
         ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
         "gf.gradients(loss, variables)",
     ),
-    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _DEVICE_HINT),
+    **dict.fromkeys(("cuda", "cpu", "is_cuda"), _DEVICE_HINT),
     **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
     "to": f"for a place {_DEVICE_HINT} (a session also takes GPUs by itself); for another dtype "
     ".astype(dtype)",
