@@ -1,0 +1,1 @@
+"""What starts workers: one engine a file, each a `WorkerLauncher`."""
