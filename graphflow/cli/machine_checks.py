@@ -199,7 +199,7 @@ def _check_workers() -> Iterator[Finding]:
     import numpy as np
 
     from graphflow.frontend.builders import placeholder
-    from graphflow.ir.scopes import device
+    from graphflow.ir.nodes.scopes import device
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.sessions.session import Session
 

@@ -30,9 +30,9 @@ from graphflow.base.argument_checks import (
 )
 from graphflow.base.environment import check_environment
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import defer_signals, passes_interrupts, passing_interrupts
 from graphflow.base.notebook_html import html_table
-from graphflow.base.user_modules import import_allowed, module_names
+from graphflow.base.process.interrupts import defer_signals, passes_interrupts, passing_interrupts
+from graphflow.base.process.user_modules import import_allowed, module_names
 from graphflow.errors import (
     CheckpointError,
     FetchError,
@@ -55,11 +55,11 @@ from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.planning.migration import advance_check, has_drifted, migrate
-from graphflow.planning.mirror_devices import check_replicas
-from graphflow.planning.mirror_report import MirrorReport, report_mirrors
-from graphflow.planning.server_changes import ServerChanges, ServersChanged
-from graphflow.planning.table_balance import balance_tables, find_row_moves
+from graphflow.planning.migration.replanning import advance_check, has_drifted, migrate
+from graphflow.planning.migration.server_changes import ServerChanges, ServersChanged
+from graphflow.planning.migration.table_balance import balance_tables, find_row_moves
+from graphflow.planning.mirrors.mirror_devices import check_replicas
+from graphflow.planning.mirrors.mirror_report import MirrorReport, report_mirrors
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards

@@ -198,5 +198,6 @@ def test_the_glossary_is_short_and_sorted() -> None:
 
 def test_every_design_page_is_listed() -> None:
     folder = ROOT / "docs" / "design"
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
+    listed = re.findall(r"\]\(([\w/-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    pages = {page.relative_to(folder).as_posix() for page in folder.rglob("*.md")}
+    assert sorted(listed) == sorted(pages - {"README.md"})

@@ -23,8 +23,8 @@ from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.transforms.op_testing import draw, infer_specs, to_double
 
 MESHES: list[dict[str, int]] = [{"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}]

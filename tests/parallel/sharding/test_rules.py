@@ -19,9 +19,9 @@ from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.rules import rule_of
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.rules.node_rule import rule_of
 from graphflow.transforms.op_testing import draw
 
 AXIS = "m"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.propagation.propagation import is_slot
 from tests.parallel.models import difference, gpt, undivided
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.base.user_modules import allowed_function
+from graphflow.base.process.user_modules import allowed_function
 from graphflow.cli.main import main
 from graphflow.errors import (
     ArgumentError,
