@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.cli.arguments import existing_file, option_errors
 from graphflow.errors import KeyFileError, LaunchError
 from graphflow.placement.clusters.cluster import Cluster

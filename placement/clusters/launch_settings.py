@@ -1,4 +1,4 @@
-"""How `graphflow up` starts the workers of a cluster file: its [launch] table.
+"""Settings by which `graphflow up` starts the workers of a cluster file: its [launch] table.
 
 [launch]                              # for workers on other hosts, which ssh reaches
 python = "/opt/venv/bin/python"       # there; default: python3
@@ -28,7 +28,7 @@ _OF_THE_FILE = (
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """How to start the workers of a cluster file.
+    """The way to start the workers of a cluster file.
 
     Attributes:
         python: the interpreter on other hosts.

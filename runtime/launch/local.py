@@ -79,7 +79,7 @@ class LocalWorker:
         self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._output = ProcessOutput(
-            self._process, f"worker-{index}-output", self._pass_output, self._pass_error,
+            self._process, f"worker-{index}-output", self._take_output, self._take_error,
             on_end=partial(self._first.put, ""),
         )  # fmt: skip
 
@@ -164,14 +164,14 @@ class LocalWorker:
 
     # Output --------------------------------------------------------------------------------------
 
-    def _pass_output(self, line: str) -> bool:
+    def _take_output(self, line: str) -> bool:
         if not self.address and _READY in line:
             self._first.put(line)
         else:
             _print(line, sys.stdout)
         return False
 
-    def _pass_error(self, line: str) -> bool:
+    def _take_error(self, line: str) -> bool:
         _print(line, sys.stderr)
         return True
 

@@ -16,7 +16,7 @@ _STEADY = 60.0  # seconds after which a running worker counts as healthy again
 
 
 class _Life:
-    """What a supervisor knows of one worker.
+    """The state of one worker, as its supervisor knows it.
 
     Attributes:
         running_since: on the monotonic clock; None for a worker that does not listen.
@@ -43,7 +43,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> list[int]:
-        """How many times each worker was restarted."""
+        """The number of restarts of each worker."""
         return [life.restarts for life in self._lives]
 
     def check(self, now: float) -> bool:

@@ -1,1 +1,1 @@
-"""What starts workers: one engine a file, each a `WorkerLauncher`."""
+"""The engines that start workers: one a file, each a `WorkerLauncher`."""
