@@ -47,7 +47,7 @@ def up(
     Addresses of this machine get processes here; ssh starts the others, without a password.
     Workers that end are started again at the same address. Missing keys are made.
 
-    The table 'launch' of the file says how; see docs/launchers.md.
+    The table 'launch' of the file says how; see docs/deployment/launchers.md.
 
     Example: graphflow up cluster.toml
     """

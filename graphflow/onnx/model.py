@@ -292,7 +292,7 @@ def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) ->
             graphs += [(a.g.node, versions) for a in node.attribute if a.HasField("g")]
     if wrong:
         raise UnsupportedOnnxError(
-            f"{file}: {len(wrong)} nodes have no translation (docs/onnx.md lists what has):\n"
+            f"{file}: {len(wrong)} nodes have no translation; docs/models/onnx.md lists what has:\n"
             + "\n".join(wrong)
         )
 

@@ -200,7 +200,7 @@ class Importer:
                 raise RunOnHost(f"{call.op_type} is computed on the host")
             else:
                 raise call.unsupported_error(
-                    f"there is no translation under opset {call.version}; see docs/onnx.md"
+                    f"there is no translation under opset {call.version}; see docs/models/onnx.md"
                 )
         except RunOnHost as signal:
             return self._run_on_host_now(call, str(signal))

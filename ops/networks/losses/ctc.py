@@ -129,7 +129,8 @@ def _ctc_vjp(
     gs: Sequence[Tensor], ys: Sequence[Tensor], x: Tensor, *lengths: Tensor, blank: int
 ) -> tuple[Tensor | None, ...]:
     g, of_slopes = gs
-    found = ys[1] * expand_dims(g, (1, 2))
+    unread = equal(ys[1], 0)  # frames past the end, and classes that no label names
+    found = where(unread, 0, ys[1] * expand_dims(g, (1, 2)))
     if not is_zeros(of_slopes):
         gradients = FUNCTIONS["gradients"]
         x = reshape_op(x, shape=x.shape)  # not what it was made of, whatever that is

@@ -110,6 +110,7 @@ def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
     assert ended
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_interrupted_step_counts_if_its_updates_happened(
     workers: int, raised: list[BaseException]

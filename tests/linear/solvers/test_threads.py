@@ -49,7 +49,7 @@ class _Monitor(FitMonitor):
         return super().accept(w, b, beta, **known)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_each_loss_is_solved_on_threads_with_the_same_bits_again(loss: Loss) -> None:
     tol = 1e-6 if loss.slope is not None else 1e-4

@@ -142,6 +142,7 @@ def check(op: Op, number: int, seed: int) -> None:
         assert_near(have, want, f"sample {number}, seed {seed}, result {i} on {mesh}: {told}")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_op_and_its_gradients_in_any_layout_give_what_they_give_whole(op: Op) -> None:

@@ -114,7 +114,7 @@ def ran(op: Op) -> Iterator[Ran]:
         )  # fmt: skip
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_an_op_cut_along_any_axis_gives_what_it_gives_whole(op: Op) -> None:
     """To the bit, where no sum is divided, and the op does not add in another order."""

@@ -167,6 +167,7 @@ def test_symmetric_functions_of_equal_eigenvalues_have_second_derivatives(a: Arr
 # Singular values --------------------------------------------------------------------------------
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("shape", [(4, 3), (3, 3), (3, 4)], ids=str)
 @pytest.mark.parametrize(

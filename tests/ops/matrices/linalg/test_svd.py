@@ -129,6 +129,7 @@ COMPOSED: dict[str, Any] = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("shape", [(3, 3), (4, 2), (2, 4)], ids=str)
 @pytest.mark.parametrize("name", COMPOSED)

@@ -220,6 +220,7 @@ def test_recurrent_functions_refuse_what_does_not_fit() -> None:
         nn.rnn(x[0], w, r)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize(

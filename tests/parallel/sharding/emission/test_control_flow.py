@@ -54,6 +54,7 @@ def recurrent(strategy: Any = None, kind: str = "scan") -> Model:
 KINDS = ("scan", "twice", "while", "cond", "call", "checkpoint")
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "strategy",
@@ -83,6 +84,7 @@ def test_each_replica_runs_its_own_loop_on_its_share(kind: str, op: str) -> None
     assert any("@data=0" in s for s in sizes) and not any("+" in s for s in sizes)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["scan", "while"])
 @pytest.mark.parametrize("rule", [{"u": ("model",)}, {"w": (None, "model"), "u": (None, "model")}])
 def test_replicas_keep_their_shares_where_weights_in_a_body_are_cut(kind: str, rule: Any) -> None:
