@@ -158,7 +158,6 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
-    from graphflow import array_api as array_api
     from graphflow import data as data
     from graphflow import launch as launch
     from graphflow import linear as linear
@@ -186,7 +185,7 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan",
     "plan": "graphflow.placement.plans.building.plan_fetches",
     "Session": "graphflow.sessions.session",
-    "array_api": "", "placement": "", "onnx": "", "parallel": "", "linear": "",
+    "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",
     "training": "", "fit": "graphflow.training.fit",
     "check_training": "graphflow.training.one_batch",
@@ -264,7 +263,6 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
-    "array_api",
     "asin",
     "asinh",
     "assign",

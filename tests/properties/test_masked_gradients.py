@@ -28,7 +28,7 @@ Place = tuple[int, ...]
 SUMS_OF_PRODUCTS = (
     "attention", "cholesky", "conv", "gram", "qr", "resize", "roi_", "triangular_solve",
 )  # fmt: skip
-_LONG = ("lstm", "lstm_grad")  # every step's cotangent through every step: 30 s
+_LONG = ("lstm", "lstm_grad", "gru", "gru_grad")  # every step's cotangent through every step: 30 s
 CASES = [
     pytest.param(
         op, sample, id=f"{op.name}-{i}", marks=[pytest.mark.slow] if op.name in _LONG else []
