@@ -151,6 +151,8 @@ from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack
 from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take
 from graphflow.ops.tensors.take_along_axis import gather, take_along_axis
 from graphflow.ops.windows.convolve import convolve
+from graphflow.transforms.associative_scan import associative_scan
+from graphflow.transforms.custom_tangents import custom_jvp
 from graphflow.transforms.forward_mode import jvp
 from graphflow.transforms.jacobians import hessian, jacobian, vjp
 from graphflow.transforms.op_testing import check_op
@@ -266,6 +268,7 @@ __all__ = [
     "asin",
     "asinh",
     "assign",
+    "associative_scan",
     "astype",
     "atan",
     "atan2",
@@ -302,6 +305,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "custom_jvp",
     "custom_vjp",
     "data",
     "debug",

@@ -114,6 +114,8 @@ FUNCTION_HINTS = {
     "xavier_uniform_": "gf.init.glorot", "kaiming_normal_": "gf.init.he",
     **{name: f'the word "{name}"' for name in DTYPES if name not in ("bool", "complex")},
     "ModuleList": "a list", "cast": "gf.astype", "clamp": "gf.clip",
+    "expm": "gf.linalg.matrix_exp", "lu_factor": "gf.linalg.lu(x)",
+    "lu_solve": "gf.linalg.solve(a, b), which factors a once for all columns of b",
     "custom_gradient": "gf.custom_vjp", "cumulative_sum": "gf.cumsum", "empty": "gf.zeros",
     "empty_like": "gf.zeros_like", "flatten": "x.reshape(-1)", "fill": "gf.full",
     "from_dlpack": "gf.constant", "from_numpy": "gf.constant",

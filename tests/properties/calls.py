@@ -71,7 +71,8 @@ BUILDING: dict[str, Any] = {
     "autocast": {"dtype": "bfloat16"}, "bincount": {"x": INTS, "size": 4},
     "broadcast_arrays": [F, S], "broadcast_to": {"x": F, "shape": (2, 3, 4)},
     "call": [gf.exp, F], "checkpoint": {"fn": abs}, "function": {"fn": abs},
-    "custom_vjp": {"fn": abs, "vjp": abs}, "clip": {"x": F, "min": 0.0, "max": 1.0},
+    "custom_jvp": {"fn": abs, "jvp": abs}, "custom_vjp": {"fn": abs, "vjp": abs},
+    "associative_scan": {"f": gf.add, "xs": F}, "clip": {"x": F, "min": 0.0, "max": 1.0},
     "complex": {"re": F, "im": F}, "concat": {"arrays": [F, F]}, "stack": {"arrays": [F, F]},
     "compress": {"condition": gf.placeholder("bool", (3,)), "x": F, "size": 2, "axis": 0},
     "cond": [gf.placeholder("bool"), gf.exp, gf.negative, F], "constant": {"value": 1.0},
@@ -184,8 +185,8 @@ NETWORKS: dict[str, Any] = {
 
 MATHEMATICS: dict[str, Any] = {
     **_same({"x": M}, "cholesky", "cond", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh",
-            "inv", "matrix_norm", "matrix_rank", "matrix_transpose", "norm", "pinv", "qr",
-            "logdet", "slogdet", "svd", "svdvals", "trace", "vector_norm"),
+            "inv", "lu", "matrix_exp", "matrix_norm", "matrix_rank", "matrix_transpose",
+            "norm", "pinv", "qr", "logdet", "slogdet", "svd", "svdvals", "trace", "vector_norm"),
     **_same({"a": M, "b": M}, "lstsq", "matmul", "solve", "triangular_solve"),
     "cholesky_solve": {"b": M, "factor": M},
     **_same({"x": Z}, "fft", "ifft", "fft2", "ifft2", "fftn", "ifftn", "hfft", "irfft", "irfft2",

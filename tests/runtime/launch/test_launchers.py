@@ -20,6 +20,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import ArgumentError, LaunchError
 from graphflow.launch import LaunchedWorker, Processes, Ranks, Slurm, Ssh, WorkerLauncher, start
+from tests.ssh_server import needs_sshd, ssh_server
 
 STEPS, KILLS = 40, {11: 1, 25: 0, 26: 1}
 
@@ -117,41 +118,12 @@ def test_an_engine_without_room_is_an_error_that_says_who_waits_for_what() -> No
 
 # ssh ----------------------------------------------------------------------------------------------
 
-SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-needs_sshd = pytest.mark.skipif(
-    not (os.path.exists(SSHD) and shutil.which("ssh")),
-    reason="needs OpenSSH's client and server (apt install openssh-server)",
-)
-
 
 @pytest.fixture
 def ssh_options(tmp_path: Path) -> Iterator[list[str]]:
-    """An sshd on loopback that lets this user in; the options with which ssh reaches it."""
-    for name in ("host", "user"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
-        )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    config = tmp_path / "sshd_config"
-    config.write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path / 'host'}\nPidFile none\n"
-        f"AuthorizedKeysFile {tmp_path / 'user.pub'}\nStrictModes no\nUsePAM no\n"
-        f"PermitRootLogin yes\nSetEnv PYTHONPATH={Path(gf.__file__).parents[1]}\n"
-    )
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=subprocess.DEVNULL) as server:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.02)
-        yield [
-            "-p", str(port), "-i", str(tmp_path / "user"), "-o", "StrictHostKeyChecking=no",
-            "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-F", "none",
-        ]  # fmt: skip
-        server.terminate()
+    """The options with which ssh reaches an sshd on loopback."""
+    with ssh_server(tmp_path) as options:
+        yield options
 
 
 @needs_sshd
@@ -245,7 +217,7 @@ def test_slurm_without_a_job_a_tool_or_enough_tasks_is_an_error_and_never_this_h
 PROGRAM = """
 import os, signal, sys
 import numpy as np, graphflow as gf
-from graphflow.runtime.launch import ranks
+from graphflow.runtime.launch.engines import ranks
 ranks.EVERYWHERE = "127.0.0.1"
 x = gf.placeholder("float32", (None, 4), name="x")
 w = gf.variable(np.ones((4, 4), "float32"), name="w")
