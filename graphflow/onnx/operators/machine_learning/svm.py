@@ -16,7 +16,6 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from graphflow.errors import OnnxError
-from graphflow.frontend import control_flow as control
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.onnx.loading.host import host_nodes as host
 from graphflow.onnx.loading.reading.domains import ML
@@ -29,9 +28,8 @@ from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.pointwise import activations, arithmetic, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema, reduce
-from graphflow.ops.tensors.creation import full
-from graphflow.ops.tensors.repetition import broadcast_to
-from graphflow.ops.tensors.shape import expand_dims, reshape, swapaxes
+from graphflow.ops.reductions.pair_coupling import couple_pairs
+from graphflow.ops.tensors.shape import expand_dims
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.take import take
 
@@ -166,48 +164,11 @@ def _votes(scores: Tensor, classes: int) -> Tensor:
 
 
 def _probabilities(call: NodeCall, scores: Tensor, classes: int) -> Tensor:
-    """Compute probabilities of classes (rows, classes) from those of pairs.
-
-    Source: Wu, Lin & Weng, JMLR 5, 2004, second method; Gauss-Seidel steps as in libsvm.
-    """
+    """Compute probabilities of classes (rows, classes) from the scores of pairs."""
     a, b = _floats(call, "prob_a"), _floats(call, "prob_b")
     chance = select.clip(activations.sigmoid(-(scores * a + b)), 1e-7, 1 - 1e-7)
-    pairs = list(combinations(range(classes), 2))
-    places = np.full((classes, classes), 2 * len(pairs))
-    for at, (i, j) in enumerate(pairs):
-        places[i, j], places[j, i] = at, len(pairs) + at
-    # Rows of the data lie last from here on, since there are more of them than classes.
-    chance = swapaxes(chance, 0, 1)
-    every = concat([chance, 1 - chance, chance[:1] * 0], 0)
-    won = reshape(take(every, as_tensor(places.reshape(-1)), 0), (classes, classes, -1))
-    own = reduce.sum(won * won, axis=0, keepdims=True) * np.eye(classes)[:, :, None]
-    q = own - won * swapaxes(won, 0, 1)  # won[i, j]: the probability of i among i and j
-
-    def residual(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Q·p, p·Q·p, and True for rows that have not converged."""
-        qp = reduce.sum(q * p, axis=1)  # q is symmetric
-        pqp = reduce.sum(p * qp, axis=0, keepdims=True)
-        error = extrema.max(arithmetic.abs(qp - pqp), axis=0, keepdims=True)
-        return qp, pqp, comparison.greater_equal(error, 0.005 / classes)
-
-    def step(p: Tensor) -> Tensor:
-        qp, pqp, moves = residual(p)
-        new = p
-        for t in range(classes):
-            own, part = q[t, t : t + 1], qp[t : t + 1]
-            change = (pqp - part) / own
-            grown = change + 1
-            one = np.eye(classes)[t][:, None]
-            pqp = (pqp + change * (change * own + part * 2)) / (grown * grown)
-            new = (new + change * one) / grown
-            qp = (qp + change * q[t]) / grown
-        return select.where(moves, new, p)
-
-    start = broadcast_to(full((classes, 1), 1 / classes, "float64"), (classes, scores.shape[0]))
-    settled: Tensor = control.while_loop(
-        lambda p: reduce.any(residual(p)[2]), step, start, max_iterations=max(100, classes)
-    )
-    return swapaxes(settled, 0, 1)
+    result: Tensor = couple_pairs(chance, count=classes)
+    return result
 
 
 # Labels that are strings ------------------------------------------------------------------------
