@@ -15,6 +15,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import (
     Cost,
     Op,
+    WeightLayout,
     register,
     sample,
 )
@@ -24,6 +25,7 @@ from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.conv import kernel_table
 from graphflow.ops.kernels.conv.kernel_table import ConvShape
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import (
     Ints,
@@ -144,14 +146,29 @@ def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
 # Kernels ----------------------------------------------------------------------------------------
 
 
-def _conv_into(xp: Any, out: Any, x: Any, w: Any, **attrs: Any) -> None:
+def _conv_into(
+    xp: Any, out: Any, x: Any, w: Any, kept: KeptLayouts | None = None, **attrs: Any
+) -> None:
     if not out.size or not w.size:
         out[...] = 0
         return
     shape = _shape(xp, x, w, out, **attrs)
     windows, taps = drop_unseen_taps(shape.windows, shape.space)
     shape, w = shape._replace(windows=windows), w[(..., *taps)]
-    kernel_table.choose(shape, "y").forward(shape, out, x, w)
+    given = () if kept is None else (kept,)
+    kernel_table.choose(shape, "y").forward(shape, out, x, w, *given)
+
+
+def _conv_layout(x: TensorSpec, w: TensorSpec, **attrs: Any) -> int:
+    """Return the bytes of the weights as the kernel on a CPU lays them out; 0 if it does not."""
+    y = _infer_conv(x, w, **attrs)
+    shape = _shape(np, x, w, y, **attrs)
+    if (
+        0 in (*y.shape, *w.shape)
+        or drop_unseen_taps(shape.windows, shape.space)[0] != shape.windows
+    ):
+        return 0
+    return kernel_table.choose(shape, "y").layout_bytes(shape, "y")
 
 
 def _native_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> KernelTask | None:
@@ -165,12 +182,31 @@ def _native_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> KernelTask | Non
     return kernel_table.choose(shape, "y").task(shape)
 
 
-def _transpose_into(xp: Any, out: Any, g: Any, w: Any, sizes: Ints, **attrs: Any) -> None:
+def _transpose_into(
+    xp: Any,
+    out: Any,
+    g: Any,
+    w: Any,
+    sizes: Ints,
+    kept: KeptLayouts | None = None,
+    **attrs: Any,
+) -> None:
     if not out.size or not g.size or not w.size:
         out[...] = 0
         return
     shape = _shape(xp, out, w, g, **attrs)
-    kernel_table.choose(shape, "x").back_to_input(shape, out, g, w)
+    given = () if kept is None else (kept,)
+    kernel_table.choose(shape, "x").back_to_input(shape, out, g, w, *given)
+
+
+def _transpose_layout(g: TensorSpec, w: TensorSpec, **attrs: Any) -> int:
+    """Return the bytes of the weights as the kernel on a CPU lays them out; 0 if it does not."""
+    x = _infer_transpose(g, w, **attrs)
+    if 0 in (*x.shape, *g.shape, *w.shape):
+        return 0
+    del attrs["sizes"]
+    shape = _shape(np, x, w, g, **attrs)
+    return kernel_table.choose(shape, "x").layout_bytes(shape, "x")
 
 
 def _weight_into(xp: Any, out: Any, x: Any, g: Any, kernel: Ints, **attrs: Any) -> None:
@@ -246,6 +282,7 @@ conv_op: Op = register(
         kernel=_conv_kernel,
         into=_conv_into,
         native=_native_conv,
+        layout=WeightLayout(1, _conv_layout),
         vjp=lambda g, y, x, w, **attrs: (
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
@@ -271,6 +308,7 @@ conv_transpose_op: Op = register(
         infer=_infer_transpose,
         kernel=_transpose_kernel,
         into=_transpose_into,
+        layout=WeightLayout(1, _transpose_layout),
         vjp=lambda h, y, g, w, sizes, **attrs: (
             conv_op(h, w, **attrs),
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),

@@ -25,6 +25,7 @@ from graphflow.init import Initializer
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
+from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
@@ -111,6 +112,7 @@ class SessionState:
         self._outbox = outbox
         self._programs: dict[str, _LoadedProgram] = {}
         self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
+        self._layouts = {device: DeviceLayouts() for device in backends}
         self._private = PrivatePages()
         self._undecided: dict[int, list[Program]] = {}  # by undecided step
         self._failed_steps = 0  # when exchanges last agreed anew
@@ -136,6 +138,7 @@ class SessionState:
     def open_gpu(self, device: str) -> int:
         free = self._backends.open_gpu(device)
         self._variables[device] = {}
+        self._layouts[device] = DeviceLayouts()
         self._start_threads()
         return free
 
@@ -318,7 +321,7 @@ class SessionState:
             channel = CrossDeviceEdges.for_program(partition, bindings, self, backend, part)
             program = Program(
                 partition, bindings, self._variables[device], backend, channel,
-                self._arenas[device],
+                self._arenas[device], self._layouts[device],
             )  # fmt: skip
         kept[key] = program
         if device in loaded.agreeing_devices:
@@ -439,6 +442,7 @@ class SessionState:
         for program in programs:
             if program.commits:
                 program.commit(self._commit_spans if self._is_traced else None)
+                self._layouts[program.partition.device].clear(program.assigned)
         self.mail.finish(step)
 
     def has_changes(self) -> bool:
@@ -457,7 +461,10 @@ class SessionState:
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
                 used[device].update(p.arena for p in list(compiled.values()) if p.arena is not None)
-        arenas = {device: sum(arena.used_bytes for arena in mine) for device, mine in used.items()}
+        arenas = {
+            device: sum(arena.used_bytes for arena in mine) + self._layouts[device].nbytes
+            for device, mine in used.items()
+        }
         variables = {
             device: sum(value.nbytes for value in list(mine.values()))
             for device, mine in self._variables.items()
@@ -482,6 +489,7 @@ class SessionState:
     def write(self, variable: str, value: Array) -> None:
         device, current = self._find(variable)
         _check_signature(variable, current, value.shape, value.dtype)
+        self._layouts[device].clear([variable])
         self._backends[device].write(current, value)
 
     def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
@@ -494,6 +502,8 @@ class SessionState:
         for mine in self._variables.values():
             for name in variables:
                 mine.pop(name, None)
+        for layouts in self._layouts.values():
+            layouts.drop()
 
     def adopt(self, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
         """Give variables other names. Names that were moved before stay, so it can be repeated.
@@ -505,11 +515,13 @@ class SessionState:
                 device, value = self._find(old)
                 del self._variables[device][old]
                 self._variables[device][name] = value
+                self._layouts[device].clear([old, name])
             else:
                 self._find(name)
         for name, source in copied.items():
             device, value = self._find(source)
             copy = self._backends[device].to_host(value)
+            self._layouts[device].clear([name])
             self._variables[device][name] = self._allocate(self._backends[device], copy)
 
     def _find(self, variable: str) -> tuple[str, Any]:

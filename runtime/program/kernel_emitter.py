@@ -28,6 +28,7 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 )
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts, KeptLayouts
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import (
@@ -50,6 +51,7 @@ class KernelEmitter:
         scope: global names of the generated functions; kernels are added to it.
         compute, commit: the sections.
         rows_in_use: the tensors of which only some rows are computed.
+        layouts: the layouts of variables that kernels keep.
 
     Attributes:
         plain_kernel_nodes: nodes that are computed by their op's own kernel.
@@ -65,7 +67,9 @@ class KernelEmitter:
         compute: ProgramSection,
         commit: ProgramSection,
         rows_in_use: RowsInUse,
+        layouts: DeviceLayouts,
     ) -> None:
+        self._layouts = layouts
         self.plain_kernel_nodes: list[Node] = []
         self._layout = layout
         self._bindings = bindings
@@ -214,7 +218,7 @@ class KernelEmitter:
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
             self._scope[f"k{number}"] = out_kernel(
-                node.op, self._backend.xp, specs, attrs, self._plain
+                node.op, self._backend.xp, specs, attrs, self._plain, self._kept_layouts(node)
             )
             self.plain_kernel_nodes.append(node)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
@@ -224,6 +228,16 @@ class KernelEmitter:
             self._commit.add_line(node, line)
         else:
             self._compute.add_line(node, line)
+
+    def _kept_layouts(self, node: Node) -> KeptLayouts | None:
+        """Return the place where a node's kernel keeps the layout of its weights; None if it keeps
+        none."""
+        if node not in self._layout.kept_weights:
+            return None
+        weights, _ = self._layout.kept_weights[node]
+        if weights.node.op.name == "variable":
+            return self._layouts.of(weights.node.name)
+        return KeptLayouts()  # of a constant
 
     def _region_rows(self, fused: FusedRegion) -> tuple[Tensor, int] | None:
         """Return the number of rows in use of a region's results, and the units of its kernel for
