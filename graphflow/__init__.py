@@ -96,6 +96,7 @@ from graphflow.ops.pointwise.comparison import (
 )
 from graphflow.ops.pointwise.complex import angle, complex, conj, imag, real
 from graphflow.ops.pointwise.convert import astype, full_like, ones_like, stop_gradient, zeros_like
+from graphflow.ops.pointwise.incomplete_gamma import gammainc, gammaincc
 from graphflow.ops.pointwise.neighbours import nextafter
 from graphflow.ops.pointwise.select import clip, masked_fill, maximum, minimum, where
 from graphflow.ops.pointwise.special import digamma, erfc, erfinv, lgamma, polygamma
@@ -335,6 +336,8 @@ __all__ = [
     "full",
     "full_like",
     "function",
+    "gammainc",
+    "gammaincc",
     "gather",
     "gather_nd",
     "gradients",

@@ -281,6 +281,7 @@ conv_op: Op = register(
         infer=_infer_conv,
         kernel=_conv_kernel,
         into=_conv_into,
+        records=True,
         native=_native_conv,
         layout=WeightLayout(1, _conv_layout),
         vjp=lambda g, y, x, w, **attrs: (
@@ -308,6 +309,7 @@ conv_transpose_op: Op = register(
         infer=_infer_transpose,
         kernel=_transpose_kernel,
         into=_transpose_into,
+        records=True,
         layout=WeightLayout(1, _transpose_layout),
         vjp=lambda h, y, g, w, sizes, **attrs: (
             conv_op(h, w, **attrs),
@@ -332,6 +334,7 @@ conv_weight_op: Op = register(
         infer=_infer_weight,
         kernel=_weight_kernel,
         into=_weight_into,
+        records=True,
         vjp=lambda h, y, x, g, kernel, **attrs: (
             conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
             conv_op(x, h, **attrs),

@@ -90,7 +90,6 @@ class CpuCode:
         outside: Sequence[Any] = (),
         layouts: DeviceLayouts | None = None,
     ) -> None:
-        layouts = layouts or DeviceLayouts()
         self.partition = partition
         self.device = DeviceName.parse(partition.device)
         self.is_body = loops is not None
@@ -131,7 +130,8 @@ class CpuCode:
         self._kernels = KernelEmitter(
             layout, bindings, backend, self._operands, self.scope, self.compute, self.commit,
             {} if partition.checks else find_rows_in_use(self.graph, layout.specs),
-            layouts,
+            layouts or DeviceLayouts(),
+            records=not self.is_body,
         )  # fmt: skip
         every = partition.checks == EVERY
         watch = (

@@ -185,10 +185,12 @@ class Op:
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
-        native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
-            `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
+        records: where `into` has generated kernels, it consists of native calls, which a program
+            records once and repeats (ops/kernels/jit/kernel_recording.py).
         layout: the input of which a CPU's kernel makes a layout, and its bytes. `into` then takes
             `kept=`, a place where the layout stays (`KeptLayouts`).
+        native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
+            `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
         vjp: (g, y, *inputs, **attrs) -> one cotangent (or None) for each input; builds nodes.
         joint: for collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
@@ -235,6 +237,7 @@ class Op:
     rows: Callable[..., Rows] | None = None
     refuse: Callable[..., None] | None = None
     native: Callable[..., Any] | None = None
+    records: bool = False
     layout: WeightLayout | None = None
     ufunc: str | None = None
     vjp: Callable[..., Sequence[Any]] | None = None
