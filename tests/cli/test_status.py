@@ -96,6 +96,28 @@ def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
     assert session._life.hosts.session not in out + table
 
 
+def test_bytes_of_collectives_are_those_of_a_link(
+    capsys: pytest.CaptureFixture[str], cluster: Path
+) -> None:
+    def sent() -> list[int]:
+        _, out, _ = status(capsys, str(cluster), "--json")
+        told = json.loads(out)["workers"]
+        return [link["sent"] for each in told for link in each["links"]]
+
+    xs = []
+    for index in range(2):
+        with gf.device(f"/worker:{index}"):
+            xs.append(gf.placeholder("float32", (1000,), name=f"x{index}"))
+    total = gf.parallel.all_reduce(xs, "sum")
+    with gf.Session(cluster, trial=False) as session:
+        feeds = {x: np.ones(1000, np.float32) for x in xs}
+        session.run(total, feeds)
+        before = sent()
+        for _ in range(10):
+            session.run(total, feeds)
+        assert [b - a for a, b in zip(before, sent(), strict=True)] == [10 * 4000] * 2
+
+
 def test_what_is_only_tried_out_is_not_counted(
     capsys: pytest.CaptureFixture[str], cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
