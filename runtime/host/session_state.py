@@ -38,7 +38,7 @@ from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Part
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
-from graphflow.runtime.wire.messages import EDGE_BITS, Computed, HostUsage, TensorParcel, step_of
+from graphflow.runtime.wire.step_values import EDGE_BITS, Computed, HostUsage, TensorParcel, step_of
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from graphflow.errors import GraphflowError, StepTimeout
 from graphflow.runtime.transport.shared_memory_arrays import PATIENCE, is_whole
-from graphflow.runtime.wire.messages import Key, step_of
+from graphflow.runtime.wire.step_values import Key, step_of
 
 _WAIT_SLICE = 0.002
 """Seconds between two looks of a waiting thread at whether any thread receives."""

@@ -179,7 +179,8 @@ class Op:
         joint: for collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
             each input of all ranks; None if each rank's own vjp applies.
         jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where this is
-            cheaper than the rule derived from vjp; None stands for a zero tangent.
+            cheaper than the rule derived from vjp; None stands for a zero tangent. For nodes that
+            it has no rule for it returns NotImplemented.
         batch: (op, inputs, batched, **attrs) -> the outputs, each with a new first axis.
             `batched` marks the inputs that have this axis, at least one. See ops/batching.py.
             Elementwise ops need no rule.

@@ -32,7 +32,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     shared_bytes,
 )
 from graphflow.runtime.transport import nontemporal_copy as bypass
-from graphflow.runtime.wire.messages import TensorParcel
+from graphflow.runtime.wire.step_values import TensorParcel
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64", "bool",
           "complex64", "complex128")  # fmt: skip
