@@ -46,7 +46,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited
-from graphflow.runtime.wire.messages import EXCHANGE_PREFIX
+from graphflow.runtime.wire.step_values import EXCHANGE_PREFIX
 
 EdgeEnd = TypeVar("EdgeEnd", ShmEdgeReceiver, ShmEdgeSender)
 
