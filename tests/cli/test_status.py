@@ -203,13 +203,18 @@ def test_who_does_not_answer_is_named_within_the_timeout_and_the_others_are_show
         (["tcp://127.0.0.1:1", "--watch", "--json"], "one of them"),
         (["tcp://127.0.0.1:1", "--timeout", "0"], "--timeout"),
         (["tcp://127.0.0.1:1", "--worker-key", "a", "--worker-key", "b"], "one for each"),
-        ([], "Missing argument"),
+        ([], "graphflow up"),
     ],
     ids=str,
 )
 def test_a_wrong_argument_gets_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # where no cluster is up
     code, out, err = status(capsys, *arguments)
     assert code == 2 and says in err and not out
     assert err.count("\n") == 1 and "Traceback" not in err

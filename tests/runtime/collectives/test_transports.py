@@ -141,7 +141,7 @@ class Box:
         with self.changed:
             assert parcel.edge not in self.arrays
             self.arrays[parcel.edge] = parcel.array
-            source, target = str(parcel.edge).split("/")[-3:-1]
+            source, target = str(parcel.edge).removeprefix("collective/p/0/").split("/")[:2]
             self.sent[int(source), int(target)] += parcel.array.nbytes
             self.changed.notify_all()
 
