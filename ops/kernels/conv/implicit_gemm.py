@@ -143,7 +143,8 @@ class _BlockedWeights:
         return self._place_in(self._memory, column, row)
 
     def _place_in(self, memory: Any, column: int, row: int) -> int:
-        return operand_place(memory) + (column * self.rows + row) * self.apart
+        place: int = operand_place(memory) + (column * self.rows + row) * self.apart
+        return place
 
     def _write(self, memory: Any) -> None:
         def part(i: int) -> None:
