@@ -5,7 +5,7 @@ trains a new head on a few images. A third one learns from the same images alone
 the accuracy of both on held-out digits, and draws fine_tuning.svg.
 
     pip install '.[demo]'
-    python examples/fine_tuning.py [--images 40] [--epochs 20] [--out DIR]
+    python examples/fine_tuning.py [--images 20] [--epochs 10] [--out DIR]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from digits_towers import split_digits
 import graphflow as gf
 from graphflow import nn
 
-BATCH = 20
+BATCH = 10
 Data = gf.data.Dataset
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     with gf.Session() as session:
         first, low = Network(seed=1), range(5)
         data, test = select(images, labels, low), select(test_images, test_labels, low)
-        history = train(first, session, data, test, epochs=4)
+        history = train(first, session, data, test, epochs=8)
         print(first.summary((None, 1, 8, 8), batch=BATCH))
         print(f"digits 0 to 4: accuracy {history.values('accuracy')[-1]:.1%}")
         first.save(session, path, names="torch")
@@ -108,7 +108,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("images", 40), ("epochs", 20)):
+    for name, default in (("images", 20), ("epochs", 10)):
         parser.add_argument(f"--{name}", type=positive_int, default=default, help=f"{default}")
     parser.add_argument("--out", type=Path, default=Path("tuned"), help="folder for the results")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Look into a cluster while it works: status, traces, metrics and logs of two workers.
 
 The script starts two workers, trains a model whose halves are pinned to them, and shows what each
-tool reports. The same commands work on your own cluster; see docs/observability.md.
+tool reports. The same commands work on your own cluster; see docs/operations/observability.md.
 
     pip install '.[metrics]'
     python examples/inspect_cluster.py [--steps 300] [--width 256] [--metrics 127.0.0.1:9109]

@@ -32,7 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--billions", type=float, help="approximate number of weights; default: 18")
     parser.add_argument("--devices", type=positive_int, help="GPUs; default: 64")
-    parser.add_argument("--hardware", default="a100+half", help="a product, see docs/clusters.md")
+    parser.add_argument(
+        "--hardware", default="a100+half", help="a product, see docs/deployment/clusters.md"
+    )
     parser.add_argument("--batch", type=positive_int, default=1024, help="samples in a step")
     given = parser.parse_args()
     questions = [(1, 8), (18, 64), (101, 1024)]

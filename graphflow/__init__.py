@@ -26,11 +26,11 @@ from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops import nn
 from graphflow.ops.host_calls import debug
 from graphflow.ops.host_calls.host_call import host_call
-from graphflow.ops.matrices import linalg_namespace as linalg
-from graphflow.ops.matrices import sparse
 from graphflow.ops.matrices.einsum import einsum, tensordot
-from graphflow.ops.matrices.linalg_namespace import diag, diag_embed
+from graphflow.ops.matrices.linalg import linalg_namespace as linalg
+from graphflow.ops.matrices.linalg.linalg_namespace import diag, diag_embed
 from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.matrices.sparse import sparse
 from graphflow.ops.matrices.triangles import diagonal, trace, tril, triu
 from graphflow.ops.matrices.vector_products import outer, vecdot
 from graphflow.ops.ordering.histograms import histogram, interp
@@ -168,8 +168,8 @@ if TYPE_CHECKING:
     from graphflow import training as training
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.placement.clusters.devices import Device, Link, Worker
+    from graphflow.placement.plans.building.plan_fetches import plan
     from graphflow.placement.plans.plan import Plan
-    from graphflow.placement.plans.plan_fetches import plan
     from graphflow.sessions.session import Session
     from graphflow.training.fit import fit
     from graphflow.training.one_batch import check_training
@@ -182,7 +182,8 @@ _CLUSTERS = "graphflow.placement.clusters.cluster"
 _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
-    "Plan": "graphflow.placement.plans.plan", "plan": "graphflow.placement.plans.plan_fetches",
+    "Plan": "graphflow.placement.plans.plan",
+    "plan": "graphflow.placement.plans.building.plan_fetches",
     "Session": "graphflow.sessions.session",
     "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",

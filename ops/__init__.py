@@ -28,22 +28,18 @@ from graphflow.ops.images import (
     roi,
     sparse_sampling,
 )
-from graphflow.ops.matrices import (
+from graphflow.ops.matrices import einsum, gram, matmul, triangles, vector_products
+from graphflow.ops.matrices.linalg import (
     decompositions,
     determinant,
     eigen,
-    einsum,
-    gram,
     least_squares,
     linalg_namespace,
-    matmul,
     norms,
     solve,
-    sparse,
     svd,
-    triangles,
-    vector_products,
 )
+from graphflow.ops.matrices.sparse import sparse
 from graphflow.ops.networks import batch_norm, norm
 from graphflow.ops.ordering import quantiles, search, sort
 from graphflow.ops.pointwise import (

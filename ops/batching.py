@@ -1,4 +1,4 @@
-"""Public path of the batching rules, for ops that users declare (see docs/extending.md)."""
+"""Public path of the batching rules, for ops that users declare (see docs/models/extending.md)."""
 
 from graphflow.ops.base.batching_rules import *  # noqa: F403
 from graphflow.ops.base.batching_rules import (

@@ -27,9 +27,6 @@ from graphflow.ops.images.pixel_ops import (
 from graphflow.ops.images.resize import interpolate, resize
 from graphflow.ops.images.roi import roi_align
 from graphflow.ops.networks.batch_norm import batch_norm
-from graphflow.ops.networks.class_losses import cross_entropy, nll_loss
-from graphflow.ops.networks.ctc import ctc_loss
-from graphflow.ops.networks.distances import cdist, normalize
 from graphflow.ops.networks.dropout import dropout
 from graphflow.ops.networks.gumbel import gumbel_softmax
 from graphflow.ops.networks.layers.basic_layers import (
@@ -102,13 +99,16 @@ from graphflow.ops.networks.layers.layers_transformer import (
     TransformerEncoderLayer,
 )
 from graphflow.ops.networks.layers.reparametrized_layers import spectral_norm, weight_norm
-from graphflow.ops.networks.likelihood_losses import (
+from graphflow.ops.networks.losses.class_losses import cross_entropy, nll_loss
+from graphflow.ops.networks.losses.ctc import ctc_loss
+from graphflow.ops.networks.losses.distances import cdist, normalize
+from graphflow.ops.networks.losses.likelihood_losses import (
     cosine_embedding_loss,
     focal_loss,
     gaussian_nll_loss,
     poisson_nll_loss,
 )
-from graphflow.ops.networks.losses import (
+from graphflow.ops.networks.losses.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cosine_similarity,
@@ -134,7 +134,7 @@ from graphflow.ops.networks.piecewise_activations import (
     soft_shrink,
     thresholded_relu,
 )
-from graphflow.ops.networks.recurrent import gru, lstm, rnn
+from graphflow.ops.networks.recurrence.recurrent import gru, lstm, rnn
 from graphflow.ops.networks.rotary import rotary, rotate
 from graphflow.ops.networks.training_mode import training
 from graphflow.ops.pointwise.activations import (

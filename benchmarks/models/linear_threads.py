@@ -32,7 +32,7 @@ from graphflow.linear.fit_history import FitHistory, FitMonitor
 from graphflow.linear.loops import row_passes
 from graphflow.linear.problem import LinearProblem, certify
 from graphflow.linear.solve import solve
-from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
+from graphflow.linear.solvers.dual_ascent.threaded_ascent import ascend_on_threads
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 from graphflow.ops.kernels.jit.thread_pool import Pool
 

@@ -69,7 +69,7 @@ def run(case: Case, capacity: float, choice: str) -> list[dict[str, Any] | None]
     """What it took to each gap; None where the rounds did not suffice."""
     from graphflow.linear.fit_history import FitHistory
     from graphflow.linear.solve import solve
-    from graphflow.linear.solvers.duhl import Duhl
+    from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
 
     history = FitHistory()
     solve(

@@ -3,8 +3,8 @@ updates its weights, the worker receives them. Against torch's RPC, and Ray's ac
 
     python benchmarks/processes/turns.py [--rounds 7] [--output results/turns.json]
 
-The two are processes. Ours run many turns in one step (docs/design/concurrent-loops.md), and the
-loops have the form of those of `gf.parallel.ParameterServer`: a worker pulls, computes, and pushes.
+The two are processes. Ours run many turns in one step (docs/design/sessions/concurrent-loops.md).
+Their loops are like those of `gf.parallel.ParameterServer`: a worker pulls, computes, and pushes.
 A worker of torch makes one remote call a turn, which carries the gradient and returns the weights.
 Ray's client drives both actors, as in the asynchronous parameter server of its guide.
 """

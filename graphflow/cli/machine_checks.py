@@ -199,7 +199,7 @@ def _check_workers() -> Iterator[Finding]:
     import numpy as np
 
     from graphflow.frontend.builders import placeholder
-    from graphflow.ir.scopes import device
+    from graphflow.ir.nodes.scopes import device
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.sessions.session import Session
 
@@ -230,7 +230,7 @@ def _check_keys() -> Iterator[Finding]:
         for key in own:
             ring.own_pair(key.name, key.role)
     except GraphflowError as error:
-        yield Finding("keys", FAILURE, str(error), "see docs/security.md")
+        yield Finding("keys", FAILURE, str(error), "see docs/deployment/security.md")
         return
     if not own and not trusted:
         text = f"none in {ring.folder}; needed beyond this machine only"

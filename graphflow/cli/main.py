@@ -21,7 +21,7 @@ import typer
 
 from graphflow._version import __version__
 from graphflow.base.environment import check_environment, choice_setting
-from graphflow.base.user_modules import module_names, require_modules
+from graphflow.base.process.user_modules import module_names, require_modules
 from graphflow.cli.arguments import (
     cluster_of,
     existing_file,
@@ -72,8 +72,8 @@ from graphflow.cli.status import status
 from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.execution.cluster_connection import default_cluster
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.plans.building.plan_fetches import plan
 from graphflow.placement.plans.plan import SUFFIXES, Plan
-from graphflow.placement.plans.plan_fetches import plan
 
 app = typer.Typer(
     name="graphflow",

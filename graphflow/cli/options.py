@@ -24,7 +24,10 @@ Threads = Annotated[
 ClusterFile = Annotated[
     Path | None,
     typer.Option(
-        "--cluster", "-c", metavar="FILE", help="Cluster file (TOML); see docs/clusters.md."
+        "--cluster",
+        "-c",
+        metavar="FILE",
+        help="Cluster file (TOML); see docs/deployment/clusters.md.",
     ),
 ]
 Workers = Annotated[
@@ -161,7 +164,7 @@ PlanFile = Annotated[
 ]
 PlacerName = Annotated[
     str,
-    typer.Option(metavar="NAME", help="greedy, heft, auto, exact …; see docs/placers.md for all."),
+    typer.Option(metavar="NAME", help="greedy, heft, auto, exact …: see docs/planning/placers.md."),
 ]
 Hardware = Annotated[
     str | None,

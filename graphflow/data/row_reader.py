@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.base.array_conversion import cast_in_range
-from graphflow.base.data_folders import check_data_file
+from graphflow.base.process.data_folders import check_data_file
 from graphflow.data.dataset import Dataset, Position
 from graphflow.data.source_files import SourceFiles, open_source
 from graphflow.data.sources.image_folder import ImageFolder

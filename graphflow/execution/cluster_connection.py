@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from graphflow.base.environment import DEVICES, setting
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
 from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.automatic_cluster import without_gpus

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import defer_signals, is_interrupt
+from graphflow.base.process.interrupts import defer_signals, is_interrupt
 from graphflow.errors import LinkLost, NonFiniteError, WorkerLost
 from graphflow.execution.cached_step import CachedStep
 from graphflow.execution.compiled_fetches import CompiledFetches

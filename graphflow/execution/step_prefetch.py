@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import is_interrupt, passing_interrupts
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.execution.step_executor import StepExecutor

@@ -471,8 +471,12 @@ class VariableStore:
         return [self._value_by_pieces(node) for node in nodes]
 
     def _value_by_pieces(self, node: Node) -> StoredValue:
-        """Return a value, which stays on the workers if it is large and partitioned."""
+        """Return a value; a large partitioned one stays on the workers, one that waits in files
+        stays there."""
         pieces = self.shards.get(node)
+        waiting = None if node in self._at_home else self._pending.get(self.names.get(node, ""))
+        if isinstance(waiting, PiecedArray) and waiting.nbytes >= PIECED_BYTES:
+            return fit_rows(node, waiting)
         if pieces is None or pieces.independent or nbytes(node.specs[0]) < PIECED_BYTES:
             return self._value(node)
         shape, dtype = _signature(node)[1], node.specs[0].dtype

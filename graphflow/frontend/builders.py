@@ -11,8 +11,8 @@ from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_rang
 from graphflow.errors import ArgumentError, DTypeError, VariableError
 from graphflow.frontend.feeds import cast
 from graphflow.init import Initializer
+from graphflow.ir.nodes.scopes import current_prefix
 from graphflow.ir.op import DEFAULT_DTYPES, REGISTRY, Tensor, as_tensor, error_location
-from graphflow.ir.scopes import current_prefix
 from graphflow.ir.spec import as_dtype, normalize_shape
 
 RESERVED = "__metadata__"

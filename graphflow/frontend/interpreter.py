@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.frontend.pytree import bind
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import Node, Tensor

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from graphflow.base.argument_checks import did_you_mean
 from graphflow.base.source_location import user_location
 from graphflow.errors import ArgumentError
+from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.dtypes import DTYPES
 from graphflow.ir.numpy_interop import ARRAY_API_NAMES
-from graphflow.ir.registry import FUNCTIONS
 
 _METHODS = (
     "abs argsort clip cumsum diagonal exp expand_dims flip floor gather log logsumexp matmul "

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from graphflow.base.argument_checks import validate_arguments
 from graphflow.base.source_location import Location, error_location, user_location, with_location
-from graphflow.ir.node import Node, Tensor, next_serial
-from graphflow.ir.node_building import make_node
-from graphflow.ir.op_declaration import (
+from graphflow.ir.declarations.op_declaration import (
     Cost,
     Op,
     Rows,
@@ -19,8 +17,10 @@ from graphflow.ir.op_declaration import (
     sample,
     set_elementwise_runner,
 )
-from graphflow.ir.registry import FUNCTIONS, REGISTRY, function, owner_module, register
-from graphflow.ir.scopes import (
+from graphflow.ir.declarations.registry import FUNCTIONS, REGISTRY, function, owner_module, register
+from graphflow.ir.nodes.node import Node, Tensor, next_serial
+from graphflow.ir.nodes.node_building import make_node
+from graphflow.ir.nodes.scopes import (
     Autocast,
     NameScope,
     RandomStreams,
@@ -38,7 +38,7 @@ from graphflow.ir.scopes import (
     seed_scope,
     source_scope,
 )
-from graphflow.ir.tensor_conversion import (
+from graphflow.ir.nodes.tensor_conversion import (
     DEFAULT_DTYPES,
     as_tensor,
     autocast_inputs,

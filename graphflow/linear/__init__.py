@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphflow.linear.estimators.logistic import LogisticRegression
     from graphflow.linear.estimators.pca import PCA
     from graphflow.linear.estimators.support_vectors import LinearSVC, LinearSVR
-    from graphflow.linear.solvers.duhl import Duhl
+    from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
     from graphflow.linear.tables.open_table import open_table as open
 
 _ESTIMATORS = {
@@ -28,7 +28,10 @@ _ESTIMATORS = {
     "PCA": "pca", "Ridge": "least_squares", "SVC": "kernel_svm",
 }  # fmt: skip
 
-_OTHERS = {"Duhl": ("solvers.duhl", "Duhl"), "open": ("tables.open_table", "open_table")}
+_OTHERS = {
+    "Duhl": ("solvers.coordinate_descent.duhl", "Duhl"),
+    "open": ("tables.open_table", "open_table"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import LinearModelError
 from graphflow.linear.losses import LOGISTIC, Loss
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool

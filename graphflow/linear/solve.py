@@ -15,16 +15,16 @@ from graphflow.linear.fit_history import CertifiedModel, FitHistory, FitMonitor
 from graphflow.linear.fit_threads import pass_ns, use_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers import interior_points
-from graphflow.linear.solvers.dual_ascent import ascend_dual
-from graphflow.linear.solvers.duhl import Duhl, solve_on_accelerator
-from graphflow.linear.solvers.gpu_ascent import ascend_on_gpu
-from graphflow.linear.solvers.hessian import MANY
-from graphflow.linear.solvers.newton import choose_method, minimize_smooth
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl, solve_on_accelerator
+from graphflow.linear.solvers.coordinate_descent.working_sets import descend_columns
+from graphflow.linear.solvers.dual_ascent.gpu_ascent import ascend_on_gpu
+from graphflow.linear.solvers.dual_ascent.sequential_ascent import ascend_dual
+from graphflow.linear.solvers.dual_ascent.threaded_ascent import ascend_on_threads
+from graphflow.linear.solvers.dual_ascent.wild_ascent import ascend_wildly
+from graphflow.linear.solvers.newton import interior_points
+from graphflow.linear.solvers.newton.hessian import MANY
+from graphflow.linear.solvers.newton.newton import choose_method, minimize_smooth
 from graphflow.linear.solvers.streamed import solve_stream
-from graphflow.linear.solvers.threaded_ascent import ascend_on_threads
-from graphflow.linear.solvers.wild_ascent import ascend_wildly
-from graphflow.linear.solvers.working_sets import descend_columns
 from graphflow.linear.tables.table_stream import TableStream
 from graphflow.ops.kernels.jit.thread_pool import current_pool
 

@@ -11,25 +11,21 @@ from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto, defs
 
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.array_conversion import NoArrayError, array_of
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import FeedError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.builders import placeholder
 from graphflow.ir.op import Tensor, user_location
 from graphflow.ir.spec import Dim
 from graphflow.onnx import operators
-from graphflow.onnx.loading import host_control_flow as host_control
-from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading import host_values
-from graphflow.onnx.loading.domains import normal_domain
-from graphflow.onnx.loading.function_expansion import function_body, schema_with_body
+from graphflow.onnx.loading.host import host_control_flow as host_control
+from graphflow.onnx.loading.host import host_nodes as host
+from graphflow.onnx.loading.host import host_values
 from graphflow.onnx.loading.importer import Importer
-from graphflow.onnx.loading.model_checks import check_functions, check_names, check_opsets
 from graphflow.onnx.loading.model_outputs import ModelOutputs
-from graphflow.onnx.loading.operator_registry import handler_of
-from graphflow.onnx.loading.reader import LIMIT, read, read_initializers
-from graphflow.onnx.loading.segmented_program import ModelRun, SegmentedProgram
-from graphflow.onnx.loading.segments import ImportedSegment, OnnxBody, Stop, known_array
-from graphflow.onnx.loading.value_kinds import (
+from graphflow.onnx.loading.reading.domains import normal_domain
+from graphflow.onnx.loading.reading.model_checks import check_functions, check_names, check_opsets
+from graphflow.onnx.loading.reading.reader import LIMIT, read, read_initializers
+from graphflow.onnx.loading.reading.value_kinds import (
     Array,
     Fixed,
     Known,
@@ -38,8 +34,12 @@ from graphflow.onnx.loading.value_kinds import (
     dtype_name,
     is_native,
 )
-from graphflow.onnx.loading.value_kinds import onnx_dtype as dtype_of
-from graphflow.onnx.loading.weights import find_named_constants, find_weights
+from graphflow.onnx.loading.reading.value_kinds import onnx_dtype as dtype_of
+from graphflow.onnx.loading.segmented_program import ModelRun, SegmentedProgram
+from graphflow.onnx.loading.translation.function_expansion import function_body, schema_with_body
+from graphflow.onnx.loading.translation.operator_registry import handler_of
+from graphflow.onnx.loading.translation.segments import ImportedSegment, OnnxBody, Stop, known_array
+from graphflow.onnx.loading.translation.weights import find_named_constants, find_weights
 from graphflow.sessions.session import DEADLINE, Session
 
 NO_RANK = "it has no rank"
@@ -292,7 +292,7 @@ def _check_operators(model: ModelProto, opsets: Mapping[str, int], file: str) ->
             graphs += [(a.g.node, versions) for a in node.attribute if a.HasField("g")]
     if wrong:
         raise UnsupportedOnnxError(
-            f"{file}: {len(wrong)} nodes have no translation (docs/onnx.md lists what has):\n"
+            f"{file}: {len(wrong)} nodes have no translation; docs/models/onnx.md lists what has:\n"
             + "\n".join(wrong)
         )
 

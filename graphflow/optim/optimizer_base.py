@@ -19,8 +19,8 @@ import numpy as np
 
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean, format_value
 from graphflow.base.argument_names import explain_repeated
-from graphflow.base.gc_pause import without_collection
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     ArgumentError,
     DifferentiationError,

@@ -22,7 +22,7 @@ from graphflow.parallel.data import Data
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.report import report_of
 from graphflow.parallel.shard_strategy import Shard
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.stale_sums.divide_window import divide_window
 from graphflow.parallel.stale_sums.stale_report import StaleReport
 from graphflow.placement.clusters.cluster import Cluster

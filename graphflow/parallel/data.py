@@ -34,12 +34,12 @@ from graphflow.parallel.shard_strategy import (
     no_product_error,
     replication_of,
 )
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
-from graphflow.parallel.sharding.propagation import is_slot
-from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
-from graphflow.parallel.sharding.rule_layouts import layouts_of_rules
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.propagation.propagation import is_slot
+from graphflow.parallel.sharding.propagation.replication import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.propagation.rule_layouts import layouts_of_rules
 from graphflow.parallel.tables.table_moves import move_rows
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import RowMoves

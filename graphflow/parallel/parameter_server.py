@@ -43,8 +43,8 @@ from graphflow.parallel.servers.server_report import ServerReport
 from graphflow.parallel.servers.step_cut import StepCut, cut_step
 from graphflow.parallel.servers.window import PARTY, ServedWindow
 from graphflow.parallel.servers.window_fetches import finish_window
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
 from graphflow.parallel.tables.table_moves import move_rows
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import RowMoves, ServerChange, ServerMoves, strategy_of

@@ -41,9 +41,9 @@ from graphflow.parallel.pipelining.stages import check_stage_count, stages_of
 from graphflow.parallel.replica_devices import device_groups, group_by_stage
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.replication import ReplicationConfig
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.propagation.replication import ReplicationConfig
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_EAGER_TASKS = 10_000

@@ -24,7 +24,7 @@ from graphflow.parallel.pipelining.stage_report import (
     stage_rows,
 )
 from graphflow.parallel.pipelining.timeline import ScheduleTimeline, draw
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster

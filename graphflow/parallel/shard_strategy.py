@@ -2,8 +2,8 @@
 
     gf.parallel.Shard(mesh={"data": 2, "model": 2}, rules={"w1": (None, "model"), "x": ("data",)})
 
-All other layouts follow by propagation (`sharding/propagation.py`). `Data` is the short form that
-splits only the batch.
+All other layouts follow by propagation (`sharding/propagation/propagation.py`).
+`Data` is the short form that splits only the batch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from graphflow.parallel.mesh.layouts import Layout
 from graphflow.parallel.mesh.mesh_arguments import check_mesh
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
-from graphflow.parallel.sharding.replication import ReplicationConfig, split_batch
-from graphflow.parallel.sharding.rule_layouts import Axis, layouts_of_rules
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.propagation.replication import ReplicationConfig, split_batch
+from graphflow.parallel.sharding.propagation.rule_layouts import Axis, layouts_of_rules
 from graphflow.placement.clusters.cluster import Cluster
 
 

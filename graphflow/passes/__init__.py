@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.ir.graph import Graph
 from graphflow.passes.accumulate import AccumulateProducts
 from graphflow.passes.base import Pass, Phase, default_passes, register_pass

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.ir.graph import Graph, bind_attrs
 from graphflow.ir.op import REGISTRY, Node, Tensor, owner_module
 from graphflow.ir.spec import nbytes

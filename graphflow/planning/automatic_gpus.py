@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from graphflow.base.formatting import show_seconds
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.base.progress import show_progress
 from graphflow.errors import DeviceError, GraphflowError
 from graphflow.frontend.pytree import bind

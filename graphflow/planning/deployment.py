@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from graphflow.base.formatting import show_count
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.base.progress import show_progress, show_stage
 from graphflow.errors import DeviceError, FeedError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
@@ -34,8 +34,8 @@ from graphflow.placement.placers.construction.execution_order import order_in_tu
 from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.planning.automatic_gpus import AutomaticGpus
-from graphflow.planning.mirror_devices import check_replicas
-from graphflow.planning.mirrors import Mirrors
+from graphflow.planning.mirrors.mirror_devices import check_replicas
+from graphflow.planning.mirrors.mirrors import Mirrors
 from graphflow.planning.placement_check import (
     PATIENCE,
     LostPlacement,

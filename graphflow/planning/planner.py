@@ -28,18 +28,18 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.placers import Placer
 from graphflow.placement.placers.single import OneDevice
+from graphflow.placement.plans.building.plan_builder import FixedAssignment, plan_graph
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import FixedAssignment, plan_graph
-from graphflow.planning.node_observations import busiest_seconds
-from graphflow.planning.probe_steps import StepProbe, median_seconds, time_calls
-from graphflow.planning.step_cost import feed_fetches, measure_client
-from graphflow.planning.trace_feedback import (
+from graphflow.planning.feedback.node_observations import busiest_seconds
+from graphflow.planning.feedback.trace_feedback import (
     is_known,
     learn,
     learn_steps,
     load_corrections,
     save_corrections,
 )
+from graphflow.planning.trials.probe_steps import StepProbe, median_seconds, time_calls
+from graphflow.planning.trials.step_cost import feed_fetches, measure_client
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import partition
@@ -154,14 +154,14 @@ class Planner:
             return
         survey = self.ensure_survey()  # also loads what was learned before
         if self._cluster.kind != "here":
-            from graphflow.planning.worker_trial import WorkerTrial
+            from graphflow.planning.trials.worker_trial import WorkerTrial
 
             trial = WorkerTrial(
                 self.learned, self._cluster_at_speed(), survey, self._probe, self._steps.run
             )
             done = trial.profile(compiled, bindings, arrays)
         else:
-            from graphflow.planning.profiling_run import profile_first_steps
+            from graphflow.planning.trials.profiling_run import profile_first_steps
 
             args = (self.learned, self._cluster, survey, compiled, bindings, arrays)
             done = profile_first_steps(*args)

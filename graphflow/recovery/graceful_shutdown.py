@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import WeakMethod
 
-from graphflow.base.interrupts import DeferredSignals
+from graphflow.base.process.interrupts import DeferredSignals
 
 GRACE_SECONDS = 10.0
 """Seconds in which further SIGTERMs are ignored while the process ends.

@@ -18,8 +18,8 @@ from graphflow.execution.step_prefetch import Decide, Run
 from graphflow.ir.op import Node, Tensor
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.mirror_copies import MirrorCopies
-from graphflow.planning.mirrors import Mirrors
+from graphflow.planning.migration.mirror_copies import MirrorCopies
+from graphflow.planning.mirrors.mirrors import Mirrors
 from graphflow.recovery.no_recovery import NoRecovery
 from graphflow.recovery.replacements import Replacements
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray

@@ -19,7 +19,7 @@ from graphflow.execution.step_prefetch import Run
 from graphflow.ir.op import Node
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.server_changes import ServerChanges
+from graphflow.planning.migration.server_changes import ServerChanges
 from graphflow.runtime.checkpoint import Checkpoint
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.telemetry.logs import Log

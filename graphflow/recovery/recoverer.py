@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import defer_signals, is_interrupt
+from graphflow.base.process.interrupts import defer_signals, is_interrupt
 from graphflow.errors import CheckpointError, LinkLost, StateLost, WorkerLost
 from graphflow.execution.checkpoint_matching import Rename, load_renamed
 from graphflow.execution.step_prefetch import Decide, Run, not_begun

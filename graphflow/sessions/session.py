@@ -30,9 +30,9 @@ from graphflow.base.argument_checks import (
 )
 from graphflow.base.environment import check_environment
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import defer_signals, passes_interrupts, passing_interrupts
 from graphflow.base.notebook_html import html_table
-from graphflow.base.user_modules import import_allowed, module_names
+from graphflow.base.process.interrupts import defer_signals, passes_interrupts, passing_interrupts
+from graphflow.base.process.user_modules import import_allowed, module_names
 from graphflow.errors import (
     CheckpointError,
     FetchError,
@@ -55,11 +55,11 @@ from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.planning.migration import advance_check, has_drifted, migrate
-from graphflow.planning.mirror_devices import check_replicas
-from graphflow.planning.mirror_report import MirrorReport, report_mirrors
-from graphflow.planning.server_changes import ServerChanges, ServersChanged
-from graphflow.planning.table_balance import balance_tables, find_row_moves
+from graphflow.planning.migration.replanning import advance_check, has_drifted, migrate
+from graphflow.planning.migration.server_changes import ServerChanges, ServersChanged
+from graphflow.planning.migration.table_balance import balance_tables, find_row_moves
+from graphflow.planning.mirrors.mirror_devices import check_replicas
+from graphflow.planning.mirrors.mirror_report import MirrorReport, report_mirrors
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_reader import read_checkpoint
 from graphflow.recovery.checkpoint_writer import save_in_shards
@@ -87,7 +87,8 @@ class Session:
         cluster: None for this process; a `Cluster`; or the path of a cluster file.
         devices: devices of this process instead of a cluster, ["cpu:0"] or ["cpu:0", "gpu:1"]. By
             default they are those of `$GRAPHFLOW_DEVICES`, else the CPU and each GPU that CuPy can
-            use. A graph goes to a GPU where that is predicted to be faster. See docs/gpu.md.
+            use. A graph goes to a GPU where that is predicted to be faster. See
+            docs/deployment/gpu.md.
         plan: a plan for the first fetches; later fetches are planned around it.
         placer: name of the placement algorithm.
         deadline: seconds that a step may take. In this process, loops and waits between devices
@@ -113,7 +114,8 @@ class Session:
         checkpoint: a directory of checkpoints. The session continues from the newest readable
             one. It writes one now and then, in the background, and when it is closed. When it
             loses a worker it recovers by itself, bit for bit as if it had not. At SIGTERM it
-            ends with a last checkpoint and exit status 0 (SystemExit). See docs/checkpoints.md.
+            ends with a last checkpoint and exit status 0 (SystemExit). See
+            docs/operations/checkpoints.md.
         every: interval of checkpoints: a number of steps, or a time such as "30s" or "2h";
             default: "10min".
         keep: number of checkpoints to keep; default: 3.
@@ -122,10 +124,10 @@ class Session:
             with the remaining ones. Default: 10.
         replicas: 2 keeps a mirror of each variable in another process, on another host where there
             are several, which changes with the same commit. When a worker is lost, another takes
-            its part at once, with the state of the last commit. See docs/checkpoints.md.
+            its part at once, with the state of the last commit. See docs/operations/checkpoints.md.
         metrics: address at which this process serves metrics to Prometheus, such as
             "127.0.0.1:9100"; default: `$GRAPHFLOW_METRICS`, else nowhere. See
-            docs/observability.md.
+            docs/operations/observability.md.
 
     Raises:
         SessionError, PlanError, PlacementError, ArgumentError: an argument is wrong.
@@ -453,7 +455,7 @@ class Session:
         to be clearly different. The log and `s.plan(fetches).report()` tell the outcome.
 
         Ranges of tables' rows (`gf.parallel.Data(tables=)`) move as well, if the ids of the last
-        steps ask one owner for clearly more rows than others. See docs/tables.md.
+        steps ask one owner for clearly more rows than others. See docs/parallelism/tables.md.
 
         Raises:
             MemoryLimitError: the graph fits in no memory; nothing has moved.
@@ -479,7 +481,7 @@ class Session:
 
         About 1/n of the variables and of each table's rows move to it, with optimisers' slots,
         straight from the servers that have them. Later windows give the numbers of windows on so
-        many servers. See docs/parameter-servers.md.
+        many servers. See docs/parallelism/parameter-servers.md.
 
         Args:
             at: the address of a `graphflow worker` that is to join the session, or a device of the

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import SessionError, WorkerLost
 from graphflow.execution.background_queue import SerialExecutor
 from graphflow.execution.step_executor import StepExecutor

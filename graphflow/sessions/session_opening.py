@@ -14,7 +14,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.plan import Plan
 from graphflow.planning.automatic_gpus import AutomaticGpus
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.mirrors import Mirrors
+from graphflow.planning.mirrors.mirrors import Mirrors
 from graphflow.planning.planner import Planner
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
 from graphflow.recovery.checkpoint_writer import CheckpointWriter

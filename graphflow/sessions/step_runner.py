@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import resend_signal
+from graphflow.base.process.interrupts import resend_signal
 from graphflow.base.progress import show_progress
 from graphflow.errors import MemoryLimitError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_prefetch import Decide, Run, StepStream
 from graphflow.ir.op import Node, Tensor
 from graphflow.planning.deployment import Deployment
-from graphflow.planning.migration import can_place_anew, place_anew
+from graphflow.planning.migration.replanning import can_place_anew, place_anew
 from graphflow.sessions.session_lifecycle import SessionLifecycle
 
 Array = np.ndarray[Any, Any]

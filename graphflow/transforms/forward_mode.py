@@ -24,6 +24,7 @@ from graphflow.errors import (
 from graphflow.frontend.pytree import flatten_values
 from graphflow.frontend.tracing import make_parameter
 from graphflow.ir.graph import Graph, substitute_tensors
+from graphflow.ir.nodes.scopes import derivative_seed_scope
 from graphflow.ir.op import (
     FUNCTIONS,
     Node,
@@ -33,7 +34,6 @@ from graphflow.ir.op import (
     function,
     next_serial,
 )
-from graphflow.ir.scopes import derivative_seed_scope
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import in_float32, round_to
 from graphflow.ops.base.shape_rules import zeros_like

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import checks_arguments
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     ArgumentError,
     DifferentiationError,
@@ -23,6 +23,7 @@ from graphflow.errors import (
     ShapeError,
 )
 from graphflow.ir.graph import Graph
+from graphflow.ir.nodes.scopes import derivative_seed_scope
 from graphflow.ir.op import (
     FUNCTIONS,
     Node,
@@ -32,7 +33,6 @@ from graphflow.ir.op import (
     next_serial,
     user_location,
 )
-from graphflow.ir.scopes import derivative_seed_scope
 from graphflow.ir.spec import is_half, is_inexact, kind, show_shape
 from graphflow.ops.base.composite import add_up, in_float32, round_to
 from graphflow.ops.base.shape_rules import unbroadcast, zeros_like

@@ -18,8 +18,8 @@ from graphflow.ops.networks.layers.layer_base import Layer, LayerCall, record_ca
 from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan_builder import plan_graph
-from graphflow.placement.plans.plan_fetches import known_of, sizes_of
+from graphflow.placement.plans.building.plan_builder import plan_graph
+from graphflow.placement.plans.building.plan_fetches import known_of, sizes_of
 from graphflow.placement.plans.reports.tables import Printed, TextTable
 from graphflow.weights.weight_names import walk
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.base.array_conversion import NoArrayError, array_of
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.user_modules import import_allowed, load_function
+from graphflow.base.process.user_modules import import_allowed, load_function
 from graphflow.errors import ArgumentError, DifferentiationError, OpError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample, user_location
 from graphflow.ir.spec import (

@@ -7,7 +7,7 @@ from typing import Any
 from graphflow.ir.op import FUNCTIONS, Tensor, as_tensor, function
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.networks.losses import require_positive
+from graphflow.ops.networks.losses.losses import require_positive
 from graphflow.ops.pointwise.convert import stop_gradient
 from graphflow.ops.pointwise.transcendental import log
 from graphflow.ops.randomness.random import uniform

@@ -1,6 +1,7 @@
-"""Rules for splitting ops over devices: the public path of the sharding rules (docs/extending.md).
+"""Rules for splitting ops over devices: the public path of the sharding rules.
 
-Rules have the names of their ops. The names that they had before stay importable from here.
+docs/models/extending.md shows how ops of users name them. Rules have the names of their ops. The
+names that they had before stay importable from here.
 """
 
 from graphflow.ops.sharding import rules

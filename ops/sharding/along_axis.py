@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from graphflow.ir.declarations.op_declaration import ShardExchange
 from graphflow.ir.op import FUNCTIONS, Op, Sharding, Tensor
-from graphflow.ir.op_declaration import ShardExchange
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.sharding.rules import equation, letters, without
 

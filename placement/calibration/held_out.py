@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.ir.op import REGISTRY, Op
 from graphflow.placement.calibration import measure
 from graphflow.placement.calibration.measure import (

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
-from graphflow.base.interrupts import is_interrupt
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.blas_threads import one_blas_thread
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.ir.op import REGISTRY, Op, Sample, owner_module
 from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
 from graphflow.ops.kernels.jit.call_table_driver import driver

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.placement.calibration.cluster_rates import host_name
 from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.clusters.cluster import Cluster

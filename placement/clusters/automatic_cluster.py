@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from graphflow.base.argument_checks import checks_argument_names, checks_arguments, to_builtin
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.placement.clusters.cluster_checks import check_cluster, partial_names, suggest_name

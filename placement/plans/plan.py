@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
 from graphflow.base.formatting import show_bytes, show_count, show_interval, show_seconds
-from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import PlanError
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from graphflow.base.argument_checks import format_value
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import CheckpointError
 
 Buffer = bytes | memoryview

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from graphflow.base.interrupts import DeferredSignals
+from graphflow.base.process.interrupts import DeferredSignals
 from graphflow.errors import (
     GraphflowError,
     ProtocolError,

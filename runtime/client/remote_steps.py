@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from graphflow.base.interrupts import Interrupt, defer_signals, is_interrupt, passing_interrupts
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import (
+    Interrupt,
+    defer_signals,
+    is_interrupt,
+    passing_interrupts,
+)
 from graphflow.base.progress import show_progress
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.runtime.checkpoint.store import CheckpointStore

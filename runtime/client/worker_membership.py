@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from graphflow.base.interrupts import defer_signals, is_interrupt
+from graphflow.base.process.interrupts import defer_signals, is_interrupt
 from graphflow.base.progress import show_wait
 from graphflow.errors import (
     ClusterError,

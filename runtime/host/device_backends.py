@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.errors import DeviceError
 from graphflow.ir.device_name import DeviceName
 from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend, ResultExporter

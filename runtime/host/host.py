@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
 from graphflow.placement.clusters.host_facts import cores, on_all_cores
 from graphflow.runtime.host.device_backends import DeviceBackends

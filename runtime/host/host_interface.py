@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import SessionError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.runtime.checkpoint.manifest import CheckpointShard

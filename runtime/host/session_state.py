@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.interrupts import defer_signals
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.base.memory_pages import PrivatePages
+from graphflow.base.process.interrupts import defer_signals
+from graphflow.base.process.memory_pages import PrivatePages
 from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
 from graphflow.frontend.pytree import symbols_of
 from graphflow.init import Initializer

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from graphflow.base.interrupts import defer_signals
+from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.runtime.diagnostics.oom_detection import prefer_as_oom_victim
 from graphflow.runtime.launch import child

@@ -17,8 +17,8 @@ from functools import partial
 from typing import IO, TextIO
 
 from graphflow.base.environment import child_environment
-from graphflow.base.interrupts import defer_signals
-from graphflow.base.user_modules import module_folders
+from graphflow.base.process.interrupts import defer_signals
+from graphflow.base.process.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
 from graphflow.placement.clusters.host_facts import divide_cores
 from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, CrashRecorder

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphflow.base.blas_threads import one_blas_thread
+from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
 from graphflow.ir.spec import BFLOAT16
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned

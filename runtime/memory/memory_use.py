@@ -11,9 +11,9 @@ import tracemalloc
 from collections.abc import Mapping, Sequence
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
-from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS, edges_of

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import DeviceError, GraphflowError
+from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.graph import bind_attrs, bodies
-from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, is_wide

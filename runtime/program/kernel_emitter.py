@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.graph import bind_attrs
-from graphflow.ir.half_precision import has_half
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.communication.rows_in_use import RowsInUse, aligned_inputs

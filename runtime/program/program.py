@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.gc_pause import without_collection
-from graphflow.base.interrupts import is_interrupt
+from graphflow.base.process.gc_pause import without_collection
+from graphflow.base.process.interrupts import is_interrupt
 from graphflow.errors import DeviceOutOfMemory
 from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node

@@ -26,7 +26,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from graphflow.base.formatting import show_count, show_seconds
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.runtime.tracing.edge_traffic import EdgeTable, ExchangeTable
 from graphflow.runtime.tracing.events import (

@@ -34,10 +34,10 @@ def check_address(address: str, *, insecure: bool, listening: bool) -> Address:
         example = "tcp://127.0.0.1:7001"
         raise TransportError(f"{address!r} is not of the form {TCP_FORM}, such as {example}")
     if not parts.loopback and not insecure:
-        keyed = "give it a key (graphflow keys new; see docs/security.md)"
+        keyed = "give it a key (graphflow keys new; see docs/deployment/security.md)"
         if not listening:
             keyed = 'name its key (key = "box1" in a cluster file, --worker-key box1 for status; '
-            keyed += "graphflow keys new makes keys; see docs/security.md)"
+            keyed += "graphflow keys new makes keys; see docs/deployment/security.md)"
         raise InsecureAddress(
             f"{address} can be reached from other machines; {keyed}, or use 127.0.0.1, or, on a "
             "network that you trust, --insecure (insecure = true in a cluster file): then nothing "

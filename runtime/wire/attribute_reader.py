@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.user_modules import allowed_function
+from graphflow.base.process.user_modules import allowed_function
 from graphflow.errors import GraphLimitError, ProtocolError
 from graphflow.init import KINDS, Initializer
 from graphflow.ir.spec import Dim, Span, as_dtype, show_shape

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.user_modules import import_allowed
+from graphflow.base.process.user_modules import import_allowed
 from graphflow.errors import GraphflowError, ProtocolError, StepTimeout, TransportError
 from graphflow.runtime.checkpoint.remote import write_under
 from graphflow.runtime.diagnostics.crash_recorder import computing_session

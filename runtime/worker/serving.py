@@ -18,7 +18,7 @@ from functools import partial
 from typing import TextIO
 
 from graphflow import _version
-from graphflow.base.data_folders import restrict_data_folders
+from graphflow.base.process.data_folders import restrict_data_folders
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
 from graphflow.placement.clusters.host_facts import pin_to_cores
 from graphflow.runtime.diagnostics.crash_recorder import start_recording

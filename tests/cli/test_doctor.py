@@ -96,7 +96,7 @@ def test_a_key_that_others_can_read_is_a_failure(
     capsys.readouterr()
     assert main(["doctor"]) == 1
     told = capsys.readouterr().out
-    assert "✗ keys" in told and "→ see docs/security.md" in told
+    assert "✗ keys" in told and "→ see docs/deployment/security.md" in told
     assert "1 that must be mended" in told
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.base.data_folders import restrict_data_folders
+from graphflow.base.process.data_folders import restrict_data_folders
 from graphflow.data import row_reader
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, OpError
 from tests.data.test_sources import written

@@ -135,11 +135,12 @@ def test_a_file_larger_than_its_memory_is_fitted_with_proof(workers: str, tmp_pa
 
 
 def test_a_body_of_saved_weights_gets_a_new_head(tmp_path: Path) -> None:
-    done = ran("fine_tuning.py", "--epochs", "20", cwd=tmp_path)
+    done = ran("fine_tuning.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 variables loaded; not in the model: head.bias, head.weight" in done.stdout
     accuracy = {n: float(a) for n, a in re.findall(r", ([\w -]+): ([\d.]+)%", done.stdout)}
-    assert accuracy["fine-tuned"] > 75 and "body.3  Conv2d" in done.stdout
+    assert accuracy["fine-tuned"] > accuracy["from the start"] + 10
+    assert "body.3  Conv2d" in done.stdout
     picture = (tmp_path / "tuned/fine_tuning.svg").read_text("utf-8")
     assert picture.startswith("<svg") and picture.count("<polyline") == 3
 
@@ -199,7 +200,7 @@ WRONG = [
     ("slow_link.py", ["--mbit", "0"], "'0' is not a whole number"),
     ("slow_link.py", ["--out", "/proc/no"], "cannot write to the folder '/proc/no'"),
     ("servers.py", ["--workers", "1"], "a slow worker needs another one"),
-    ("fine_tuning.py", ["--images", "3"], "--images 3: a batch has 20"),
+    ("fine_tuning.py", ["--images", "3"], "--images 3: a batch has 10"),
     ("recommender.py", ["--users", "1"], "--users 1"),
     ("webspam.py", ["--rows", "10"], "--rows 10: a model needs"),
     ("webspam.py", ["--memory", "0"], "'0' is not a whole number"),

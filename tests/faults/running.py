@@ -200,7 +200,7 @@ def cluster_file(
 
 
 def took(number: int, what: str, seconds: float) -> None:
-    """Note what a fault took, for the table of docs/faults.md, in the file that
+    """Note what a fault took, for the table of docs/operations/faults.md, in the file that
     GRAPHFLOW_FAULT_TIMES names."""
     if file := os.environ.get("GRAPHFLOW_FAULT_TIMES"):
         with open(file, "a", encoding="utf-8") as lines:

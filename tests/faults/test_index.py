@@ -1,5 +1,7 @@
-"""None of the fifty faults of docs/faults.md is forgotten: each has a test, and the table says
-which."""
+"""None of the fifty faults of docs/operations/faults.md is forgotten.
+
+Each has a test, and the table says which.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def marked() -> Iterator[tuple[int, str]]:
 
 def rows() -> dict[int, str]:
     """The rows of the table, by number."""
-    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "operations" / "faults.md").read_text(encoding="utf-8")
     return {int(found[1]): found[0] for found in re.finditer(r"^\| (\d+) \|.*$", text, re.M)}
 
 

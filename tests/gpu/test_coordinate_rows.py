@@ -15,7 +15,7 @@ from graphflow.linear.fit_history import FitHistory, FitMonitor
 from graphflow.linear.loops.dual_steps import best_dual
 from graphflow.linear.losses import Loss
 from graphflow.linear.solve import solve
-from graphflow.linear.solvers import gpu_ascent
+from graphflow.linear.solvers.dual_ascent import gpu_ascent
 from graphflow.ops.kernels.cuda.coordinate_rows import NAME, row_source
 from tests.gpu import cuda_on_cpu, fake_cupy
 from tests.gpu.compilers import compiler

@@ -47,7 +47,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype, reduction", CASES)
 @pytest.mark.parametrize("width", [1, 5])
 def test_rows_are_combined_with_the_bits_of_a_cpu(

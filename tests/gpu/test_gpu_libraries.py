@@ -146,7 +146,7 @@ def _products() -> tuple[OnGpu, np.ndarray[Any, Any]]:
     return OnGpu(gf.matmul(x, x, transpose_b=True)), a
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("a, b, flags", [
     ((4, 5), (5, 6), (False, False)),
     ((5, 4), (6, 5), (True, True)),

@@ -55,17 +55,23 @@ MORE_GIVEN = {
     "transport": "batches = itertools.repeat(feeds)",
     "views": "plan = gf.plan([loss, train], cluster, shapes={x: (4, 8), labels: (4,)})",
 }
+INTERNAL = {"README", "architecture", "index"}
+USER_PAGES = {
+    page.stem: page
+    for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")])
+    if page.stem not in INTERNAL and page.parent.name not in {"design", "journal", "reference"}
+}
+"""The pages for users by their names, each in the folder of its part."""
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", re.DOTALL)
 
 
 def find_blocks(page: str) -> list[tuple[str, str]]:
     """Return the Python of a page and of those that go on with it, each with what it prints."""
-    texts = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-             for name in (page, *GO_ON.get(page, ()))]  # fmt: skip
+    texts = [USER_PAGES[name].read_text(encoding="utf-8") for name in (page, *GO_ON.get(page, ()))]
     return [block for text in texts for block in BLOCK.findall(text)]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     blocks = find_blocks(page)
@@ -91,8 +97,9 @@ def test_every_page_with_python_is_run() -> None:
     named = {str(getattr(page, "values", [page])[0]) for page in PAGES} | {*IN_PARTS}
     named |= {name for names in GO_ON.values() for name in names}
     named.add("extending")  # tests/runtime/worker/test_custom_ops.py runs its files
-    pages = (ROOT / "docs").glob("*.md")
-    assert named == {p.stem for p in pages if BLOCK.search(p.read_text(encoding="utf-8"))}
+    assert named == {
+        name for name, page in USER_PAGES.items() if BLOCK.search(page.read_text(encoding="utf-8"))
+    }
 
 
 def run_code(code: str, folder: Path) -> str:
@@ -162,18 +169,15 @@ def test_pages_that_everybody_reads_stay_short() -> None:
     assert _words((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")) <= 2500
 
 
-INTERNAL = ("README", "architecture", "index")
-USER_PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in INTERNAL)
-
-
 def test_pages_for_users_are_short() -> None:
-    words = {page.stem: _words(page.read_text(encoding="utf-8")) for page in USER_PAGES}
+    words = {name: _words(page.read_text(encoding="utf-8")) for name, page in USER_PAGES.items()}
     assert {name: count for name, count in words.items() if count > 2000} == {}
 
 
 def test_each_page_is_in_the_sites_table_of_contents() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").splitlines()
-    assert [page.stem for page in USER_PAGES if page.stem not in index] == []
+    pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in USER_PAGES.values()]
+    assert [str(page) for page in pages if str(page) not in index] == []
 
 
 def test_the_architecture_answers_where_things_are() -> None:
@@ -198,5 +202,6 @@ def test_the_glossary_is_short_and_sorted() -> None:
 
 def test_every_design_page_is_listed() -> None:
     folder = ROOT / "docs" / "design"
-    listed = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(p.name for p in folder.glob("*.md") if p.name != "README.md")
+    listed = re.findall(r"\]\(([\w/-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    pages = {page.relative_to(folder).as_posix() for page in folder.rglob("*.md")}
+    assert sorted(listed) == sorted(pages - {"README.md"})

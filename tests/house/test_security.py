@@ -27,7 +27,7 @@ IMPORTS_BY_NAME = {
     "graphflow": "attributes that the package lists",
     "graphflow.data": "a table of public names",
     "graphflow.linear": "a table of estimators",
-    "graphflow.base.user_modules": "modules that the worker was started with",
+    "graphflow.base.process.user_modules": "modules that the worker was started with",
     "graphflow.passes.base": "files of the passes' own folder",
     "graphflow.placement.placers.base": "files of the placers' own folder",
     "graphflow.placement.placers.loops.dispatch": "modules of ours, by literals",

@@ -119,6 +119,7 @@ def test_the_wheel_names_its_entry_point_and_its_licence(wheel: Path) -> None:
     assert metadata["Requires-Python"] == "<3.15,>=3.11"
 
 
+@pytest.mark.slow
 def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     for folder in ("sdist", "unpacked", "again"):
         (tmp_path / folder).mkdir()

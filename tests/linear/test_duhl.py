@@ -16,7 +16,11 @@ from graphflow.linear.fit_history import FitHistory
 from graphflow.linear.losses import Loss
 from graphflow.linear.problem import LinearProblem, certify
 from graphflow.linear.solve import solve
-from graphflow.linear.solvers.coordinate_sides import ColumnSide, CoordinatePart, RowSide
+from graphflow.linear.solvers.coordinate_descent.coordinate_sides import (
+    ColumnSide,
+    CoordinatePart,
+    RowSide,
+)
 from tests.linear.problems import LOSSES, random_problem
 
 

@@ -14,7 +14,7 @@ from graphflow.linear.fit_history import FitHistory
 from graphflow.linear.losses import Loss
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.solve import choose_solver, solve
-from graphflow.linear.solvers.column_sets import DenseColumns, SparseColumns
+from graphflow.linear.solvers.coordinate_descent.column_sets import DenseColumns, SparseColumns
 from tests.linear.problems import LOSSES, SMOOTH, random_problem
 
 

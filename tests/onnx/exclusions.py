@@ -1,5 +1,5 @@
-"""The cases of onnx's backend suite that are not run, each with its reason; docs/onnx.md publishes
-them."""
+"""The cases of onnx's backend suite that are not run, each with its reason; docs/models/onnx.md
+publishes them."""
 
 from __future__ import annotations
 

@@ -289,6 +289,7 @@ def _mutated(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_mutated_models_give_a_result_or_an_error_of_ours(seed: int) -> None:
     rng = random.Random(seed)

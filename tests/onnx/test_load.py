@@ -179,7 +179,7 @@ def test_all_uses_of_operators_that_have_no_translation_are_listed_in_one_error(
 
 
 def test_the_page_lists_the_operators_that_can_be_loaded() -> None:
-    page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "models" / "onnx.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^- `([\w.]+)`: (.+)$", page, re.MULTILINE))
     known = gf.onnx.operators_known()
     assert listed == {domain: ", ".join(names) for domain, names in known.items()}

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import graphflow as gf
-from graphflow.base.memory_pages import is_supported
+from graphflow.base.process.memory_pages import is_supported
 from graphflow.errors import OnnxError
-from graphflow.onnx.loading.payloads import ModelBytes, split_off_large
+from graphflow.onnx.loading.reading.payloads import ModelBytes, split_off_large
 from tests.onnx.models import info, model
 
 node = helper.make_node

@@ -123,6 +123,7 @@ def _written() -> list[Any]:
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("op", "sample"), _written())
 def test_every_op_that_is_written_computes_the_same_elsewhere(op: Any, sample: Sample) -> None:
     inputs = []

@@ -23,7 +23,7 @@ from graphflow.parallel.mesh.axis_split import WHOLE, AxisSplit
 from graphflow.parallel.mesh.layouts import Layout
 from graphflow.parallel.report import report_of
 from graphflow.parallel.sharding.partitioner import divide_over_mesh
-from graphflow.parallel.sharding.replication import ReplicationConfig
+from graphflow.parallel.sharding.propagation.replication import ReplicationConfig
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,7 @@ GPT_RULES = {
 }  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rules", GPT_RULES.values(), ids=GPT_RULES)
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_gpt_gives_the_same_by_tensor_vocabulary_and_sequence(rules: Any, size: int) -> None:
@@ -283,6 +284,7 @@ def rows_of_halos(report: Any, shards: int) -> list[float]:
     return [m.bytes / (shards - 1) / row for m in report.collectives if m.kind == "halo"]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("height, shards", [(12, 2), (13, 2), (23, 3)])
 @pytest.mark.parametrize("kernels", [(1,), (2,), (3,), (4,), (7,), (3, 5)], ids=str)

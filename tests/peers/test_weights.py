@@ -172,6 +172,28 @@ def test_multi_head_attention_and_embeddings(tmp_path: Path) -> None:
         np.testing.assert_allclose(have, again(torch.tensor(ids)).numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_encoder_and_a_decoder(norm_first: bool, tmp_path: Path) -> None:
+    def make_peer() -> Any:
+        return T.Transformer(6, 2, 2, 1, 8, 0.0, batch_first=True, norm_first=norm_first)
+
+    here = nn.Transformer(6, 2, 2, 1, 8, 0.0, norm_first=norm_first)
+    there = _random_module(make_peer, 5)
+    random = np.random.default_rng(0)
+    source, target = (random.normal(size=(2, n, 6)).astype("float32") for n in (5, 4))
+    fed = gf.placeholder("float32", source.shape), gf.placeholder("float32", target.shape)
+    with gf.Session() as s:
+        here.load(s, there.state_dict(), "torch")
+        have = s.run(here(*fed), dict(zip(fed, (source, target), strict=True)))
+        saved = load_file(here.save(s, tmp_path, "torch"))
+    again = _random_module(make_peer, 6)
+    again.load_state_dict(saved, strict=True)
+    with torch.no_grad():
+        for module in (there, again):
+            want = module(torch.tensor(source), torch.tensor(target)).numpy()
+            np.testing.assert_allclose(have, want, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_of_torch_is_widened(dtype: str) -> None:
     there = T.Linear(3, 4).to(getattr(torch, dtype))

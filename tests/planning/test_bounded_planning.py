@@ -16,8 +16,8 @@ from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.ir.graph import Graph
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
-from graphflow.planning import profiling_run
-from graphflow.planning.profiling_run import ProfilingLimits, profile_first_steps
+from graphflow.planning.trials import profiling_run
+from graphflow.planning.trials.profiling_run import ProfilingLimits, profile_first_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from tests.interrupts import interrupt_at
 

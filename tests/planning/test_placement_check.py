@@ -27,8 +27,8 @@ from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import base
 from graphflow.placement.placers.single import OneDevice
+from graphflow.placement.plans.building.plan_builder import FixedAssignment
 from graphflow.placement.plans.plan import Plan
-from graphflow.placement.plans.plan_builder import FixedAssignment
 from graphflow.placement.plans.plan_records import StepQuartiles
 from graphflow.planning import deployment
 from graphflow.planning.placement_check import (
@@ -96,7 +96,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         monkeypatch.setattr(
             module, "profile", lambda *a, **k: profile(made.links) | {"steps": steps}
         )
-    monkeypatch.setattr("graphflow.planning.profiling_run.profile_first_steps", lambda *a, **k: 0)
+    monkeypatch.setattr(
+        "graphflow.planning.trials.profiling_run.profile_first_steps", lambda *a, **k: 0
+    )
 
     def with_bench(run: Any) -> Any:
         def run_timed(steps: Any, compiled: CompiledFetches, *rest: Any) -> Any:
@@ -372,7 +374,7 @@ def test_fetches_that_are_no_longer_run_end_the_check(
 def test_the_automatic_mode_goes_back_once(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphflow.planning.migration.shows_drift", lambda *a: True)
+    monkeypatch.setattr("graphflow.planning.migration.replanning.shows_drift", lambda *a: True)
     monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
     model = towers()
     bench.one, bench.two = 1e-3, 2e-3

@@ -241,7 +241,7 @@ def test_drift_is_several_steps_off_to_the_same_side() -> None:
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that always count as drifted, and teach nothing: how long they really take here is a
     matter of what else runs on this machine."""
-    monkeypatch.setattr("graphflow.planning.migration.shows_drift", lambda *a: True)
+    monkeypatch.setattr("graphflow.planning.migration.replanning.shows_drift", lambda *a: True)
     monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
     monkeypatch.setattr("graphflow.planning.planner.learn_steps", lambda *a: False)
 

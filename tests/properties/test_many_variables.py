@@ -13,7 +13,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.graph import Graph
-from graphflow.ir.scopes import seed_scope
+from graphflow.ir.nodes.scopes import seed_scope
 from graphflow.optim.optimizer_base import Optimizer
 from graphflow.passes import optimize
 

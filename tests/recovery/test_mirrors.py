@@ -12,7 +12,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ArgumentError, ClusterError
-from graphflow.planning.mirror_devices import choose_mirror_device
+from graphflow.planning.mirrors.mirror_devices import choose_mirror_device
 from tests.faults.recovery.model import Model
 
 

@@ -18,6 +18,7 @@ from tests.ops.test_registry import CASES
 MAPPED = [c for c in CASES if c.values[1].inputs and not is_control(c.values[0])]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op, sample", MAPPED)
 def test_the_map_of_an_op_is_a_stack_of_calls(op: Op, sample: Sample) -> None:
     check_batches(op, sample)

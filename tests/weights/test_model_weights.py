@@ -212,6 +212,8 @@ STRATEGIES = {
     "data": gf.parallel.Data(2),
     "tables": gf.parallel.Data(2, tables=["table/weight"]),
     "state": gf.parallel.Data(2, shard_state=True),
+    "columns": gf.parallel.Shard({"model": 2}, {"table/weight": (None, "model")}),
+    "rows": gf.parallel.Shard({"model": 2}, {"table/weight": ("model", None)}),
     "none": None,
 }
 

@@ -22,7 +22,7 @@ from graphflow.linear.losses import Floats
 from graphflow.linear.problem import LinearProblem
 from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan_fetches import plan
+from graphflow.placement.plans.building.plan_fetches import plan
 from graphflow.sessions.session import Session
 
 _FIRST_PASSES, _MOST_PASSES = 3.0, 8

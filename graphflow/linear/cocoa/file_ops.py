@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.data_folders import check_data_file
+from graphflow.base.process.data_folders import check_data_file
 from graphflow.ir.op import Cost, Op, register, sample
 from graphflow.ir.spec import TensorSpec
 from graphflow.linear.cocoa.part_rules import F64, I64

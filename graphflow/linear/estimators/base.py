@@ -27,7 +27,7 @@ from graphflow.linear.fit_threads import count_threads
 from graphflow.linear.losses import Floats
 from graphflow.linear.problem import Certificate, LinearProblem
 from graphflow.linear.solve import SOLVERS, solve
-from graphflow.linear.solvers.duhl import Duhl
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
 from graphflow.linear.tables.disk_table import DiskTable
 from graphflow.linear.tables.sparse_table import SvmlightTable
 from graphflow.linear.tables.table_input import (

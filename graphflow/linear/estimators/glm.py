@@ -14,7 +14,7 @@ from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.losses import Loss
 from graphflow.linear.penalties import L1, L1L2, L2
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.duhl import Duhl
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
 
 _LOSSES = {
     "squared": losses.squared,

@@ -13,7 +13,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.duhl import Duhl
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
 
 
 class Ridge(MultiOutputMixin, LinearRegressor):  # type: ignore[misc]

@@ -14,9 +14,9 @@ from graphflow.linear.estimators.base import LinearClassifier
 from graphflow.linear.fit_history import CertifiedModel, FitHistory
 from graphflow.linear.fit_threads import count_threads, use_threads
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.duhl import Duhl
-from graphflow.linear.solvers.softmax import SoftmaxProblem, solve_softmax
-from graphflow.linear.solvers.sparse_softmax import solve_sparse_softmax
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
+from graphflow.linear.solvers.newton.softmax import SoftmaxProblem, solve_softmax
+from graphflow.linear.solvers.newton.sparse_softmax import solve_sparse_softmax
 from graphflow.linear.tables.table_stream import TableStream
 
 

@@ -12,7 +12,7 @@ from graphflow.linear import losses
 from graphflow.linear.estimators.base import LinearClassifier, LinearRegressor
 from graphflow.linear.fit_history import CertifiedModel
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.duhl import Duhl
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
 
 
 def _bias_of(estimator: Any) -> float:

@@ -22,8 +22,8 @@ from graphflow.linear.fit_history import CertifiedModel, FitMonitor
 from graphflow.linear.loops import row_passes
 from graphflow.linear.losses import LOGISTIC, Floats
 from graphflow.linear.problem import LinearProblem
-from graphflow.linear.solvers.duhl import Duhl
-from graphflow.linear.solvers.newton import minimize_smooth
+from graphflow.linear.solvers.coordinate_descent.duhl import Duhl
+from graphflow.linear.solvers.newton.newton import minimize_smooth
 from graphflow.linear.tables.table_stream import RowChunk, TableStream
 from graphflow.ops.kernels.compiled_loops.loop_compiler import native
 

@@ -21,30 +21,10 @@ from graphflow.frontend.builders import make_variable
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Location, Tensor, source_scope
 from graphflow.ir.spec import Dim, nbytes
-from graphflow.onnx.loading import function_expansion as expansion
-from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.domains import normal_domain
-from graphflow.onnx.loading.node_call import (
-    NeedsShapes,
-    NeedsValue,
-    NodeCall,
-    RunOnHost,
-    Signal,
-    constant_value,
-    has_dim,
-)
-from graphflow.onnx.loading.operator_registry import handler_of
-from graphflow.onnx.loading.reader import tensor_to_array
-from graphflow.onnx.loading.segments import (
-    ImportedSegment,
-    OnnxBody,
-    Scope,
-    Stop,
-    captured_names,
-    concrete_value,
-)
-from graphflow.onnx.loading.shape_folding import fold
-from graphflow.onnx.loading.value_kinds import (
+from graphflow.onnx.loading.host import host_nodes as host
+from graphflow.onnx.loading.reading.domains import normal_domain
+from graphflow.onnx.loading.reading.reader import tensor_to_array
+from graphflow.onnx.loading.reading.value_kinds import (
     Array,
     Fixed,
     Known,
@@ -53,6 +33,26 @@ from graphflow.onnx.loading.value_kinds import (
     classify,
     make_known,
 )
+from graphflow.onnx.loading.translation import function_expansion as expansion
+from graphflow.onnx.loading.translation.node_call import (
+    NeedsShapes,
+    NeedsValue,
+    NodeCall,
+    RunOnHost,
+    Signal,
+    constant_value,
+    has_dim,
+)
+from graphflow.onnx.loading.translation.operator_registry import handler_of
+from graphflow.onnx.loading.translation.segments import (
+    ImportedSegment,
+    OnnxBody,
+    Scope,
+    Stop,
+    captured_names,
+    concrete_value,
+)
+from graphflow.onnx.loading.translation.shape_folding import fold
 
 _CONTROL = {"If", "Loop", "Scan"}
 
@@ -200,7 +200,7 @@ class Importer:
                 raise RunOnHost(f"{call.op_type} is computed on the host")
             else:
                 raise call.unsupported_error(
-                    f"there is no translation under opset {call.version}; see docs/onnx.md"
+                    f"there is no translation under opset {call.version}; see docs/models/onnx.md"
                 )
         except RunOnHost as signal:
             return self._run_on_host_now(call, str(signal))

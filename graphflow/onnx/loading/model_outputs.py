@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import show_shape
-from graphflow.onnx.loading.segments import ImportedSegment
-from graphflow.onnx.loading.value_kinds import Known
+from graphflow.onnx.loading.reading.value_kinds import Known
+from graphflow.onnx.loading.translation.segments import ImportedSegment
 
 
 class ModelOutputs(Mapping[str, Tensor]):

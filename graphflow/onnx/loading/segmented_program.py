@@ -20,9 +20,10 @@ from graphflow.frontend.pytree import depends_on_placeholder
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim
-from graphflow.onnx.loading import host_nodes as host
+from graphflow.onnx.loading.host import host_nodes as host
 from graphflow.onnx.loading.importer import Importer
-from graphflow.onnx.loading.segments import (
+from graphflow.onnx.loading.reading.value_kinds import Known, OnHost, Value, is_native
+from graphflow.onnx.loading.translation.segments import (
     FetchPlan,
     ImportedSegment,
     OnnxBody,
@@ -30,7 +31,6 @@ from graphflow.onnx.loading.segments import (
     captured_names,
     concrete_value,
 )
-from graphflow.onnx.loading.value_kinds import Known, OnHost, Value, is_native
 from graphflow.sessions.session import DEADLINE, Session
 
 MAX_CHILDREN = 64

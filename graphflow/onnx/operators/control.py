@@ -14,9 +14,9 @@ import numpy as np
 from graphflow.errors import GraphflowError
 from graphflow.frontend import control_flow as control
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import NodeCall, RunOnHost, Signal
-from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.value_kinds import Known, Value, make_known
+from graphflow.onnx.loading.reading.value_kinds import Known, Value, make_known
+from graphflow.onnx.loading.translation.node_call import NodeCall, RunOnHost, Signal
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import moveaxis, squeeze
 from graphflow.ops.tensors.slicing import flip

@@ -10,8 +10,8 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import broadcast_shapes
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.pointwise import arithmetic, bitwise, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors.repetition import broadcast_to

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.ordering.sort import top_k
 from graphflow.ops.pointwise import arithmetic, comparison, select

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.matrices import matmul as linalg
-from graphflow.ops.matrices.determinant import det
 from graphflow.ops.matrices.einsum import einsum
+from graphflow.ops.matrices.linalg.determinant import det
 
 
 @operator("MatMul")

@@ -14,8 +14,8 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, kind, show_shape
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.matrices import matmul as linalg

@@ -12,8 +12,8 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Shape
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.ordering.search import searchsorted
 from graphflow.ops.pointwise import arithmetic
 from graphflow.ops.pointwise.convert import astype

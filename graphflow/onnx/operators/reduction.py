@@ -11,8 +11,8 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Dim, kind
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axes_of, axis_of
 from graphflow.ops.pointwise import arithmetic, transcendental
 from graphflow.ops.pointwise.convert import astype

@@ -10,10 +10,10 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, floordiv, product
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.reader import tensor_to_array
-from graphflow.onnx.loading.value_kinds import Fixed, Known, is_native, make_known
+from graphflow.onnx.loading.reading.reader import tensor_to_array
+from graphflow.onnx.loading.reading.value_kinds import Fixed, Known, is_native, make_known
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.matrices.triangles import tril, triu
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.tensors import creation, repetition, shape

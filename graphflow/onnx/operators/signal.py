@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.pointwise import complex as numbers
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.spectral import fft, signal

@@ -26,14 +26,14 @@ from onnx import (
 from graphflow import _version
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
 from graphflow.base.formatting import show_count
-from graphflow.base.interrupts import passes_interrupts
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
 from graphflow.frontend.feeds import convert
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.ir.spec import Dim, Size, is_fresh, substitute, symbols
-from graphflow.onnx.loading.reader import LIMIT
-from graphflow.onnx.loading.value_kinds import Array
+from graphflow.onnx.loading.reading.reader import LIMIT
+from graphflow.onnx.loading.reading.value_kinds import Array
 from graphflow.runtime.checkpoint.manifest import list_some
 from graphflow.sessions.session import Session
 

@@ -16,7 +16,7 @@ from graphflow.parallel.mesh.device_mesh import Place
 from graphflow.parallel.mesh.layouts import Layout, SentTensor, ShardedTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.resharding.resharder import Resharder
-from graphflow.parallel.sharding.emitter import Emitter
+from graphflow.parallel.sharding.emission.emitter import Emitter
 
 ACTIVE_SUM = "active_sum"
 """The name of the op behind gradients of which only active rows travel."""

@@ -26,6 +26,7 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.pipelining.microbatch_order import order_by_turns
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.shard_strategy import Shard
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.partitioner import (
     annotate_graph,
     assemble_graph,
@@ -33,7 +34,6 @@ from graphflow.parallel.sharding.partitioner import (
     lay_out_mesh,
     propagate_layouts,
 )
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import COUNTER, strategy_of
 

@@ -83,7 +83,8 @@ def what_if(
 
     Args:
         model: the GPT.
-        hardware: a product, see docs/clusters.md; "+half" computes 16 bits on tensor cores.
+        hardware: a product, see docs/deployment/clusters.md; "+half" computes 16 bits on tensor
+            cores.
         devices: their number.
         batch: samples of a step.
         hosts_of: devices of a host. Tensor parallelism stays within it.

@@ -22,7 +22,7 @@ from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor
 from graphflow.parallel.pipelining.stage_report import REPLICATED_OPS
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.resharding.shard_builder import ShardBuilder
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
 

@@ -45,7 +45,7 @@ from graphflow.parallel.local_training.replica_unroller import (
 from graphflow.parallel.local_training.replicated_state import ReplicatedState
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.resharding.gradient_buckets import BUCKET_BYTES
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import COUNTER, strategy_of
 

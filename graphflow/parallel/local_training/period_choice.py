@@ -9,11 +9,11 @@ from typing import NamedTuple
 from graphflow.base.formatting import show_count, show_seconds
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.spec import Dim
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.plan_builder import outlook
-from graphflow.placement.plans.plan_fetches import known_of
+from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.plan_fetches import known_of
 
 EXCHANGE_SHARE = 0.1
 """The most that an exchange may take, as a share of the turns between two exchanges."""

@@ -24,8 +24,8 @@ from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
 from graphflow.parallel.replica_devices import device_groups, flatten_groups
 from graphflow.parallel.report import StrategyReport, report_of
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
 from graphflow.parallel.tables.hash_lookups import is_hashed
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import COUNTER, strategy_of

@@ -31,8 +31,8 @@ from graphflow.parallel.mesh.device_mesh import MICRO, Mesh
 from graphflow.parallel.mesh.layouts import CommunicationRecord, SentTensor, whole
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner, piece_symbol
 from graphflow.parallel.resharding.shard_builder import CROSS_DEVICE_SCOPE, ShardBuilder
-from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import FeedSlice, ShardedVariable
+from graphflow.parallel.sharding.propagation.batch_axis import equal_sizes
 
 REPLICA = "replica"
 """The mesh axis of replicas, which have variables of their own."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.ir.spec import is_inexact
-from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.propagation.propagation import is_slot
 
 
 class ReplicatedState(NamedTuple):

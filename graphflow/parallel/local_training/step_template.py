@@ -16,7 +16,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.ir.spec import Span
 from graphflow.parallel.mesh.layouts import CommunicationRecord, Layout, whole
-from graphflow.parallel.sharding.sharded_graph import FeedSlice
+from graphflow.parallel.sharding.emission.sharded_graph import FeedSlice
 from graphflow.passes import MergeBodies
 from graphflow.placement.clusters.cluster import Cluster
 

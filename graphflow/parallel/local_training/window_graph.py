@@ -21,7 +21,7 @@ from graphflow.parallel.local_training.replica_unroller import (
 )
 from graphflow.parallel.mesh.layouts import SentTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 
 Updates = Mapping[Node, Sequence[Tensor]]
 """The assignments of each variable."""

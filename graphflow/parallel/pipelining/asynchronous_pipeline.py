@@ -40,8 +40,12 @@ from graphflow.parallel.pipelining.flushing_pipeline import (
 from graphflow.parallel.pipelining.schedule import Phase, Schedule, Task, execution_order
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.pipelining.stages import UNSTAGED_OPS
-from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import (
+    FeedSlice,
+    ShardedGraph,
+    ShardedVariable,
+)
+from graphflow.parallel.sharding.propagation.batch_axis import equal_sizes
 from graphflow.parallel.sharding.symbol_substitution import SymbolSubstitution
 
 _BATCH = AxisSplit((MICRO,))

@@ -30,9 +30,9 @@ from graphflow.parallel.pipelining.schedule import (
 )
 from graphflow.parallel.pipelining.stage_report import StagedPipeline
 from graphflow.parallel.pipelining.stages import UNSTAGED_OPS, origin_of, weight_gradients
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.replication import NOT_REPLICATED, ReplicationConfig
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.propagation.replication import NOT_REPLICATED, ReplicationConfig
 from graphflow.passes import MergeBodies
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.placement.placers.construction.execution_order import by_turns
 
 

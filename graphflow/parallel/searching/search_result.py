@@ -17,7 +17,7 @@ from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 from graphflow.parallel.pipeline_strategy import Pipeline
 from graphflow.parallel.report import StrategyReport, report_of
 from graphflow.parallel.shard_strategy import Shard
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.placement.clusters.cluster import Cluster
 
 MAX_SHOWN = 10

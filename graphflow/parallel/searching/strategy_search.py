@@ -14,7 +14,7 @@ from typing import Any
 
 from graphflow import optim
 from graphflow.base.formatting import show_bytes
-from graphflow.base.gc_pause import without_collection
+from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     DeviceError,
     GraphflowError,
@@ -40,15 +40,15 @@ from graphflow.parallel.searching.inexact_strategies import (
     inexact_strategies,
 )
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, refuse
-from graphflow.parallel.sharding.batch_axis import batch_placeholders
+from graphflow.parallel.sharding.propagation.batch_axis import batch_placeholders
 from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
-from graphflow.placement.plans.plan_builder import outlook
-from graphflow.placement.plans.plan_fetches import known_of, sizes_of
-from graphflow.planning.profiling_run import SEARCH, profile_first_steps
-from graphflow.planning.trace_feedback import is_known, save_corrections
+from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.plan_fetches import known_of, sizes_of
+from graphflow.planning.feedback.trace_feedback import is_known, save_corrections
+from graphflow.planning.trials.profiling_run import SEARCH, profile_first_steps
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.sessions.session import Session
 
@@ -320,7 +320,7 @@ class StrategySearch:
     @cached_property
     def synthetic_feeds(self) -> dict[Tensor, Any]:
         """Random arrays for all placeholders."""
-        from graphflow.planning.profiling_run import synthetic_feeds
+        from graphflow.planning.trials.profiling_run import synthetic_feeds
 
         return {n.outputs[0]: a for n, a in synthetic_feeds(self._source, self._bindings).items()}
 

@@ -13,7 +13,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.op import REGISTRY, Node, Tensor, origin_scope
 from graphflow.parallel.mesh.row_ranges import RowRanges
 from graphflow.parallel.served_tables.table_pieces import SERVER
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 from graphflow.strategy import RowCopies
 
 

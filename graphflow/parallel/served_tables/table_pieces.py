@@ -15,10 +15,10 @@ from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.layouts import whole
 from graphflow.parallel.mesh.row_ranges import RowRanges, ring_ranges
 from graphflow.parallel.served_tables.table_selection import TableKeys
-from graphflow.parallel.sharding.initial_parts import initial_part
-from graphflow.parallel.sharding.propagation import is_slot
-from graphflow.parallel.sharding.rule_layouts import match_tensors
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.initial_parts import initial_part
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.propagation.propagation import is_slot
+from graphflow.parallel.sharding.propagation.rule_layouts import match_tensors
 from graphflow.parallel.tables.row_updates import readers_of
 
 SERVER = "server"

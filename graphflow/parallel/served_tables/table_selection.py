@@ -12,7 +12,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShardingError
 from graphflow.ir.graph import Graph, bodies
 from graphflow.ir.op import Node, Tensor
-from graphflow.parallel.sharding.rule_layouts import match_tensors, unknown_rule_error
+from graphflow.parallel.sharding.propagation.rule_layouts import match_tensors, unknown_rule_error
 from graphflow.parallel.tables.row_updates import RowUpdate, find_row_updates, readers_of
 
 TableKeys = Sequence[Tensor | str]

@@ -14,7 +14,7 @@ from graphflow.parallel.served_tables.table_route import TableRoute, WorkingSet
 from graphflow.parallel.served_tables.table_selection import ServedTable
 from graphflow.parallel.servers.consistency import Rules
 from graphflow.parallel.servers.party_copy import PartyCopy
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 
 
 class WindowTables:

@@ -20,8 +20,8 @@ from graphflow.ir.spec import Dim, Size, evaluate, show_shape, show_symbol, sole
 from graphflow.parallel.mesh.axis_split import ShardExtent
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
-from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.sharded_graph import FeedSlice
+from graphflow.parallel.sharding.emission.sharded_graph import FeedSlice
+from graphflow.parallel.sharding.propagation.batch_axis import equal_sizes
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from graphflow.parallel.served_tables.table_pieces import (
     ranges_of,
 )
 from graphflow.parallel.served_tables.table_selection import TableKeys
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 
 
 def divide_evaluation(

@@ -22,7 +22,7 @@ from graphflow.ir.op import Node
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.served_tables.table_moves import move_tables
 from graphflow.parallel.servers.window import PARTY
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 from graphflow.strategy import ServerChange, ServerMoves, Strategy
 
 Shards = Mapping[Node, ShardedVariable]

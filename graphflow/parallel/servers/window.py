@@ -45,7 +45,7 @@ from graphflow.parallel.servers.loops.worker_loop import WorkerLoop, draw_key
 from graphflow.parallel.servers.micro_batches import MicroBatches, row_of, whole_feed
 from graphflow.parallel.servers.party_copy import PartyCopy
 from graphflow.parallel.servers.step_cut import PushedTensor, StepCut
-from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import FeedSlice, ShardedVariable
 
 PARTY = "party"
 """The mesh axis of servers and workers, servers first."""

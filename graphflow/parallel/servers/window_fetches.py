@@ -15,7 +15,7 @@ from graphflow.parallel.served_tables.table_pieces import gather_whole
 from graphflow.parallel.servers.traffic import record_traffic
 from graphflow.parallel.servers.window import ServedWindow
 from graphflow.parallel.servers.window_history import WindowRecords
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 
 
 def finish_window(window: ServedWindow, source: Graph, **kept: Any) -> ShardedGraph:

@@ -32,18 +32,22 @@ from graphflow.parallel.mesh.mesh_arguments import check_mesh_size, mesh_devices
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner, batch_too_small_error
 from graphflow.parallel.pipelining.microbatch_order import order_by_microbatch
 from graphflow.parallel.resharding.resharder import Resharder
-from graphflow.parallel.sharding.batch_axis import equal_sizes
-from graphflow.parallel.sharding.control_flow import emit_control
-from graphflow.parallel.sharding.emitter import Emitter
-from graphflow.parallel.sharding.propagation import propagate, split_by_heads
-from graphflow.parallel.sharding.replication import (
+from graphflow.parallel.sharding.emission.control_flow import emit_control
+from graphflow.parallel.sharding.emission.emitter import Emitter
+from graphflow.parallel.sharding.emission.sharded_graph import (
+    FeedSlice,
+    ShardedGraph,
+    ShardedVariable,
+)
+from graphflow.parallel.sharding.emission.state_emitter import StateEmitter
+from graphflow.parallel.sharding.propagation.batch_axis import equal_sizes
+from graphflow.parallel.sharding.propagation.propagation import propagate, split_by_heads
+from graphflow.parallel.sharding.propagation.replication import (
     NOT_REPLICATED,
     ReplicationConfig,
     split_sequence,
     split_slots,
 )
-from graphflow.parallel.sharding.sharded_graph import FeedSlice, ShardedGraph, ShardedVariable
-from graphflow.parallel.sharding.state_emitter import StateEmitter
 from graphflow.parallel.tables.row_updates import readers_of
 from graphflow.parallel.tables.table_choice import OwnedTables, choose_tables, spread_rows
 from graphflow.passes import MergeBodies

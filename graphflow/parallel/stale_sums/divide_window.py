@@ -22,6 +22,7 @@ from graphflow.parallel.mesh.mesh_arguments import check_mesh_size
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
 from graphflow.parallel.resharding.communication_log import user_name
 from graphflow.parallel.resharding.resharder import Resharder
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.sharding.partitioner import (
     AnnotatedGraph,
     EmittedGraph,
@@ -33,7 +34,6 @@ from graphflow.parallel.sharding.partitioner import (
     lay_out_mesh,
     propagate_layouts,
 )
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph, ShardedVariable
 from graphflow.parallel.stale_sums.stale_emitter import StaleEmitter
 from graphflow.parallel.stale_sums.stale_resharder import StaleResharder
 from graphflow.parallel.stale_sums.turns import Window, unroll_turns

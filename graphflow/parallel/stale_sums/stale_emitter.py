@@ -13,7 +13,7 @@ from graphflow.errors import ShardingError
 from graphflow.ir.op import Node, Tensor
 from graphflow.parallel.mesh.layouts import ShardedTensor
 from graphflow.parallel.resharding.communication_log import user_name
-from graphflow.parallel.sharding.emitter import EFFECT_OPS, Emitter
+from graphflow.parallel.sharding.emission.emitter import EFFECT_OPS, Emitter
 from graphflow.parallel.stale_sums.stale_resharder import StaleResharder
 from graphflow.parallel.stale_sums.turns import Window, name_in_step
 

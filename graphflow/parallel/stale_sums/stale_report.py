@@ -12,12 +12,12 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.frontend.pytree import symbols_of
 from graphflow.ir.spec import Dim
 from graphflow.parallel.report import StrategyReport
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Link
-from graphflow.placement.plans.plan_builder import outlook
-from graphflow.placement.plans.plan_fetches import known_of
+from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.plan_fetches import known_of
 
 LINKS = {
     "10 Gbit/s, 50 µs": (50e-6, 1.16e9),

@@ -18,7 +18,7 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.mesh.row_ranges import RowRanges, ring_ranges
-from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.propagation.propagation import is_slot
 from graphflow.parallel.tables.row_updates import Readers, RowUpdate, nodes_after, nodes_before
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from graphflow.ir.nodes.scopes import device
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, as_tensor
-from graphflow.ir.scopes import device
 from graphflow.ops.tables.hash_index import part_of
 from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
 

@@ -15,7 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Shape
-from graphflow.parallel.sharding.rules import rule_of
+from graphflow.parallel.sharding.rules.node_rule import rule_of
 
 Readers = Mapping[Tensor, Sequence[Node | None]]
 """The nodes that read each tensor; None stands for a fetch."""

@@ -12,7 +12,7 @@ from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout
 from graphflow.parallel.mesh.row_ranges import ring_ranges
-from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.propagation.propagation import is_slot
 from graphflow.parallel.tables.hash_lookups import (
     HashLookup,
     are_parts,

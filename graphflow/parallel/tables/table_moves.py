@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
 from graphflow.parallel.mesh.row_ranges import Int64s, RowRanges
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 from graphflow.parallel.tables.range_moves import (
     changed_ranges,
     find_swaps,

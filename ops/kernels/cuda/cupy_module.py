@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from graphflow.base.environment import home_folder, set_default
-from graphflow.base.gc_pause import gc_paused
+from graphflow.base.process.gc_pause import gc_paused
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 

@@ -19,8 +19,8 @@ from graphflow.ops.networks.layers.layer_base import (
     set_attributes,
     uniform_parameter,
 )
-from graphflow.ops.networks.recurrent import initial_state, run_directions, run_step
-from graphflow.ops.networks.recurrent_cells import (
+from graphflow.ops.networks.recurrence.recurrent import initial_state, run_directions, run_step
+from graphflow.ops.networks.recurrence.recurrent_cells import (
     Cell,
     RecurrentWeights,
     State,

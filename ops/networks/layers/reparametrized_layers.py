@@ -17,12 +17,12 @@ from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, function, prefix_scope
 from graphflow.ir.spec import show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import normalize_axis, require_finite, require_int
+from graphflow.ops.matrices.linalg.norms import vector_norm
 from graphflow.ops.matrices.matmul import matmul
-from graphflow.ops.matrices.norms import vector_norm
-from graphflow.ops.networks.distances import normalize
 from graphflow.ops.networks.layers.layer_base import Layer, set_attributes
 from graphflow.ops.networks.layers.layers_conv import _ConvTranspose
-from graphflow.ops.networks.recurrent_cells import RecurrentWeights
+from graphflow.ops.networks.losses.distances import normalize
+from graphflow.ops.networks.recurrence.recurrent_cells import RecurrentWeights
 from graphflow.ops.networks.training_mode import current_updates
 from graphflow.ops.pointwise.convert import stop_gradient
 from graphflow.ops.tensors.shape import moveaxis, reshape

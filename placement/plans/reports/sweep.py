@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from graphflow.base.argument_checks import checks_arguments
-from graphflow.base.interrupts import passes_interrupts
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import GraphflowError, PlanError
 from graphflow.ir.op import Tensor
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
-from graphflow.placement.plans.plan_fetches import plan
+from graphflow.placement.plans.building.plan_fetches import plan
 from graphflow.placement.plans.reports.sweep_data import Curve, Point, SweepData, number
 from graphflow.placement.view.curves import draw, page
 

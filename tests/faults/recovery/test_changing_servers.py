@@ -15,7 +15,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ClusterError, WorkerLost
-from graphflow.planning.server_copies import ServerCopies
+from graphflow.planning.migration.server_copies import ServerCopies
 from tests.faults.running import Worker, cluster_file
 
 SLOW = pytest.mark.slow

@@ -256,6 +256,7 @@ print("goes on", flush=True)
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.fault(10)
 @pytest.mark.parametrize(
     "how",

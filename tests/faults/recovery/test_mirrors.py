@@ -192,7 +192,7 @@ def test_a_large_table_gets_a_new_mirror_by_pieces_while_steps_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that has the only copy of a part of the rows, and their mirror, dies last."""
-    from graphflow.planning import mirror_copies
+    from graphflow.planning.migration import mirror_copies
 
     monkeypatch.setattr(mirror_copies, "PIECE_BYTES", 1 << 14)
     rows, lookups = 3001, 16

@@ -39,6 +39,7 @@ def fit(estimator: Any, x: Any, y: Any, **changes: Any) -> Any:
     return clone(estimator).set_params(tol=1e-7, **changes).fit(x, labels)
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize(
     "number, is_sparse",
     [

@@ -85,6 +85,7 @@ def test_averaging_converges_and_takes_more_rounds(ridge: LinearProblem) -> None
     assert adding < count_rounds(problem, 125, gamma=1 / WORKERS) < 150
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("loss, is_sparse", CASES)
 def test_the_certificate_of_rows_is_that_of_the_whole_problem(loss: Any, is_sparse: bool) -> None:
     problem = random_problem(5, loss, l2=1.5, bias=0.7, is_sparse=is_sparse, rows=31)
@@ -102,6 +103,7 @@ def test_the_certificate_of_rows_is_that_of_the_whole_problem(loss: Any, is_spar
     assert np.isclose(found.primal, whole.primal) and np.isclose(found.dual, whole.dual)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize(
     "l1, l2, is_positive", [(0.5, 0, 0), (0.5, 0.3, 0), (0, 0.3, 0), (0.5, 0, 1)]

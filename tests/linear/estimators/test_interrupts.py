@@ -14,7 +14,8 @@ import pytest
 
 import graphflow as gf
 from graphflow.linear.fit_history import FitMonitor
-from graphflow.linear.solvers import kernel_machine, softmax, sparse_softmax
+from graphflow.linear.solvers import kernel_machine
+from graphflow.linear.solvers.newton import softmax, sparse_softmax
 
 
 def strike() -> None:

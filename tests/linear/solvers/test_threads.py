@@ -18,8 +18,8 @@ from graphflow.linear.loops.thread_meetings import count_parts
 from graphflow.linear.losses import Floats, Loss
 from graphflow.linear.problem import LinearProblem, multiply
 from graphflow.linear.solve import solve
-from graphflow.linear.solvers import threaded_ascent, wild_ascent
-from graphflow.linear.solvers.hessian import SparseHessian
+from graphflow.linear.solvers.dual_ascent import threaded_ascent, wild_ascent
+from graphflow.linear.solvers.newton.hessian import SparseHessian
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from tests.linear.problems import LOSSES, random_problem
 
@@ -49,7 +49,7 @@ class _Monitor(FitMonitor):
         return super().accept(w, b, beta, **known)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_each_loss_is_solved_on_threads_with_the_same_bits_again(loss: Loss) -> None:
     tol = 1e-6 if loss.slope is not None else 1e-4

@@ -82,6 +82,7 @@ ESTIMATORS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", range(len(ESTIMATORS)))
 def test_models_are_those_of_tables_in_memory(
     case: int, data: tuple[Any, Any], paths: dict[str, str]

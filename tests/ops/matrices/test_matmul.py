@@ -68,6 +68,7 @@ LARGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("a, b", LARGE)
 @pytest.mark.parametrize("ta, tb", [(False, False), (True, False), (False, True)])
@@ -122,6 +123,7 @@ BY_BLAS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("a", "b", "ta", "tb"), [*BY_KERNEL, *BY_BLAS], ids=str)
 def test_a_kernel_by_itself_in_a_program_or_on_threads_gives_the_same_bits(

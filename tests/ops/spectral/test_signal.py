@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, FeedError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from tests.ops.matrices.test_decompositions import draw_matrices, seeds
+from tests.ops.matrices.linalg.test_decompositions import draw_matrices, seeds
 from tests.ops.test_registry import check_gradients
 
 

@@ -77,6 +77,7 @@ def test_replicas_train_as_without_it(
         np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_fewer_bytes_travel_and_the_bits_stay(replicas: int) -> None:
     random = np.random.default_rng(0)

@@ -23,8 +23,8 @@ from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
 from graphflow.parallel.mesh.size_partitioner import SizePartitioner
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 from graphflow.transforms.op_testing import draw, infer_specs, to_double
 
 MESHES: list[dict[str, int]] = [{"a": 2}, {"a": 3}, {"a": 4}, {"a": 2, "b": 2}, {"a": 3, "b": 2}]
@@ -142,6 +142,7 @@ def check(op: Op, number: int, seed: int) -> None:
         assert_near(have, want, f"sample {number}, seed {seed}, result {i} on {mesh}: {told}")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_op_and_its_gradients_in_any_layout_give_what_they_give_whole(op: Op) -> None:

@@ -21,7 +21,7 @@ from graphflow.parallel.pipelining.stages import stages_of
 from graphflow.parallel.pipelining.staleness import staleness
 from graphflow.parallel.pipelining.standard_schedules import one_f_one_b, pipedream
 from graphflow.parallel.pipelining.timeline import run
-from graphflow.parallel.sharding.sharded_graph import FeedSlice
+from graphflow.parallel.sharding.emission.sharded_graph import FeedSlice
 from graphflow.passes import optimize
 from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 from graphflow.placement.plans.reports.plan_notices import constraints

@@ -19,8 +19,8 @@ from graphflow.ir.graph import Graph
 from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
 
 C, W, ITEM = 2, 5, 8
 

@@ -29,7 +29,7 @@ from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_result import SAME_TIME, CandidateResult, Search
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.cost_model.trace_observations import trace_observations
-from graphflow.planning.node_observations import observe_steps
+from graphflow.planning.feedback.node_observations import observe_steps
 
 X = np.random.default_rng(1).normal(size=(64, 16)).astype("float32")
 

@@ -211,7 +211,9 @@ def test_a_worker_that_cannot_join_is_refused() -> None:
             s.add_server("tcp://127.0.0.1:9")
         before = s.cluster
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("graphflow.planning.server_copies.ServerCopies.check_memory", _full)
+            patch.setattr(
+                "graphflow.planning.migration.server_copies.ServerCopies.check_memory", _full
+            )
             with pytest.raises(MemoryLimitError, match="no room"):
                 s.add_server()
         assert s.cluster == before

@@ -19,9 +19,9 @@ from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.parallel.mesh.axis_split import AxisSplit
 from graphflow.parallel.mesh.device_mesh import Mesh
 from graphflow.parallel.mesh.layouts import Layout, whole
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.parallel.sharding.partitioner import partition_graph
-from graphflow.parallel.sharding.rules import rule_of
-from graphflow.parallel.sharding.sharded_graph import ShardedGraph
+from graphflow.parallel.sharding.rules.node_rule import rule_of
 from graphflow.transforms.op_testing import draw
 
 AXIS = "m"
@@ -114,7 +114,7 @@ def ran(op: Op) -> Iterator[Ran]:
         )  # fmt: skip
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_an_op_cut_along_any_axis_gives_what_it_gives_whole(op: Op) -> None:
     """To the bit, where no sum is divided, and the op does not add in another order."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.parallel.sharding.propagation import is_slot
+from graphflow.parallel.sharding.propagation.propagation import is_slot
 from tests.parallel.models import difference, gpt, undivided
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
@@ -19,6 +19,7 @@ def cut(model: int = 2, **options: Any) -> Shard:
     return Shard({"model": model}, HEADS, sequence="model", **options)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("strategy", [
     cut(), Data(2) * cut(), Data(2, shard_state=True) * cut(), Pipeline(2, microbatches=2) * cut(),
     Shard({"model": 2}, {**HEADS, "embedding": ("model",), "head": (None, "model")},

@@ -263,6 +263,7 @@ def test_a_plan_shows_the_turns() -> None:
     assert turns == {"1", "2"} and plan.makespan > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_transformer_trains_with_stale_sums(dropout: float) -> None:
     rules = {"*attention/weight": ("model",), "*linear1/weight": ("model",)}

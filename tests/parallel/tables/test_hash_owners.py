@@ -98,6 +98,7 @@ STRATEGIES = {
 }  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how, name", [
     *(
         pytest.param(how, "adam", marks=[SLOW] * (how in ("1 owner", "shares", "2 owners")))

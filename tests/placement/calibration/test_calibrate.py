@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.errors import DeviceError
-from graphflow.ir import op, registry
+from graphflow.ir import op
+from graphflow.ir.declarations import registry
 from graphflow.ir.op import REGISTRY
 from graphflow.placement.calibration import calibrate, measure, profile_file
 from graphflow.placement.calibration.calibrate import (

@@ -23,7 +23,7 @@ from graphflow.placement.calibration.worker_speeds import (
 )
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Device, Worker
-from graphflow.placement.plans.plan_builder import plan_graph
+from graphflow.placement.plans.building.plan_builder import plan_graph
 from tests.placement.speeds import profile
 
 TWO = Cluster.local(workers=2, threads=1)

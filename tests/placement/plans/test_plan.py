@@ -32,9 +32,9 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.node_times import NodeTimes
 from graphflow.placement.cost_model.problem_builder import build_problems
 from graphflow.placement.placers.auto import Auto
+from graphflow.placement.plans.building.plan_builder import plan_graph
+from graphflow.placement.plans.building.plan_fetches import plan
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
-from graphflow.placement.plans.plan_builder import plan_graph
-from graphflow.placement.plans.plan_fetches import plan
 from graphflow.placement.plans.plan_records import Interval, MeasuredSteps
 from graphflow.runtime.partitioning.partition import partition
 from tests.placement.speeds import profile

@@ -75,7 +75,7 @@ def test_any_reader_of_safetensors_opens_it(tmp_path: Path) -> None:
 
 
 def test_numpy_reads_16_bit_floats_once_it_knows_them(tmp_path: Path) -> None:
-    """As docs/checkpoints.md says: without graphflow, after `import ml_dtypes`."""
+    """As docs/operations/checkpoints.md says: without graphflow, after `import ml_dtypes`."""
     save(Checkpoint({"b": np.arange(3).astype(BFLOAT16)}, 0), tmp_path / "c")
     script = f"""
 import sys
@@ -88,7 +88,9 @@ print(found.dtype, found.tolist())
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
     assert ran.stdout == "bfloat16 [0.0, 1.0, 2.0]\n"
-    page = (Path(__file__).resolve().parents[3] / "docs" / "checkpoints.md").read_text()
+    page = (
+        Path(__file__).resolve().parents[3] / "docs" / "operations" / "checkpoints.md"
+    ).read_text()
     assert "after `import ml_dtypes`" in page
 
 

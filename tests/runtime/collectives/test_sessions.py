@@ -135,6 +135,7 @@ def test_a_step_that_fails_on_one_worker_leaves_the_next_one_right(size: int) ->
             assert time.monotonic() - started < 10
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("size", [10, 1 << 20])
 @pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "ahead"])
 def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_right(

@@ -144,6 +144,7 @@ MODELS: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_predicted_is_what_a_step_takes(model: str) -> None:
     fetches, feeds = MODELS[model]()

@@ -111,6 +111,7 @@ def test_a_step_is_one_message_each_way_for_each_worker(workers: int) -> None:
     assert world.messages["Abort"] == 0 == world.messages["Resend"]
 
 
+@pytest.mark.slow
 def test_what_the_machines_do_grows_no_faster_than_the_number_of_workers() -> None:
     def lines_a_message(workers: int) -> float:
         count = 0

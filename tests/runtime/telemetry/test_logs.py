@@ -282,7 +282,7 @@ def test_nothing_in_the_runtime_logs_past_the_events() -> None:
 
 
 def test_the_docs_list_every_event_with_its_fields_and_meaning() -> None:
-    page = (ROOT / "docs" / "logs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operations" / "logs.md").read_text(encoding="utf-8")
     for name, event in EVENTS.items():
         level = logging.getLevelName(event.level).lower()
         assert f"| `{name}` | {level} | {event.meaning} | {' '.join(event.fields)} |" in page

@@ -134,7 +134,7 @@ def test_every_metric_is_counted_somewhere_and_named_as_prometheus_wants_it() ->
 
 
 def test_the_docs_list_every_metric_with_its_kind_meaning_and_labels() -> None:
-    page = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operations" / "observability.md").read_text(encoding="utf-8")
     for name, metric in METRICS.items():
         row = f"| `{name}` | {metric.kind} | {metric.meaning} | {' '.join(metric.labels)} |"
         assert row in page, row

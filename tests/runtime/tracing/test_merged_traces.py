@@ -59,6 +59,7 @@ def only(step: TraceStep, kind: str, track: str) -> TraceEvent:
     return found
 
 
+@pytest.mark.every(2)
 def test_the_spans_of_all_workers_lie_in_their_step_in_the_order_in_which_things_happened(
     traced: tuple[Trace, float, Path],
 ) -> None:

@@ -46,6 +46,7 @@ def draw_array(sample: Sample, spec: TensorSpec, rng: np.random.Generator) -> np
 # Round trips ------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op, sample", CASES)
 def test_every_op_arrives_with_its_specs_and_gives_the_same_bits(op: Op, sample: Sample) -> None:
     rng = np.random.default_rng(0)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.base.user_modules import allowed_function
+from graphflow.base.process.user_modules import allowed_function
 from graphflow.cli.main import main
 from graphflow.errors import (
     ArgumentError,
@@ -279,7 +279,7 @@ def test_wrong_arguments_are_told() -> None:
 
 
 def test_the_python_of_the_documentation_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "models" / "extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL)
     assert [name for name, _ in blocks] == [
         "my_ops.py",

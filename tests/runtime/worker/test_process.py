@@ -183,6 +183,7 @@ def test_a_worker_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     assert ended(int(marker.read_text()))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", ["SIGKILL", "exit", "exception"])
 def test_local_workers_end_when_their_parent_does(how: str) -> None:
     script = textwrap.dedent(f"""

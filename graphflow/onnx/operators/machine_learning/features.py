@@ -9,12 +9,12 @@ import numpy as np
 
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import kind
-from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.domains import ML
-from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.reader import tensor_to_array
-from graphflow.onnx.loading.value_kinds import Array
+from graphflow.onnx.loading.host import host_nodes as host
+from graphflow.onnx.loading.reading.domains import ML
+from graphflow.onnx.loading.reading.reader import tensor_to_array
+from graphflow.onnx.loading.reading.value_kinds import Array
+from graphflow.onnx.loading.translation.node_call import NodeCall, RunOnHost
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.ordering.search import searchsorted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import NodeCall
+from graphflow.onnx.loading.translation.node_call import NodeCall
 from graphflow.ops.pointwise import activations, arithmetic, comparison, select, transcendental
 from graphflow.ops.reductions import extrema, reduce
 from graphflow.ops.reductions.softmax import softmax

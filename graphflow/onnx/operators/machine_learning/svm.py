@@ -18,12 +18,12 @@ from onnx import NodeProto, helper
 from graphflow.errors import OnnxError
 from graphflow.frontend import control_flow as control
 from graphflow.ir.op import Tensor, as_tensor
-from graphflow.onnx.loading import host_nodes as host
-from graphflow.onnx.loading.domains import ML
-from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.segments import OnnxBody
-from graphflow.onnx.loading.value_kinds import Array
+from graphflow.onnx.loading.host import host_nodes as host
+from graphflow.onnx.loading.reading.domains import ML
+from graphflow.onnx.loading.reading.value_kinds import Array
+from graphflow.onnx.loading.translation.node_call import NodeCall, RunOnHost
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.segments import OnnxBody
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.matrices import matmul as linalg
 from graphflow.ops.pointwise import activations, arithmetic, comparison, select, transcendental

@@ -16,11 +16,11 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import OnnxError
 from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.spec import kind
-from graphflow.onnx.loading.domains import ML
-from graphflow.onnx.loading.node_call import NodeCall, RunOnHost
-from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.reader import tensor_to_array
-from graphflow.onnx.loading.value_kinds import Array
+from graphflow.onnx.loading.reading.domains import ML
+from graphflow.onnx.loading.reading.reader import tensor_to_array
+from graphflow.onnx.loading.reading.value_kinds import Array
+from graphflow.onnx.loading.translation.node_call import NodeCall, RunOnHost
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.machine_learning.post_transform import apply_post_transform
 from graphflow.ops.pointwise import comparison, select
 from graphflow.ops.pointwise.convert import astype

@@ -7,8 +7,8 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import product
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.networks import piecewise_activations as piecewise
 from graphflow.ops.pointwise import activations, rectifiers

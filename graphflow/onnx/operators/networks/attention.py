@@ -11,8 +11,8 @@ import numpy as np
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, floordiv
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.attention import attention_op as attention
 from graphflow.ops.pointwise import comparison, select
 from graphflow.ops.pointwise.convert import astype

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.ir.op import Tensor
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.shape import axis_of
 from graphflow.ops.networks import batch_norm, norm
 from graphflow.ops.networks.dropout import masked

@@ -6,8 +6,8 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import product
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import padding_of, steps_of
 from graphflow.ops.pointwise import arithmetic
 from graphflow.ops.reductions import extrema, reduce

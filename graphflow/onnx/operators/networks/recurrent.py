@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from graphflow.ir.op import FUNCTIONS, Tensor
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks import piecewise_activations as piecewise
-from graphflow.ops.networks import recurrent
-from graphflow.ops.networks.recurrent_cells import LstmCell, RecurrentWeights, State
+from graphflow.ops.networks.recurrence import recurrent
+from graphflow.ops.networks.recurrence.recurrent_cells import LstmCell, RecurrentWeights, State
 from graphflow.ops.pointwise import arithmetic, comparison, rectifiers, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.reductions import extrema

@@ -7,10 +7,10 @@ from typing import Any
 
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
-from graphflow.onnx.loading.domains import TRAINING
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
-from graphflow.onnx.loading.value_kinds import Known
+from graphflow.onnx.loading.reading.domains import TRAINING
+from graphflow.onnx.loading.reading.value_kinds import Known
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.ops.pointwise import arithmetic, comparison, select, transcendental
 from graphflow.ops.pointwise.convert import astype
 from graphflow.transforms.reverse_mode import gradients

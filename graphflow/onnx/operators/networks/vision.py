@@ -7,8 +7,8 @@ from typing import Any
 
 from graphflow.ir.op import Tensor
 from graphflow.ir.spec import Size, kind, product
-from graphflow.onnx.loading.node_call import NodeCall
-from graphflow.onnx.loading.operator_registry import Outputs, operator
+from graphflow.onnx.loading.translation.node_call import NodeCall
+from graphflow.onnx.loading.translation.operator_registry import Outputs, operator
 from graphflow.onnx.operators.networks.convolution import steps_of
 from graphflow.onnx.operators.quantize import saturate
 from graphflow.ops.images import deformable_conv as deform

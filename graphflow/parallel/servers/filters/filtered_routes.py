@@ -31,7 +31,7 @@ from graphflow.parallel.compression.filters.key_cache import (
 )
 from graphflow.parallel.compression.traffic import MessagePart, message_parts
 from graphflow.parallel.servers.loops.routes import PullRoute, PushRoute, State
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 
 
 class FilteredTensor(NamedTuple):

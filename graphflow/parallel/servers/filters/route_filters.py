@@ -28,7 +28,7 @@ from graphflow.parallel.servers.filters.filtered_routes import (
 from graphflow.parallel.servers.loops.bundles import Bundle
 from graphflow.parallel.servers.loops.server_loop import ServerPorts
 from graphflow.parallel.servers.step_cut import PushedTensor
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 
 Known = Mapping[Node, ShardedVariable]
 _ANSWERED: Mapping[Consistency, Answered] = {

@@ -17,7 +17,7 @@ from graphflow.frontend.concurrent_loops import ConcurrentLoops, Party, PartyCha
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.servers.step_cut import PushedTensor
-from graphflow.parallel.sharding.sharded_graph import ShardedVariable
+from graphflow.parallel.sharding.emission.sharded_graph import ShardedVariable
 
 State = list[Tensor]
 """The tensors that a loop carries for one end of a route."""

@@ -134,6 +134,7 @@ print(total)
 """
 
 
+@pytest.mark.slow
 def test_processes_share_the_folder_while_entries_are_damaged_and_removed(tmp_path: Path) -> None:
     program = PROGRAM.format(path=sys.path)
     children = [

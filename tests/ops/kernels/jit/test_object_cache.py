@@ -35,6 +35,7 @@ def child(folder: Path) -> tuple[int, str]:
     return int(count), bits
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_compiled_and_rebuilds_what_is_damaged(
     tmp_path: Path,
 ) -> None:

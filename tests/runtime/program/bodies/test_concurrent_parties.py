@@ -32,6 +32,7 @@ def places(count: int) -> list[str]:
     return [f"/worker:{i}" for i in range(count)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shared", ["on", "off"])
 def test_an_order_given_back_gives_the_same_bits(
     shared: str, monkeypatch: pytest.MonkeyPatch

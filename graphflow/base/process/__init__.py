@@ -1,0 +1,1 @@
+"""State of the whole process: interrupts, BLAS threads, garbage collection, modules, files."""

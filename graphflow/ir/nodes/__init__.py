@@ -1,0 +1,1 @@
+"""Nodes and tensors: how calls of ops build them, and the scopes in which they are built."""

@@ -1,0 +1,1 @@
+"""Dual coordinate ascent by rows: in sequence, on threads and on a GPU."""

@@ -1,0 +1,1 @@
+"""Newton's method: products with second derivatives, conjugate gradients, line searches."""

@@ -1,0 +1,1 @@
+"""Read ONNX files that nobody vouches for: bytes to checked protos and arrays."""

@@ -1,0 +1,1 @@
+"""Learn from traced steps: seconds of nodes and turns, and the speeds of workers."""

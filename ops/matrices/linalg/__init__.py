@@ -1,0 +1,1 @@
+"""Linear algebra, public as `gf.linalg`: decompositions, systems, singular values, norms."""

@@ -1,0 +1,1 @@
+"""Sparse matrices in CSR form, public as `gf.sparse`."""

@@ -1,0 +1,1 @@
+"""Losses of predictions: of numbers, of classes, of likelihoods, of sequences; and distances."""

@@ -1,0 +1,1 @@
+"""Recurrent networks: cells, and whole sequences of LSTMs as one op."""
