@@ -59,7 +59,5 @@ def own_bytes(installed: Distribution) -> int:
 def walk(folder: Path) -> list[Path]:
     """Return all files below a folder, also behind links to folders."""
     return [
-        inner
-        for path in folder.iterdir()
-        for inner in (walk(path) if path.is_dir() else [path])
+        inner for path in folder.iterdir() for inner in (walk(path) if path.is_dir() else [path])
     ]

@@ -72,7 +72,8 @@ class LibraryProcess:
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
             return json.loads(line)
-        told = self._process.communicate()[1].strip().splitlines()[-1]
+        lines = self._process.communicate()[1].strip().splitlines()
+        told = lines[-1] if lines else f"exit status {self._process.returncode}"
         missing = told.startswith("ModuleNotFoundError")
         raise ImportError(told) if missing else SystemExit(told)
 

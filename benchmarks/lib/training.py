@@ -32,7 +32,7 @@ class Model:
     Attributes:
         goal: our step time over that of the best peer that is to be reached.
         parameters, feeds: arrays.
-        ours, torch, jax, tensorflow: its loss. TensorFlow's has images and kernels with channels last.
+        ours, torch, jax, tensorflow: its loss; TensorFlow has channels last.
         layout: a memory format of torch's to try besides the default.
         products: numpy doing the step's matrix products alone, a floor.
         compiled: whether torch.compile takes part.

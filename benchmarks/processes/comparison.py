@@ -1,4 +1,4 @@
-"""graphflow beside TensorFlow, JAX, PyTorch, Ray and Dask: the figures of docs/comparison.md.
+"""graphflow beside TensorFlow, JAX, PyTorch, Ray and Dask: the figures of docs/start/comparison.md.
 
     python benchmarks/processes/comparison.py [--parts size import steps tasks] [--output FILE]
 
@@ -13,6 +13,7 @@ Libraries that are not installed are left out. Each part ends with rows of a Mar
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="*", type=int, default=(1, 2), help="of the steps")
     parser.set_defaults(rounds=8)
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed library has its bytecode
     results = []
     if "size" in options.parts:
         results += measure_sizes()
