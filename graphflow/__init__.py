@@ -96,6 +96,7 @@ from graphflow.ops.pointwise.comparison import (
 )
 from graphflow.ops.pointwise.complex import angle, complex, conj, imag, real
 from graphflow.ops.pointwise.convert import astype, full_like, ones_like, stop_gradient, zeros_like
+from graphflow.ops.pointwise.incomplete_gamma import gammainc, gammaincc
 from graphflow.ops.pointwise.neighbours import nextafter
 from graphflow.ops.pointwise.select import clip, masked_fill, maximum, minimum, where
 from graphflow.ops.pointwise.special import digamma, erfc, erfinv, lgamma, polygamma
@@ -151,6 +152,8 @@ from graphflow.ops.tensors.slicing import concat, diff, flip, roll, split, stack
 from graphflow.ops.tensors.take import index_add, one_hot, scatter_add, take
 from graphflow.ops.tensors.take_along_axis import gather, take_along_axis
 from graphflow.ops.windows.convolve import convolve
+from graphflow.transforms.associative_scan import associative_scan
+from graphflow.transforms.custom_tangents import custom_jvp
 from graphflow.transforms.forward_mode import jvp
 from graphflow.transforms.jacobians import hessian, jacobian, vjp
 from graphflow.transforms.op_testing import check_op
@@ -266,6 +269,7 @@ __all__ = [
     "asin",
     "asinh",
     "assign",
+    "associative_scan",
     "astype",
     "atan",
     "atan2",
@@ -302,6 +306,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "custom_jvp",
     "custom_vjp",
     "data",
     "debug",
@@ -331,6 +336,8 @@ __all__ = [
     "full",
     "full_like",
     "function",
+    "gammainc",
+    "gammaincc",
     "gather",
     "gather_nd",
     "gradients",

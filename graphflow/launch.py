@@ -8,13 +8,13 @@ A launcher starts processes and restarts them when a session asks. The session k
 epochs and checkpoints. An own launcher is a class with the four methods of `WorkerLauncher`.
 """
 
-from graphflow.runtime.launch.dask import Dask
+from graphflow.runtime.launch.engines.dask import Dask
+from graphflow.runtime.launch.engines.local_processes import Processes
+from graphflow.runtime.launch.engines.ranks import Ranks
+from graphflow.runtime.launch.engines.ray import Ray
+from graphflow.runtime.launch.engines.slurm import Slurm
+from graphflow.runtime.launch.engines.ssh import Ssh
 from graphflow.runtime.launch.launched_workers import start
-from graphflow.runtime.launch.local_processes import Processes
-from graphflow.runtime.launch.ranks import Ranks
-from graphflow.runtime.launch.ray import Ray
-from graphflow.runtime.launch.slurm import Slurm
-from graphflow.runtime.launch.ssh import Ssh
 from graphflow.runtime.launch.worker_launcher import LaunchedWorker, WorkerLauncher
 
 __all__ = [

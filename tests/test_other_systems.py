@@ -1,4 +1,5 @@
-"""Other systems, imitated: a macOS without Linux's calls runs with the same bits; Windows plans."""
+"""Other systems, imitated: a macOS without Linux's calls runs with the same bits; Windows plans;
+registers of four lanes, as ARM has, give right values."""
 
 from __future__ import annotations
 
@@ -92,14 +93,46 @@ except gf.errors.SessionError as error:
     print(error)
 '''
 
+FOUR_LANES = """
+import llvmlite.binding
 
-def run(program: str, folder: Path, site: str = "") -> subprocess.CompletedProcess[str]:
+find = llvmlite.binding.get_host_cpu_features
+
+def narrow():
+    features = find()
+    for name in features:
+        if name.startswith(("avx", "amx", "vaes", "vpclmul")) and name != "avx":
+            features[name] = False
+    return features
+
+llvmlite.binding.get_host_cpu_features = narrow
+llvmlite.binding.get_host_cpu_name = lambda: "generic"
+"""
+FOLDERS = [
+    str(path.relative_to(ROOT))
+    for path in sorted([*ROOT.glob("tests/ops/*"), *ROOT.glob("tests/ops/kernels/*")])
+    if path.name.startswith("test_")
+    or (path.is_dir() and path.name not in ("kernels", "__pycache__"))
+]
+TESTS = """
+import sys
+import pytest
+from graphflow.ops.kernels.jit.compiler import vector_width
+
+assert vector_width() == 4
+sys.exit(pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def run(
+    program: str, folder: Path, site: str = "", *arguments: str
+) -> subprocess.CompletedProcess[str]:
     """Run a program in a process whose `sitecustomize` is given; workers inherit it."""
     (folder / "sitecustomize.py").write_text(site)
     path = os.pathsep.join([str(folder), str(ROOT)])
     return subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=110, check=False,
+        [sys.executable, "-c", program, *arguments], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=600 if arguments else 110, check=False, cwd=ROOT,
     )  # fmt: skip
 
 
@@ -118,3 +151,20 @@ def test_windows_builds_and_plans_and_is_told_where_sessions_run(tmp_path: Path)
     planned, refused = done.stdout.splitlines()
     assert planned == "planned True"
     assert "needs Linux or macOS" in refused and "WSL2" in refused
+
+
+def check_tests_on_four_lanes(folder: Path, *arguments: str) -> None:
+    done = run(TESTS, folder, FOUR_LANES, *arguments)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_registers_of_four_lanes_choose_kernels_that_give_right_values(tmp_path: Path) -> None:
+    names = ("conv/test_kernel_table.py", "conv/test_strided_view.py", "codegen")
+    check_tests_on_four_lanes(tmp_path, *(f"tests/ops/kernels/{name}" for name in names))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", FOLDERS)
+def test_all_tests_of_ops_pass_on_four_lanes(part: str, tmp_path: Path) -> None:
+    check_tests_on_four_lanes(tmp_path, part)

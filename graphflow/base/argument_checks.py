@@ -287,6 +287,28 @@ def check_flag(name: str, value: object) -> None:
         raise ArgumentError(f"{name} must be True or False, not {value!r}")
 
 
+def as_count(value: object, least: int = 1) -> int | None:
+    """Return a count as an int; None if it is no int (a bool, a float, text), or less than
+    `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        return None
+    return int(value)
+
+
+def require_count(what: str, name: str, value: object, least: int = 1) -> int:
+    """Return a count that a user gave to `what` as an int.
+
+    Raises:
+        ArgumentError: it is no int, or less than `least`.
+    """
+    count = as_count(value, least)
+    if count is None:
+        raise ArgumentError(
+            f"{what} at {user_location()}: {name} must be an int from {least}, not {value!r}"
+        )
+    return count
+
+
 def to_builtin(value: Any) -> Any:
     """Return a numpy integer or float as Python's; any other value as it is."""
     if isinstance(value, np.integer):

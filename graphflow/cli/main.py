@@ -1,4 +1,4 @@
-"""The command line: `graphflow worker|run|plan|status|dashboard|devices|doctor|keys` and others.
+"""The command line: `graphflow worker|up|down|run|plan|status|dashboard|devices|doctor` and others.
 
 A wrong argument gets one line that says what to do, never a traceback of this package. A failing
 user script keeps its traceback.
@@ -50,6 +50,7 @@ from graphflow.cli.options import (
     ListenInsecurely,
     LogFormat,
     LogLevel,
+    MakeKey,
     MaxConnections,
     MaxIterations,
     MaxMemory,
@@ -69,6 +70,7 @@ from graphflow.cli.options import (
     Workers,
 )
 from graphflow.cli.status import status
+from graphflow.cli.up import down, up
 from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.execution.cluster_connection import default_cluster
 from graphflow.placement.clusters.cluster import Cluster
@@ -121,6 +123,7 @@ def worker(
     allow_data: DataFolders = None,
     metrics: MetricsAddress = None,
     announce: AnnouncementFile = None,
+    make_key: MakeKey = False,
     trust: TrustedKeys = None,
     until_stdin_ends: UntilStdinEnds = False,
     log_format: LogFormat = None,
@@ -133,6 +136,7 @@ def worker(
     Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
     """
     from graphflow.runtime.diagnostics.crash_recorder import supervise
+    from graphflow.runtime.security.key_creation import find_or_create_pair
     from graphflow.runtime.security.keys import WORKER, Keyring
     from graphflow.runtime.security.one_time_keys import NEW_KEY, one_time_keyring
     from graphflow.runtime.telemetry.logs import FORMATS, configure_by_environment
@@ -154,11 +158,16 @@ def worker(
         given = None if devices is None else names_of(devices)
         here = Cluster.here(devices=given)  # raises for devices that this machine lacks
         names = [name.removeprefix("/worker:0/") for name in here.devices]
-    if trust and key != NEW_KEY:
-        raise ArgumentError("--trust goes with --key new; else trust keys by `graphflow keys add`")
+    if make_key and key in (None, NEW_KEY):
+        raise ArgumentError("--make-key goes with --key NAME, the key to make")
+    if key != NEW_KEY:
+        with option_errors("--trust"):
+            for line in trust or []:
+                Keyring().add(line, "--trust")
     if key is not None and key != NEW_KEY:
         with option_errors("--key"):
-            Keyring().own_pair(key, WORKER)
+            find = find_or_create_pair if make_key else Keyring.own_pair
+            find(Keyring(), key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
     nbytes = None if max_memory is None else int(max_memory * 1e9)
@@ -252,6 +261,8 @@ def plan_command(
         typer.echo(f"wrote {output}")
 
 
+app.command()(up)
+app.command()(down)
 app.command()(status)
 app.command()(dashboard)
 

@@ -111,9 +111,12 @@ TrustedKeys = Annotated[
     typer.Option(
         "--trust",
         metavar="KEY",
-        help="A line 'graphflow-key-1 coordinator NAME KEY' that a worker with --key new trusts. "
-        "For launchers; repeatable.",
+        help="A line 'graphflow-key-1 coordinator NAME KEY' to trust: kept with this machine's "
+        "keys, or for this run only with --key new. For launchers; repeatable.",
     ),
+]
+MakeKey = Annotated[
+    bool, typer.Option("--make-key", help="Make the key --key NAME if it is absent. For launchers.")
 ]
 UntilStdinEnds = Annotated[
     bool,
@@ -190,8 +193,13 @@ PlansToCompare = Annotated[
 # graphflow status -------------------------------------------------------------------------------
 
 StatusTargets = Annotated[
-    list[str],
-    typer.Argument(help="Addresses tcp://host:port of workers, or one cluster file."),
+    list[str] | None,
+    typer.Argument(
+        metavar="[TARGET]...",
+        help="Addresses tcp://host:port of workers, or one cluster file; default: the cluster that "
+        "`graphflow up` has started here.",
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Ask again until Ctrl-C.")]

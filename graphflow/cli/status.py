@@ -8,11 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.cli.arguments import option_errors
 from graphflow.cli.options import (
@@ -32,6 +33,7 @@ from graphflow.placement.view.text import printable
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+    from graphflow.runtime.launch.supervisor_records import ClusterRecord
     from graphflow.runtime.security.keys import KeyPair, Keyring
     from graphflow.runtime.worker.worker_status import Report, WorkerAddress
 
@@ -43,7 +45,7 @@ _GAP = 2  # spaces between two columns, and indent of continued lines
 
 
 def status(
-    target: StatusTargets,
+    target: StatusTargets = None,
     as_json: AsJson = False,
     watch: Watch = False,
     every: WatchSeconds = 2.0,
@@ -56,15 +58,19 @@ def status(
 
     Example: graphflow status tcp://127.0.0.1:7001
 
-    Ends with 1 if a worker does not answer.
+    Ends with 1 if a worker does not answer. Of a cluster that `graphflow up` has started here, it
+    also says by which process, and how often workers were restarted.
     """
     from rich.console import Console
 
+    from graphflow.runtime.launch.supervisor_records import RecordFile
     from graphflow.runtime.security.keys import Keyring
     from graphflow.runtime.worker.worker_status import request_reports
 
     ring = Keyring()
-    workers, cluster = _workers(target, worker_key or [], ring)
+    targets = target or [_only_cluster_up()]
+    workers, cluster = _workers(targets, worker_key or [], ring)
+    record = RecordFile(targets[0]).read() if cluster is not None else None
     pair = _pair(workers, key, cluster, ring)
     open_ = insecure or (cluster is not None and cluster.insecure)
 
@@ -79,13 +85,46 @@ def status(
         return
     answers = look()
     if as_json:
-        typer.echo(json.dumps(_to_json(answers), indent=2, allow_nan=False))
+        supervised = {} if record is None else {"supervisor": asdict(record)}
+        typer.echo(json.dumps(_to_json(answers) | supervised, indent=2, allow_nan=False))
     else:
+        if record is not None:
+            typer.echo(f"{_describe_supervision(record)}\n")
         Console(width=None if sys.stdout.isatty() else _DEFAULT_WIDTH).print(
             render_answers(answers)
         )
     if any(isinstance(answer, GraphflowError) for _, answer in answers):
         raise typer.Exit(1)
+
+
+def _only_cluster_up() -> str:
+    """Return the file of the cluster that is up on this machine.
+
+    Raises:
+        ArgumentError: none is, or several are.
+    """
+    from graphflow.runtime.launch.supervisor_records import clusters_up
+
+    files = [record.file for record in clusters_up()]
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ArgumentError(f"several clusters are up here; name one: {', '.join(files)}")
+    raise ArgumentError(
+        "no cluster is up on this machine (`graphflow up FILE` starts one); give addresses "
+        "tcp://host:port, or a cluster file"
+    )
+
+
+def _describe_supervision(record: ClusterRecord) -> str:
+    """Say who keeps a cluster up since when, and which workers were restarted."""
+    age = show_age(max(0.0, time.time() - record.started))
+    restarts = [
+        f"worker {worker.index} was restarted {show_count(worker.restarts, 'time')}"
+        for worker in record.workers
+        if worker.restarts
+    ]
+    return "; ".join([f"{record}, for {age}", *restarts])
 
 
 def _workers(

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_checks import checks_argument_names, require_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.data.orders import RowOrder, rows_in_order
 from graphflow.data.prefetch import prefetch_items
 from graphflow.data.source_files import SourceFiles
 from graphflow.data.sources.source import Array, Batch, Source
 from graphflow.errors import ArgumentError, GraphflowError
+from graphflow.ir.name_hints import HintingClass
 from graphflow.ir.op import user_location
 
 
@@ -41,7 +42,7 @@ class _Map(NamedTuple):
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(metaclass=HintingClass):
     """Rows of a source in an order, as batches.
 
     Made by functions such as `gf.data.arrays`; each method returns a new dataset.
@@ -105,8 +106,8 @@ class Dataset:
             seed: an int from 0.
             blocks: an int from 1; more mix better and hold more blocks in memory.
         """
-        _check_int("shuffle", "seed", seed, 0)
-        _check_int("shuffle", "blocks", blocks, 1)
+        require_count("shuffle", "seed", seed, 0)
+        require_count("shuffle", "blocks", blocks, 1)
         return replace(self, order=replace(self.order, seed=int(seed), blocks=int(blocks)))
 
     def batch(self, size: int, drop_last: bool = False) -> Dataset:
@@ -116,7 +117,7 @@ class Dataset:
             size: an int from 1.
             drop_last: leave out the last batch of an epoch if it is smaller; False keeps it.
         """
-        _check_int("batch", "size", size, 1)
+        require_count("batch", "size", size, 1)
         if not isinstance(drop_last, bool):
             raise ArgumentError(
                 f"batch at {user_location()}: drop_last must be True or False, not {drop_last!r}"
@@ -142,13 +143,13 @@ class Dataset:
                 f"map at {user_location()}: give a function of batches, not {function!r}"
             )
         if seed is not None:
-            _check_int("map", "seed", seed, 0)
+            require_count("map", "seed", seed, 0)
         return replace(self, maps=(*self.maps, _Map(function, seed)))
 
     def epochs(self, count: int | None) -> Dataset:
         """Return the dataset with so many epochs; None: without end."""
         if count is not None:
-            _check_int("epochs", "count", count, 0)
+            require_count("epochs", "count", count, 0)
         return replace(self, count=None if count is None else int(count))
 
     def prefetch(self, batches: int = 2) -> Dataset:
@@ -157,7 +158,7 @@ class Dataset:
         Args:
             batches: at most so many wait; 0: none, the training's thread prepares them.
         """
-        _check_int("prefetch", "batches", batches, 0)
+        require_count("prefetch", "batches", batches, 0)
         return replace(self, ahead=int(batches))
 
     def columns(self, *names: str) -> Dataset:
@@ -198,7 +199,7 @@ class Dataset:
             share: above 0 and below 1.
             seed: which rows; an int from 0.
         """
-        _check_int("split", "seed", seed, 0)
+        require_count("split", "seed", seed, 0)
         number = isinstance(share, int | float) and not isinstance(share, bool)
         if not number or not 0 < share < 1:
             raise ArgumentError(
@@ -221,7 +222,7 @@ class Dataset:
 
     def position(self, step: int) -> Position:
         """Return where a training is after so many batches."""
-        _check_int("position", "step", step, 0)
+        require_count("position", "step", step, 0)
         return Position(*divmod(int(step), max(self.batches_per_epoch, 1)))
 
     def positions(self, step: int = 0) -> Iterator[Position]:
@@ -300,7 +301,7 @@ class Dataset:
         Args:
             step: how many batches were used before.
         """
-        _check_int("start", "step", step, 0)
+        require_count("start", "step", step, 0)
         self._batch_size()
         made = (self.read(position) for position in self.positions(step))
         return prefetch_items(made, self.ahead) if self.ahead else made
@@ -344,10 +345,3 @@ def _check_position(position: Any) -> Position:
             f"{position!r}"
         )
     return Position(*position)
-
-
-def _check_int(what: str, name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(
-            f"{what} at {user_location()}: {name} must be an int from {least}, not {value!r}"
-        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,17 +19,20 @@ from graphflow.runtime.telemetry.metrics import watch_process
 if TYPE_CHECKING:
     from graphflow.runtime.telemetry.metrics_endpoint import MetricsServer
 
+T = TypeVar("T", bound="list[Any] | None")
 
-class WatchedStepExecutor(StepExecutor):
-    """Runs the steps of a session, and keeps what the last one returned."""
+
+class MeteredStepExecutor(StepExecutor):
+    """Runs the steps of a session, keeps what the last one returned, and counts those of this
+    process.
+
+    Steps over workers are counted by their hosts.
+    """
 
     def run_cached(
         self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
     ) -> list[Any] | None:
-        values = super().run_cached(compiled, cached, feeds)
-        if values is not None:
-            self.latest = values
-        return values
+        return self._meter(super().run_cached, compiled, cached, feeds)
 
     def run(
         self,
@@ -37,8 +40,7 @@ class WatchedStepExecutor(StepExecutor):
         arrays: Mapping[Node, np.ndarray[Any, Any]],
         bindings: dict[str, int],
     ) -> list[Any]:
-        self.latest = values = super().run(compiled, arrays, bindings)
-        return values
+        return self._meter(super().run, compiled, arrays, bindings)
 
     def finish(
         self,
@@ -49,42 +51,22 @@ class WatchedStepExecutor(StepExecutor):
         self.latest = values = super().finish(begun, compiled, arrays)
         return values
 
-
-class MeteredStepExecutor(WatchedStepExecutor):
-    """Runs and counts the steps of a session in this process.
-
-    Steps over workers are counted by their hosts.
-    """
-
-    def run_cached(
-        self, compiled: CompiledFetches, cached: CachedStep, feeds: Any
-    ) -> list[Any] | None:
+    def _meter(self, run: Callable[..., T], *args: Any) -> T:
+        """Run a step; note its values, and count it if it ran (a cached step may not fit)."""
         start = perf_counter()
         try:
-            values = super().run_cached(compiled, cached, feeds)
+            values = run(*args)
         except BaseException:
             self._count("aborted")
             raise
         if values is not None:
+            self.latest = values
             self._count("committed", perf_counter() - start)
         return values
 
-    def run(
-        self,
-        compiled: CompiledFetches,
-        arrays: Mapping[Node, np.ndarray[Any, Any]],
-        bindings: dict[str, int],
-    ) -> list[Any]:
-        start = perf_counter()
-        try:
-            values = super().run(compiled, arrays, bindings)
-        except BaseException:
-            self._count("aborted")
-            raise
-        self._count("committed", perf_counter() - start)
-        return values
-
     def _count(self, outcome: str, seconds: float | None = None) -> None:
+        if not isinstance(self._hosts, LocalHosts):
+            return
         self._hosts.meters.add("graphflow_steps_total", 1, outcome)
         if seconds is not None:
             self._hosts.meters.observe("graphflow_step_seconds", seconds)
@@ -111,7 +93,5 @@ def make_step_executor(
     hosts: Hosts, deadline: float, sampling: bool, is_metered: bool
 ) -> StepExecutor:
     """Return the step executor of a session; it counts steps if the session serves metrics."""
-    if not is_metered:
-        return StepExecutor(hosts, deadline, sampling)
-    kind = MeteredStepExecutor if isinstance(hosts, LocalHosts) else WatchedStepExecutor
+    kind = MeteredStepExecutor if is_metered else StepExecutor
     return kind(hosts, deadline, sampling)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_checks import as_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.process.interrupts import is_interrupt, passing_interrupts
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, NonFiniteError
@@ -360,7 +361,7 @@ def check_stream(feeds: Any, steps: Any) -> None:
         ArgumentError: steps is no positive integer.
         FeedError: feeds are those of one step, or None.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+    if as_count(steps) is None:
         raise ArgumentError(f"run: steps must be a positive integer, not {steps!r}")
     if (
         feeds is None

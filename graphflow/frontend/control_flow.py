@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def _with_new_streams(body: Body) -> Body:
             return None
         return node.with_inputs(inputs, attrs).outputs
 
-    return Body(body.inputs, body.graph.rewrite(restream), body.results, None, body.rule)
+    return replace(body, graph=body.graph.rewrite(restream), base=None)
 
 
 @function

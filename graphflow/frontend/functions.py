@@ -1,12 +1,14 @@
 """Functions that are traced once for each signature; their calls are nodes that share a body.
 
-`gf.function`, `gf.checkpoint` and `gf.custom_vjp` wrap a Python function in a `CachedFunction`.
+`gf.function`, `gf.checkpoint`, `gf.custom_vjp` and `gf.custom_jvp` wrap a Python function in a
+`CachedFunction`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from graphflow.ir.graph import Body
 from graphflow.ir.op import Tensor, as_tensor, error_location, user_location
 from graphflow.ir.spec import TensorSpec, show_distinctly
 
+AddRules = Callable[[Body, TracedFunction, int, str], Body]
+"""Adds rules of derivatives to a body: (body, its trace, number of arguments, name) -> body."""
+
 
 class CachedFunction:
     """A Python function that is traced once for each signature; each call builds one node.
@@ -27,17 +32,26 @@ class CachedFunction:
     A signature is the nest of the arguments, the specs of its tensors, and the values of its other
     leaves, which must be hashable.
 
+    Args:
+        recompute: keep nothing of the body for its gradient, which computes it again.
+        add_rules: gives each new body the user's rules of derivatives.
+
     Attributes:
         traces: the number of signatures so far.
     """
 
-    def __init__(self, fn: Callable[..., Any], recompute: bool = False, rule: Any = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        recompute: bool = False,
+        add_rules: AddRules | None = None,
+    ) -> None:
         with error_location("function"):
             require_function(fn, "fn")
         functools.update_wrapper(self, fn)
         self._fn = fn
         self._recompute = recompute
-        self._rule = rule
+        self._add_rules = add_rules
         self._traces: dict[Any, tuple[Body, tuple[Tensor, ...], Rebuild]] = {}
 
     @property
@@ -70,9 +84,8 @@ class CachedFunction:
         function_of.__name__ = getattr(self._fn, "__name__", "function")
         traced = trace(function_of, [t.spec for t in tensors], tuple)
         body = traced.body(traced.captures)
-        if self._rule is not None:
-            rule = _wrap_vjp_rule(self._rule, traced, len(tensors), function_of.__name__)
-            body = Body(body.inputs, body.graph, body.results, None, rule)
+        if self._add_rules is not None:
+            body = self._add_rules(body, traced, len(tensors), function_of.__name__)
         return body, traced.captures, traced.rebuild
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -186,6 +199,11 @@ def custom_vjp(
         raise ArgumentError(
             f"custom_vjp at {user_location()}: vjp is a function (g, y, *tensors), not {vjp!r}"
         )
+    rule = vjp
+
+    def add_rule(body: Body, traced: TracedFunction, count: int, name: str) -> Body:
+        return replace(body, rule=_wrap_vjp_rule(rule, traced, count, name))
+
     if fn is None:
-        return functools.partial(CachedFunction, rule=vjp)
-    return CachedFunction(fn, rule=vjp)
+        return functools.partial(CachedFunction, add_rules=add_rule)
+    return CachedFunction(fn, add_rules=add_rule)

@@ -70,7 +70,7 @@ def trace(
     inputs = tuple(make_parameter(spec, f"argument_{i}") for i, spec in enumerate(specs))
     name = getattr(function, "__name__", "the function")
     given = arguments([node.outputs[0] for node in inputs])
-    _check_arity(function, given, name)
+    check_arity(function, given, name)
     returned = function(*given)
     outputs, rebuild = flatten_values(returned, f"what {name} returns")
     inner, captures = _find_region(outputs, inputs, since)
@@ -84,7 +84,7 @@ def trace(
     return TracedFunction(inputs, tuple(outputs), rebuild, captures, since)
 
 
-def _check_arity(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
+def check_arity(function: Callable[..., Any], given: Sequence[Any], name: str) -> None:
     """Raise ArgumentError if a function does not take the arguments that it will get."""
     try:
         signature = signature_of(function)

@@ -337,6 +337,8 @@ class Body:
         graph: its first `results` outputs are the results; further ones run for their effect.
         base: the traced body, if this one computes further results for a gradient.
         rule: the user's vjp, (g, y, *inputs) -> cotangents; it is never sent to workers.
+        tangent_rule: the user's jvp, (tangents, y, *inputs) -> tangents of the results, which
+            `rule` transposes; None stands for a zero tangent.
         bindings: sizes of symbols, once they are known.
     """
 
@@ -345,6 +347,7 @@ class Body:
     results: int
     base: Body | None = None
     rule: Callable[..., Any] | None = None
+    tangent_rule: Callable[..., Any] | None = None
     bindings: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -11,14 +11,15 @@ from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope
 from graphflow.optim.loss_scaling import assign_if
-from graphflow.optim.optimizer_base import Optimizer, check_numbers
+from graphflow.optim.optimizer_checks import check_numbers
 from graphflow.optim.state_variables import state_variable
 from graphflow.optim.update_targets import ProximalTerm, Target, in_dtype_of
+from graphflow.optim.wrapping_optimizer import WrappingOptimizer
 
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
-class Accumulate(Optimizer):
+class Accumulate(WrappingOptimizer):
     """Update by the mean gradient of each `steps` steps; in between, variables stay as they are.
 
     For a batch larger than fits in memory at once. `gf.parallel.Data(1, accumulate=n)` divides a
@@ -29,13 +30,11 @@ class Accumulate(Optimizer):
         steps: an int from 1.
     """
 
-    inner: Optimizer
     steps: int
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        if not isinstance(self.inner, Optimizer) or isinstance(self.inner, Accumulate):
-            self._refuse("inner must be another optimiser, such as gf.optim.SGD(0.1)", self.inner)
+        self._check_inner()
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             self._refuse("steps must be an int from 1", self.steps)
         if self.sparse or self.inner.sparse:
@@ -57,8 +56,5 @@ class Accumulate(Optimizer):
                 target.write("accumulated", where(last, 0.0, total))
                 means.append(total / float(self.steps))
                 updates += target.updates
-        inner = self.inner._build_updates(means, variables, term)
+        inner = super()._build_updates(means, variables, term)
         return [*updates, *(assign_if(last, update) for update in inner)]
-
-    def _trains_complex(self) -> bool:
-        return self.inner._trains_complex()

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import Tensor, make_node
 from graphflow.ops.communication.pushed_gradient import pushed_gradient
-from graphflow.optim.loss_scaling import LossScaling
-from graphflow.optim.optimizer_base import Optimizer, check_numbers
-from graphflow.optim.update_targets import ProximalTerm
+from graphflow.optim.optimizer_checks import check_numbers
+from graphflow.optim.wrapping_optimizer import WrappingOptimizer
 from graphflow.strategy import Strategy
 
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
-class DelayCompensated(Optimizer):
+class DelayCompensated(WrappingOptimizer):
     """An optimiser whose gradients are corrected for the updates that happened since a worker got
     its weights: g + lam·g⊙g⊙(w − w_k), where w_k are the weights that worker k computed g from.
 
     With `gf.parallel.ParameterServer`, the server keeps w_k of each worker, so it needs the memory
     of its weights once more for each worker. Where gradients are never late, and so with every
-    other strategy and without one, this is the inner optimiser, bit for bit.
+    other strategy and without one, this is the inner optimiser, bit for bit. The `transform` of
+    `minimize` changes the corrected gradients. `minimize` takes no `scaling`: squares of scaled
+    gradients have no fixed unit.
 
     Args:
         inner: the optimiser, `gf.optim.SGD(0.1)` for example.
@@ -37,34 +38,13 @@ class DelayCompensated(Optimizer):
         2017 (DC-ASGD-c).
     """
 
-    inner: Optimizer
     lam: float
+    _refuses_scaling = "gradients are squared"
 
     def __post_init__(self) -> None:
         check_numbers(self, lam=self.lam)
-        if not isinstance(self.inner, Optimizer) or isinstance(self.inner, DelayCompensated):
-            self._refuse("inner must be another optimiser, such as gf.optim.SGD(0.1)", self.inner)
-        if self.sparse:
-            self._refuse("sparse is for the inner optimiser, inner=…(sparse=True)", self.sparse)
-
-    @checks_argument_names(ArgumentError)
-    def minimize(
-        self,
-        loss: Tensor,
-        variables: Sequence[Tensor] | None = None,
-        *,
-        transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
-        strategy: Strategy | None = None,
-        scaling: LossScaling | None = None,
-    ) -> Tensor:
-        """Return a node that takes a step; fetching it gives None.
-
-        Arguments and errors are those of other optimisers. `transform` changes the corrected
-        gradients. There is no `scaling`: squares of scaled gradients have no fixed unit.
-        """
-        if scaling is not None:
-            self._refuse("scaling must be None, since gradients are squared", scaling)
-        return super().minimize(loss, variables, transform=transform, strategy=strategy)
+        self._check_inner()
+        self._refuse_own_sparse()
 
     def _exchange(
         self,
@@ -85,10 +65,5 @@ class DelayCompensated(Optimizer):
         attrs = {**mark.attrs, "compensation": self.lam}
         return make_node(mark.op, mark.inputs, attrs, mark.name).outputs[0]
 
-    def _build_updates(
-        self, grads: Sequence[Tensor], variables: Sequence[Tensor], term: ProximalTerm | None = None
-    ) -> list[Tensor]:
-        return self.inner._build_updates(grads, variables, term)
-
     def _trains_complex(self) -> bool:
-        return not self.lam and self.inner._trains_complex()
+        return not self.lam and super()._trains_complex()

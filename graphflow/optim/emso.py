@@ -6,26 +6,24 @@ and backward pass included, that reads the values which the step before would as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_checks import as_count, checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph, substitute_tensors
 from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope
 from graphflow.ops.tables.row_values import lookup_of
-from graphflow.optim.loss_scaling import LossScaling
-from graphflow.optim.optimizer_base import Optimizer, check_numbers
+from graphflow.optim.optimizer_checks import check_numbers
 from graphflow.optim.update_targets import ProximalTerm
+from graphflow.optim.wrapping_optimizer import WrappingOptimizer
 from graphflow.strategy import Strategy
 
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
-class Emso(Optimizer):
+class Emso(WrappingOptimizer):
     """Efficient minibatch training: w ← argmin φ(w) + γ/2·‖w − w₀‖², where φ is the loss of the
     batch and w₀ the weights before the step, approximately, by steps of an inner optimiser.
 
@@ -40,50 +38,29 @@ class Emso(Optimizer):
         inner_steps: number of inner steps, from 1.
         gamma: γ, from 0, or a scalar tensor; 0: nothing keeps the weights near w₀.
 
-    With one inner step, it is the inner optimiser.
+    With one inner step, it is the inner optimiser. The `transform` of `minimize` changes the
+    gradients of each inner step. `minimize` takes no `scaling`: one scale would have to fit all
+    inner steps.
 
     Raises:
         ArgumentError: inner is no optimiser, or an Emso itself; inner_steps is no int from 1;
-            gamma is no number from 0; `sparse` is set here and not for the inner optimiser.
+            gamma is no number from 0; `sparse` is set here and not for the inner optimiser;
+            `minimize` is given `scaling`.
 
     Source: Li, Zhang, Chen & Smola, "Efficient mini-batch training for stochastic optimization",
         KDD 2014.
     """
 
-    inner: Optimizer
     inner_steps: int
     gamma: float | Tensor
+    _refuses_scaling = "inner steps have gradients of their own"
 
     def __post_init__(self) -> None:
         check_numbers(self, gamma=self.gamma)
-        if not isinstance(self.inner, Optimizer) or isinstance(self.inner, Emso):
-            self._refuse("inner must be another optimiser, such as gf.optim.SGD(0.1)", self.inner)
-        steps = self.inner_steps
-        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
-            self._refuse("inner_steps must be an int from 1", steps)
-        if self.sparse:
-            self._refuse("sparse is for the inner optimiser, inner=…(sparse=True)", self.sparse)
-
-    @checks_argument_names(ArgumentError)
-    def minimize(
-        self,
-        loss: Tensor,
-        variables: Sequence[Tensor] | None = None,
-        *,
-        transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
-        strategy: Strategy | None = None,
-        scaling: LossScaling | None = None,
-    ) -> Tensor:
-        """Return a node that takes a step; fetching it gives None.
-
-        Arguments and errors are those of other optimisers. `transform` changes the gradients of
-        each inner step. There is no `scaling`: one scale would have to fit all inner steps.
-        """
-        if scaling is not None:
-            self._refuse(
-                "scaling must be None, since inner steps have gradients of their own", scaling
-            )
-        return super().minimize(loss, variables, transform=transform, strategy=strategy)
+        self._check_inner()
+        if as_count(self.inner_steps) is None:
+            self._refuse("inner_steps must be an int from 1", self.inner_steps)
+        self._refuse_own_sparse()
 
     def _exchange(
         self,
@@ -120,9 +97,6 @@ class Emso(Optimizer):
             with origin_scope(state.node, "train/"):
                 last.append(assign(state, value))
         return last
-
-    def _trains_complex(self) -> bool:
-        return self.inner._trains_complex()
 
 
 def _flags_after_first(values: Sequence[Tensor]) -> Mapping[Tensor, Tensor]:

@@ -12,7 +12,8 @@ from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.graph import substitute_tensors
 from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, origin_scope, user_location
-from graphflow.optim.optimizer_base import Optimizer, check_numbers
+from graphflow.optim.optimizer_base import Optimizer
+from graphflow.optim.optimizer_checks import check_numbers
 from graphflow.optim.state_variables import state_variable
 from graphflow.optim.update_targets import ProximalTerm, Target, in_dtype_of
 

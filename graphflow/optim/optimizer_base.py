@@ -13,17 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-import numpy as np
-
-from graphflow.base.argument_checks import checks_argument_names, did_you_mean, format_value
-from graphflow.base.argument_names import explain_repeated
+from graphflow.base.argument_checks import checks_argument_names, did_you_mean
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.process.gc_pause import without_collection
 from graphflow.errors import (
     ArgumentError,
-    DifferentiationError,
     ShardingError,
     VariableError,
 )
@@ -32,6 +28,7 @@ from graphflow.ir.op import REGISTRY, Tensor, name_scope, origin_scope, user_loc
 from graphflow.ir.spec import Size, is_inexact, kind
 from graphflow.ops.base.composite import widen
 from graphflow.optim.loss_scaling import LossScaling, all_finite, assign_if
+from graphflow.optim.optimizer_checks import check_minimize
 from graphflow.optim.schedules import RateSchedule
 from graphflow.optim.update_copies import UpdateCopies, VariableUpdate
 from graphflow.optim.update_targets import (
@@ -42,7 +39,7 @@ from graphflow.optim.update_targets import (
     lookups_of,
     row_target,
 )
-from graphflow.strategy import Strategy, check_strategy, filtered_gradients
+from graphflow.strategy import Strategy, filtered_gradients
 from graphflow.transforms.reverse_mode import gradients
 
 SPEC_ONLY: set[type] = set()
@@ -63,6 +60,8 @@ class Optimizer:
     """
 
     sparse: bool = field(default=False, kw_only=True)
+    _refuses_scaling: ClassVar[str] = ""
+    """Why gradients of a multiple of the loss are none that it can take."""
 
     if not TYPE_CHECKING:  # type checkers would allow every attribute
 
@@ -103,8 +102,11 @@ class Optimizer:
                 through an op without a gradient.
             VariableError: there is nothing to train.
         """
-        _check_arguments(loss, variables, transform, strategy, scaling)
-        chosen = trainable_variables(loss) if variables is None else list(variables)
+        check_minimize(loss, variables, transform, strategy, scaling)
+        if scaling is not None and self._refuses_scaling:
+            self._refuse(f"scaling must be None, since {self._refuses_scaling}", scaling)
+        every = trainable_variables(loss) if variables is None else variables
+        chosen = self._select(every)
         if not chosen:
             raise VariableError(
                 f"minimize at {user_location()}: the loss depends on no trainable variable; make "
@@ -188,6 +190,10 @@ class Optimizer:
         changed: Any = replace
         bound: Optimizer = changed(self, lr=now)
         return bound, updates
+
+    def _select(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of the given variables that are trained."""
+        return list(variables)
 
     def _rule_of(self, variable: Tensor) -> Optimizer:
         """Return the optimiser that updates a variable."""
@@ -352,34 +358,6 @@ def _whole_rows_error(strategy: object, variable: Tensor) -> ShardingError:
     )
 
 
-def _check_arguments(
-    loss: object, variables: object, transform: object, strategy: object, scaling: object
-) -> None:
-    """Check the arguments of `minimize`; raises as it."""
-    if strategy is not None:
-        check_strategy(strategy)
-    if variables is not None and not isinstance(variables, list | tuple):
-        raise VariableError(
-            f"minimize at {user_location()}: variables must be a list, such as [w] or "
-            f"[*model.parameters().values()], not {format_value(variables)}"
-        )
-    if transform is not None and not callable(transform):
-        raise ArgumentError(
-            f"minimize at {user_location()}: transform must be a function of the list of "
-            f"gradients, not {transform!r}"
-        )
-    if not isinstance(loss, Tensor) or loss.ndim or kind(loss.dtype) != "float":
-        raise DifferentiationError(
-            f"minimize at {user_location()}: the loss must be a float scalar, not {loss!r}; "
-            "reduce it with gf.mean"
-        )
-    if scaling is not None and not isinstance(scaling, LossScaling):
-        raise ArgumentError(
-            f"minimize at {user_location()}: scaling must be a gf.optim.LossScaling, "
-            f"not {scaling!r}"
-        )
-
-
 def trainable_variables(loss: Tensor) -> list[Tensor]:
     """Return the variables that a loss depends on and that may be trained."""
     return [
@@ -387,44 +365,3 @@ def trainable_variables(loss: Tensor) -> list[Tensor]:
         for node in Graph(loss).variables
         if node.attrs["trainable"] and is_inexact(node.specs[0].dtype)
     ]
-
-
-def check_numbers(optimizer: Optimizer, **values: Any) -> None:
-    """Check an optimiser's numbers, and store them as Python floats: numpy's would change the
-    dtype."""
-    what = type(optimizer).__name__
-    if not isinstance(optimizer.sparse, bool):
-        raise ArgumentError(
-            f"{what} at {user_location()}: sparse must be True or False, not {optimizer.sparse!r}"
-        )
-    for name, value in values.items():
-        if name == "lr" and isinstance(value, RateSchedule):
-            continue
-        if name in ("lr", "gamma") and isinstance(value, Tensor):
-            if value.ndim or kind(value.dtype) == "bool":
-                raise ArgumentError(
-                    f"{what} at {user_location()}: {name} must be a scalar number, not {value!r}"
-                )
-            continue
-        share = name in ("momentum", "beta1", "beta2", "decay")
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        number = number and bool(0 <= value < np.inf)
-        if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
-            bound = "from 0 to 1" if share else "from 0"
-            bound = "in [0, 1)" if name.startswith("beta") else bound
-            listed = name == "lr" and isinstance(value, list | tuple)
-            hint = "; " + explain_repeated("lr") if listed else ""
-            raise ArgumentError(
-                f"{what} at {user_location()}: {name} must be a number {bound}, not {value!r}{hint}"
-            )
-        object.__setattr__(optimizer, name, float(value))
-
-
-def refuse_sparse(optimizer: Optimizer) -> None:
-    """Refuse `sparse=True` for a rule that needs whole gradients."""
-    if optimizer.sparse:
-        what = type(optimizer).__name__
-        raise ArgumentError(
-            f"{what} at {user_location()}: its step depends on whole gradients, so sparse must be "
-            'False; give tables to another rule: gf.optim.Groups({"table": gf.optim.Adagrad()}, …)'
-        )

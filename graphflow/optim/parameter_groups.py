@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, VariableError
 from graphflow.ir.op import Tensor, user_location
-from graphflow.optim.loss_scaling import LossScaling
-from graphflow.optim.optimizer_base import Optimizer, check_numbers, trainable_variables
+from graphflow.optim.optimizer_base import Optimizer
+from graphflow.optim.optimizer_checks import check_numbers
 from graphflow.optim.update_targets import ProximalTerm
-from graphflow.strategy import Strategy
 
 
 @checks_argument_names(ArgumentError)
@@ -26,6 +24,8 @@ class Groups(Optimizer):
         adamw = gf.optim.AdamW(1e-3, weight_decay=0.1)
         plain = gf.optim.AdamW(1e-3, weight_decay=0.0)
         gf.optim.Groups({"*bias": plain, "*norm*": plain}, adamw).minimize(loss)
+
+    The `transform` of `minimize` gets the gradients of all groups.
 
     Args:
         rules: optimisers by pattern, in which * stands for any characters. None: such variables are
@@ -56,29 +56,9 @@ class Groups(Optimizer):
     def __hash__(self) -> int:
         return hash((tuple(self.rules.items()), self.rest))
 
-    @checks_argument_names(ArgumentError)
-    def minimize(
-        self,
-        loss: Tensor,
-        variables: Sequence[Tensor] | None = None,
-        *,
-        transform: Callable[[list[Tensor]], list[Tensor]] | None = None,
-        strategy: Strategy | None = None,
-        scaling: LossScaling | None = None,
-    ) -> Tensor:
-        """Return a node that takes a step; fetching it gives None.
-
-        Arguments and errors are those of other optimisers. `transform` gets the gradients of all
-        groups.
-        """
-        chosen: Any = variables
-        if isinstance(loss, Tensor) and (variables is None or isinstance(variables, list | tuple)):
-            every = trainable_variables(loss) if variables is None else variables
-            self._check_patterns([v for v in every if isinstance(v, Tensor)])
-            chosen = [v for v in every if not isinstance(v, Tensor) or self._find(v) is not None]
-        return super().minimize(
-            loss, chosen, transform=transform, strategy=strategy, scaling=scaling
-        )
+    def _select(self, variables: Sequence[Tensor]) -> list[Tensor]:
+        self._check_patterns([v for v in variables if isinstance(v, Tensor)])
+        return [v for v in variables if not isinstance(v, Tensor) or self._find(v) is not None]
 
     def _check_patterns(self, variables: Sequence[Tensor]) -> None:
         names = [variable.node.name for variable in variables]

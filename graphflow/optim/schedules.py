@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from graphflow import init
-from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_checks import checks_argument_names, require_count
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
@@ -68,7 +68,7 @@ def constant(rate: float) -> RateSchedule:
 def linear(start: float, end: float, steps: int) -> RateSchedule:
     """Return a schedule that goes from one rate to another in equal parts over `steps` steps."""
     first, last = _number("linear", "start", start), _number("linear", "end", end)
-    count = _count("linear", steps)
+    count = require_count("linear", "steps", steps)
     return RateSchedule(lambda step: first + (last - first) * _share(step, count))
 
 
@@ -79,7 +79,7 @@ def cosine(start: float, steps: int, end: float = 0.0) -> RateSchedule:
     Source: Loshchilov & Hutter, "SGDR", ICLR 2017, without restarts.
     """
     first, last = _number("cosine", "start", start), _number("cosine", "end", end)
-    count = _count("cosine", steps)
+    count = require_count("cosine", "steps", steps)
     return RateSchedule(lambda step: last + (first - last) * _half_cosine(_share(step, count)))
 
 
@@ -88,7 +88,7 @@ def exponential(start: float, decay: float, steps: int = 1) -> RateSchedule:
     """Return a schedule that is multiplied by `decay` over each `steps` steps, little by little."""
     first = _number("exponential", "start", start)
     factor = _number("exponential", "decay", decay)
-    count = _count("exponential", steps)
+    count = require_count("exponential", "steps", steps)
     return RateSchedule(lambda step: first * factor ** (step / float(count)))
 
 
@@ -98,7 +98,10 @@ def inverse_sqrt(peak: float, warmup: int) -> RateSchedule:
 
     Source: Vaswani et al., "Attention is all you need", 2017.
     """
-    most, count = _number("inverse_sqrt", "peak", peak), float(_count("inverse_sqrt", warmup))
+    most, count = (
+        _number("inverse_sqrt", "peak", peak),
+        float(require_count("inverse_sqrt", "steps", warmup)),
+    )
 
     def rate(step: Tensor) -> Tensor:
         number = step + 1.0
@@ -148,7 +151,7 @@ def warmup(rate: float | RateSchedule, steps: int, start: float = 0.0) -> RateSc
             f"warmup at {user_location()}: a plateau follows its metric from the first step on; "
             "give it as the rate itself"
         )
-    first, count = _number("warmup", "start", start), _count("warmup", steps)
+    first, count = _number("warmup", "start", start), require_count("warmup", "steps", steps)
 
     def value(step: Tensor) -> Tensor:
         then = after(FUNCTIONS["maximum"](step - float(count), 0.0))
@@ -172,7 +175,7 @@ def one_cycle(
 
     Source: Smith & Topin, "Super-convergence", 2018, in the form that torch's OneCycleLR uses.
     """
-    most, count = _number("one_cycle", "peak", peak), _count("one_cycle", steps)
+    most, count = _number("one_cycle", "peak", peak), require_count("one_cycle", "steps", steps)
     first = most / 25 if start is None else _number("one_cycle", "start", start)
     last = first / 1e4 if end is None else _number("one_cycle", "end", end)
     if not 0 < _number("one_cycle", "rise", rise) < 1:
@@ -268,8 +271,9 @@ def plateau(
         raise ArgumentError(f"{at}: factor must be above 0 and below 1, not {factor!r}")
     return Plateau(
         None, _number("plateau", "start", start), metric, float(factor),
-        _count("plateau", patience, 0, "patience"), _number("plateau", "threshold", threshold),
-        _number("plateau", "least", least), _count("plateau", every, 1, "every"),
+        require_count("plateau", "patience", patience, 0),
+        _number("plateau", "threshold", threshold),
+        _number("plateau", "least", least), require_count("plateau", "every", every, 1),
     )  # fmt: skip
 
 
@@ -292,14 +296,6 @@ def _number(what: str, name: str, value: object) -> float:
     if not 0 <= number < math.inf:
         raise ArgumentError(f"{what} at {user_location()}: {name} must be from 0, not {value!r}")
     return number
-
-
-def _count(what: str, value: object, least: int = 1, name: str = "steps") -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(
-            f"{what} at {user_location()}: {name} must be an int from {least}, not {value!r}"
-        )
-    return int(value)
 
 
 __all__ = [

@@ -9,6 +9,7 @@ bodies (batching_control_flow.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphflow.errors import GraphError, GraphflowError, VariableError
@@ -194,40 +195,68 @@ class _BodyBatching(Batching):
                 for t, b in zip(body.graph.outputs, has, strict=False)
             ]
             effects = [self.twin(t)[0] for t in body.graph.outputs[len(has) :]]
-            rule = None if body.rule is None else _batched_rule(self, body, flags)
             graph = Graph([*outputs, *effects])
-            self._made[has] = Body(self._parameters, graph, len(outputs), None, rule)
+            made = Body(self._parameters, graph, len(outputs))
+            self._made[has] = _with_batched_rules(made, self, body, flags)
         return self._made[has]
 
 
-def _batched_rule(outer: Batching, body: Body, flags: Flags) -> Any:
-    """Make the rule of a batched body of a user's vjp, which is written for one element."""
+def _with_batched_rules(batched: Body, outer: Batching, body: Body, flags: Flags) -> Body:
+    """Give a batched body the user's rules of derivatives, which are written for one element."""
 
     def rule(g: Any, y: Any, *inputs: Tensor) -> list[Tensor | None]:
-        twins: dict[Tensor, Twin] = {}
-
-        def make_stand_in(tensor: Tensor, has: bool) -> Tensor:
-            if not has:
-                return tensor
-            spec = tensor.spec.with_shape(tensor.shape[1:])
-            stand_in = make_parameter(spec, tensor.name).outputs[0]
-            twins[stand_in] = (tensor, True)
-            return stand_in
-
-        def make_stand_ins(given: Any) -> Any:
-            if isinstance(given, Tensor):
-                return make_stand_in(given, True)
-            return tuple(make_stand_in(t, True) for t in given)
-
-        arguments = [make_stand_in(t, has) for t, has in zip(inputs, flags, strict=True)]
+        single = _SingleElements(outer)
+        arguments = single.stand_ins(inputs, flags)
         assert body.rule is not None
-        parts = body.rule(make_stand_ins(g), make_stand_ins(y), *arguments)
-        engine = Batching(outer.size, twins, outer.rules)
-        engine.emit(Graph([p for p in parts if p is not None]).nodes)
-        found: list[Tensor | None] = []
-        for part, has in zip(parts, flags, strict=True):
-            whole = None if part is None else engine.batched_twin(part)
-            found.append(whole if has or whole is None else FUNCTIONS["sum"](whole, axis=0))
-        return found
+        parts = body.rule(single.all_stand_ins(g), single.all_stand_ins(y), *arguments)
+        return [
+            whole if has or whole is None else FUNCTIONS["sum"](whole, axis=0)
+            for whole, has in zip(single.batch(parts), flags, strict=True)
+        ]
 
-    return rule
+    def tangent_rule(
+        tangents: Sequence[Tensor | None], y: Any, *inputs: Tensor
+    ) -> list[Tensor | None]:
+        single = _SingleElements(outer)
+        given, arguments = single.stand_ins(tangents, flags), single.stand_ins(inputs, flags)
+        assert body.tangent_rule is not None
+        return single.batch(body.tangent_rule(given, single.all_stand_ins(y), *arguments))
+
+    return replace(
+        batched,
+        rule=None if body.rule is None else rule,
+        tangent_rule=None if body.tangent_rule is None else tangent_rule,
+    )
+
+
+class _SingleElements:
+    """Stand-ins for one element of batched tensors, and the batch of what is made of them."""
+
+    def __init__(self, outer: Batching) -> None:
+        self._outer = outer
+        self._twins: dict[Tensor, Twin] = {}
+
+    def stand_ins(self, tensors: Sequence[Tensor | None], flags: Flags) -> list[Any]:
+        """Return a stand-in for each flagged tensor; the others stay."""
+        return [
+            t if t is None or not has else self._stand_in(t)
+            for t, has in zip(tensors, flags, strict=True)
+        ]
+
+    def all_stand_ins(self, given: Any) -> Any:
+        """Return a stand-in for a tensor, or for each of a tuple."""
+        if isinstance(given, Tensor):
+            return self._stand_in(given)
+        return tuple(map(self._stand_in, given))
+
+    def _stand_in(self, tensor: Tensor) -> Tensor:
+        spec = tensor.spec.with_shape(tensor.shape[1:])
+        stand_in = make_parameter(spec, tensor.name).outputs[0]
+        self._twins[stand_in] = (tensor, True)
+        return stand_in
+
+    def batch(self, parts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Emit what a rule built from stand-ins, with the batch axis."""
+        engine = Batching(self._outer.size, self._twins, self._outer.rules)
+        engine.emit(Graph([part for part in parts if part is not None]).nodes)
+        return [None if part is None else engine.batched_twin(part) for part in parts]

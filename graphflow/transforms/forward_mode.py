@@ -186,9 +186,12 @@ def _node_tangents(node: Node, tangents: Sequence[Tensor | None]) -> Sequence[Te
         )
     y, xs, tangents = in_float32(node, tangents)
     try:
+        found: Any = NotImplemented
         if op.jvp is not None:
             found = op.jvp(tangents, y, *xs, **node.attrs)
-            results: Sequence[Tensor | None] = [found] if len(node.outputs) == 1 else found
+        results: Sequence[Tensor | None]
+        if found is not NotImplemented:
+            results = [found] if len(node.outputs) == 1 else found
         elif _is_diagonal(node, tangents):
             results = [_diagonal_tangent(node, tangents)]
         else:

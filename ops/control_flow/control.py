@@ -21,7 +21,7 @@ from graphflow.ir.op import Cost, Op, register
 from graphflow.ir.spec import Size, TensorSpec, show_distinctly, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.control_flow.loop_reverse_mode import scan_vjp, while_vjp
-from graphflow.ops.control_flow.reverse_mode import call_vjp, cond_vjp
+from graphflow.ops.control_flow.reverse_mode import call_jvp, call_vjp, cond_vjp
 
 COUNT = spec("int64")
 UNPLACED_OPS = ("constant", "placeholder")
@@ -106,6 +106,7 @@ call: Op = register(
         ),
         halves=True,
         vjp=call_vjp,
+        jvp=call_jvp,
         cost=lambda *specs, body, recompute=False: Cost(*body_cost(body)),
         pure=False,
         random=True,

@@ -171,6 +171,16 @@ def call_vjp(g: Any, y: Any, *inputs: Tensor, body: Body, recompute: bool = Fals
     return fill_pattern(back.grads, node.outputs)
 
 
+def call_jvp(
+    tangents: Sequence[Tensor | None], y: Any, *inputs: Tensor, body: Body, recompute: bool = False
+) -> Any:
+    """Return the tangents of the results by the user's rule; NotImplemented if there is none."""
+    if body.tangent_rule is None:
+        return NotImplemented
+    found = body.tangent_rule(tangents, y, *inputs)
+    return found if isinstance(y, tuple) else found[0]
+
+
 def fill_pattern(pattern: Sequence[Tensor | None], values: Sequence[Tensor]) -> Cotangents:
     """Put values into the positions where the pattern is not None."""
     rest = iter(values)
@@ -226,6 +236,6 @@ def _zero_residual(tensor: Tensor) -> Tensor:
 
 
 __all__ = [
-    "Backward", "Cotangents", "as_tuple", "call_vjp", "cond_vjp", "differentiate_body",
-    "fill_pattern", "is_differentiable",
+    "Backward", "Cotangents", "as_tuple", "call_jvp", "call_vjp", "cond_vjp",
+    "differentiate_body", "fill_pattern", "is_differentiable",
 ]  # fmt: skip

@@ -41,6 +41,8 @@ target = "/worker:1"
 latency = 1.0e-4
 bandwidth = 1.25e9
 symmetric = true                      # the way back, too (default)
+
+How `graphflow up` starts workers is in `launch_settings`.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from graphflow.placement.clusters.cluster_checks import describe_shared_address
 from graphflow.placement.clusters.devices import CLIENT, Device, Link, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.host_facts import device_memory
+from graphflow.placement.clusters.launch_settings import LaunchSettings, read_launch_settings
 from graphflow.placement.clusters.table_reader import UNLIKELY, TableReader
 from graphflow.placement.clusters.topology import short_name
 from graphflow.placement.clusters.wiring import Wiring
@@ -80,6 +83,25 @@ def read(path: Path) -> tuple[dict[str, Any], Callable[[ClusterError], ClusterEr
     Raises:
         ClusterError: The file is unreadable or not TOML, or has an unknown key or a wrong value.
     """
+    reader, data = _parse(path)
+    return reader.cluster(data), reader.at_its_line
+
+
+def load_launch_settings(path: Path) -> LaunchSettings:
+    """Read how `graphflow up` starts the workers of a cluster file.
+
+    Raises:
+        ClusterError: as of `read`.
+    """
+    return read_launch_settings(*_parse(path))
+
+
+def _parse(path: Path) -> tuple[ClusterFileReader, dict[str, Any]]:
+    """Return a cluster file's tables, and what checks them.
+
+    Raises:
+        ClusterError: The file is unreadable or not TOML.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")  # files of Windows begin with a byte order mark
     except (OSError, ValueError) as error:  # a path with a zero byte, bytes that are no text
@@ -94,8 +116,7 @@ def read(path: Path) -> tuple[dict[str, Any], Callable[[ClusterError], ClusterEr
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
         raise ClusterError(f"{path} is not TOML: {error}") from None
-    reader = ClusterFileReader(path, text)
-    return reader.cluster(data), reader.at_its_line
+    return ClusterFileReader(path, text), data
 
 
 def _count_host_workers(addresses: list[Any]) -> list[int]:
@@ -111,9 +132,10 @@ class ClusterFileReader(TableReader):
         """Return the plain data of a whole file."""
         known = (
             "key", "insecure", "deadline", "dead_after", "defaults", "workers", "hosts", "network",
-            "links",
+            "links", "launch",
         )  # fmt: skip
         self.check_keys(data, known, None, 0)
+        read_launch_settings(self, data)
         insecure = self.get_typed(data, "insecure", bool, False, None, 0)
         own_key = self.get_typed(data, "key", str, None, None, 0)
         deadline = self.get_typed(data, "deadline", (int, float), 60.0, None, 0)
@@ -182,7 +204,7 @@ class ClusterFileReader(TableReader):
         """
         section, index = place
         if section == "workers":
-            self.check_keys(table, ("address", "key", "devices", "host"), "workers", index)
+            self.check_keys(table, ("address", "key", "devices", "host", "ssh"), "workers", index)
         address = self.get_typed(table, "address", str, None, section, index)
         key = self.get_typed(table, "key", str, None, section, index)
         entries = table.get("devices", defaults.get("devices", ["cpu:0"]))
@@ -342,4 +364,4 @@ class ClusterFileReader(TableReader):
         return size
 
 
-__all__ = ["read"]
+__all__ = ["load_launch_settings", "read"]

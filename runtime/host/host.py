@@ -23,7 +23,7 @@ from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from graphflow.runtime.wire.messages import (
+from graphflow.runtime.wire.step_values import (
     CREDIT_PREFIX,
     EXCHANGE_PREFIX,
     Computed,

@@ -13,7 +13,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import check_count
 from graphflow.placement.clusters.worker_devices import worker_on_this_host
 from graphflow.placement.clusters.worker_source import WorkerContact
-from graphflow.runtime.launch.worker_launcher import ENDED, WorkerLauncher
+from graphflow.runtime.launch.worker_launcher import ENDED, LaunchedWorker, WorkerLauncher
 from graphflow.runtime.security.keys import COORDINATOR, Keyring
 from graphflow.runtime.security.one_time_keys import NEW_KEY, one_time_keyring
 from graphflow.runtime.telemetry.logs import Log
@@ -23,6 +23,42 @@ _POLL = 0.05  # seconds between two looks at the launcher
 _REPLACE_SECONDS = 30.0  # for the replacement of a lost worker
 
 _log = Log("graphflow.launch")
+
+
+def wait_for_workers(launcher: WorkerLauncher, deadline: float) -> Iterator[LaunchedWorker]:
+    """Yield each worker of a launcher as soon as it has announced itself.
+
+    Args:
+        deadline: seconds for all of them.
+
+    Raises:
+        LaunchError: one ended before, or none came in time; says who waits for what.
+    """
+    until, seen = time.monotonic() + deadline, set[int]()
+    while True:
+        workers = launcher.workers()
+        for worker in workers:
+            if worker.announcement is None and worker.state == ENDED:
+                raise LaunchError(
+                    f"{worker} before it listened; it wrote:\n{worker.log or '(nothing)'}"
+                )
+            if worker.announcement is not None and worker.index not in seen:
+                seen.add(worker.index)
+                yield worker
+        if len(seen) == len(workers):
+            return
+        if time.monotonic() > until:
+            raise LaunchError(
+                f"not all workers were there after {deadline:g} s: {describe_missing(launcher)}; "
+                "give a longer deadline, or start fewer"
+            )
+        time.sleep(_POLL)
+
+
+def describe_missing(launcher: WorkerLauncher) -> str:
+    """Return which workers have not announced themselves, and what they wait for."""
+    missing = [each for each in launcher.workers() if each.announcement is None]
+    return "; ".join(map(str, missing)) or "nobody"
 
 
 class LaunchedWorkers:
@@ -50,27 +86,9 @@ class LaunchedWorkers:
         Raises:
             LaunchError: one ended before, or none came in time; says who waits for what.
         """
-        started = time.monotonic()
-        with show_wait(lambda seconds: self._describe_missing(), lambda seconds: None):
-            while None in self._known:
-                workers = self._launcher.workers()
-                for worker in workers:
-                    if worker.announcement is None and worker.state == ENDED:
-                        raise LaunchError(
-                            f"{worker} before it listened; it wrote:\n{worker.log or '(nothing)'}"
-                        )
-                    self._known[worker.index] = worker.announcement
-                if None in self._known and time.monotonic() > started + deadline:
-                    raise LaunchError(
-                        f"not all workers were there after {deadline:g} s: "
-                        f"{self._describe_missing()}; start with a longer deadline=, or with fewer"
-                    )
-                time.sleep(_POLL if None in self._known else 0.0)
-
-    def _describe_missing(self) -> str:
-        """Return which workers are waited for, and what they wait for."""
-        missing = [each for each in self._launcher.workers() if self._known[each.index] is None]
-        return "; ".join(map(str, missing)) or "nobody"
+        with show_wait(lambda seconds: describe_missing(self._launcher), lambda seconds: None):
+            for worker in wait_for_workers(self._launcher, deadline):
+                self._known[worker.index] = worker.announcement
 
     def contacts(self) -> list[WorkerContact]:
         """Return the address and the public key of each worker."""

@@ -8,13 +8,11 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import IO, TextIO
+from typing import TextIO
 
 from graphflow.base.environment import child_environment
 from graphflow.base.process.interrupts import defer_signals
@@ -26,9 +24,9 @@ from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child
 from graphflow.runtime.launch.fork_server import ForkedProcess, ForkServer, can_fork, start_process
 from graphflow.runtime.launch.launcher import WorkerExit
+from graphflow.runtime.launch.process_output import ProcessOutput
 
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-_TAIL_LINES = 20
 _READY = " listening on "
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -80,12 +78,10 @@ class LocalWorker:
         self._exit: WorkerExit | None = None  # kept after the process is closed
         self.address = ""
         self._first: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self._readers = [
-            self._read(self._process.stdout, self._pass_output),
-            self._read(self._process.stderr, self._pass_error),
-        ]
+        self._output = ProcessOutput(
+            self._process, f"worker-{index}-output", self._take_output, self._take_error,
+            on_end=partial(self._first.put, ""),
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -143,10 +139,7 @@ class LocalWorker:
 
     def error_tail(self) -> str:
         """Return the last lines that it wrote to stderr."""
-        if self._process.poll() is not None:
-            for reader in self._readers:
-                reader.join(1.0)
-        return "\n".join(self._tail) or "(nothing)"
+        return self._output.tail() or "(nothing)"
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -166,35 +159,21 @@ class LocalWorker:
             self._process.kill()
             self._process.wait()
         self.wait_exit(0.0)
-        for reader in self._readers:
-            reader.join(1.0)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self._output.close()
         self._recorder.close()
 
     # Output --------------------------------------------------------------------------------------
 
-    def _read(self, stream: IO[bytes], take: Callable[[str | None], None]) -> threading.Thread:
-        def run() -> None:
-            for line in stream:
-                take(line.decode(errors="replace").rstrip("\n"))
-            take(None)
+    def _take_output(self, line: str) -> bool:
+        if not self.address and _READY in line:
+            self._first.put(line)
+        else:
+            _print(line, sys.stdout)
+        return False
 
-        thread = threading.Thread(target=run, name=f"worker-{self.index}-output", daemon=True)
-        thread.start()
-        return thread
-
-    def _pass_output(self, line: str | None) -> None:
-        if line is None or (not self.address and _READY in line):
-            self._first.put(line or "")
-            return
-        _print(line, sys.stdout)
-
-    def _pass_error(self, line: str | None) -> None:
-        if line is not None:
-            self._tail.append(line)
-            _print(line, sys.stderr)
+    def _take_error(self, line: str) -> bool:
+        _print(line, sys.stderr)
+        return True
 
 
 class LocalWorkers:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO
 
 from graphflow.base.environment import child_environment
 from graphflow.errors import ArgumentError, LaunchError
+from graphflow.runtime.launch.process_output import ProcessOutput
 from graphflow.runtime.worker.announcement import Announcement
 
-_TAIL_LINES = 20
 _GRACE = 5.0  # seconds between the end of its stdin and SIGKILL
 
 
@@ -40,17 +37,9 @@ class PipedWorker:
         except OSError as error:
             raise LaunchError(f"{command[0]} cannot be run: {error.strerror}") from error
         self.announcement: Announcement | None = None
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self._readers = [
-            threading.Thread(target=read, args=(stream,), name="launched-worker", daemon=True)
-            for read, stream in (
-                (self._read_output, self._process.stdout),
-                (self._read_errors, self._process.stderr),
-            )
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._output = ProcessOutput(
+            self._process, "launched-worker", self._take_output, on_error=lambda line: True
+        )
 
     @property
     def pid(self) -> int:
@@ -60,10 +49,7 @@ class PipedWorker:
     @property
     def log(self) -> str:
         """The last lines that it wrote, besides the announcement."""
-        if self._process.poll() is not None:
-            for reader in self._readers:
-                reader.join(1.0)
-        return "\n".join(self._tail)
+        return self._output.tail()
 
     def exit_status(self) -> int | None:
         """Return the exit status; None while it runs."""
@@ -84,21 +70,11 @@ class PipedWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for reader in self._readers:
-            reader.join(1.0)
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self._output.close()
 
-    def _read_output(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            text = line.decode(errors="replace").rstrip("\n")
-            if self.announcement is None:
-                with suppress(ArgumentError):  # a banner of the shell, for example
-                    self.announcement = Announcement.parse(text, "its stdout")
-                    continue
-            self._tail.append(text)
-
-    def _read_errors(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            self._tail.append(line.decode(errors="replace").rstrip("\n"))
+    def _take_output(self, line: str) -> bool:
+        if self.announcement is None:
+            with suppress(ArgumentError):  # a banner of the shell, for example
+                self.announcement = Announcement.parse(line, "its stdout")
+                return False
+        return True

@@ -246,28 +246,39 @@ def test_the_batch_may_come_first(op: str, gates: int) -> None:
     np.testing.assert_array_equal(last, np.moveaxis(h, 1, 0))
 
 
+ONE_OP = [("LSTM", 4, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1})]
+
+
+@pytest.mark.parametrize(("op", "gates", "more"), ONE_OP)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_an_lstm_of_the_usual_activations_is_one_op_for_each_direction(direction: str) -> None:
-    proto = layer("LSTM", 4, direction=direction)
+def test_a_layer_of_the_usual_activations_is_one_op_for_each_direction(
+    op: str, gates: int, more: dict[str, int], direction: str
+) -> None:
+    proto = layer(op, gates, direction=direction, **more)
     proto.graph.node[0].input[4] = ""
     del proto.graph.input[1]
     m = gf.onnx.load(proto)
     names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
-    assert names.count("lstm") == 1 + (direction == "bidirectional") and "scan" not in names
+    assert names.count(op.lower()) == 1 + (direction == "bidirectional") and "scan" not in names
     x = normal(4, 2, 2)
     if direction != "bidirectional":  # the reference has one direction only
         want = ReferenceEvaluator(proto).run(None, {"x": x}) if direction == "forward" else None
         turned = {"x": x[::-1].copy()}
-        forward = gf.onnx.load(layer("LSTM", 4)).run({**turned, "lengths": np.full(2, 4, "int32")})
+        forward = gf.onnx.load(layer(op, gates, **more)).run(
+            {**turned, "lengths": np.full(2, 4, "int32")}
+        )
         expected = want[0] if want else forward["y"][::-1]
         np.testing.assert_allclose(m.run([x])["y"], expected, 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize(("op", "gates", "more"), ONE_OP)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-def test_an_lstm_with_lengths_is_one_op_for_each_direction(direction: str) -> None:
-    m = gf.onnx.load(layer("LSTM", 4, direction=direction))
+def test_a_layer_with_lengths_is_one_op_for_each_direction(
+    op: str, gates: int, more: dict[str, int], direction: str
+) -> None:
+    m = gf.onnx.load(layer(op, gates, direction=direction, **more))
     names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
-    assert names.count("lstm") == 1 + (direction == "bidirectional") and "scan" not in names
+    assert names.count(op.lower()) == 1 + (direction == "bidirectional") and "scan" not in names
     x, lengths = normal(5, 2, 2), np.array([5, 3], "int32")
     padded = m.run({"x": x, "lengths": lengths})
     for b, length in enumerate(lengths):  # a sequence alone, without padding

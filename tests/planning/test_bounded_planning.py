@@ -78,7 +78,8 @@ def is_planning(code: CodeType) -> bool:
     """Whether a line is one of planning: of its progress, its profiling, its plan.
 
     Python cannot protect the first line of an exit."""
-    names = ("progress.py", "profiling_run.py", "deployment.py", "plan_builder.py", "greedy.py")
+    names = ("progress.py", "profiling_run.py", "deployment.py", "plan_builder.py",
+             "placement_choice.py", "greedy.py")  # fmt: skip
     return code.co_filename.endswith(names) and code.co_name != "__exit__"
 
 

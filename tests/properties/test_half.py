@@ -85,6 +85,7 @@ NOT_ONCE = {
         ("nn.rnn", "nn.gru", "nn.lstm"), "two directions add zeros to each other's part"
     ),
     "while_loop": "its body rounds at each op",
+    "associative_scan": "each call of its function rounds",
     "nn.embedding_bag": "its gradient divides by the size of a bag before it adds rows",
 }
 """Functions with several roundings on the way in their graphs, and why."""

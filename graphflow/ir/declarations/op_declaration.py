@@ -172,6 +172,8 @@ class Op:
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
+        records: where `into` has generated kernels, it consists of native calls, which a program
+            records once and repeats (ops/kernels/jit/kernel_recording.py).
         native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
             `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
@@ -179,7 +181,8 @@ class Op:
         joint: for collectives, whose nodes differ in `rank` only: (nodes, gs) -> one cotangent for
             each input of all ranks; None if each rank's own vjp applies.
         jvp: (tangents, y, *inputs, **attrs) -> the tangent(s) of the output(s), where this is
-            cheaper than the rule derived from vjp; None stands for a zero tangent.
+            cheaper than the rule derived from vjp; None stands for a zero tangent. For nodes that
+            it has no rule for it returns NotImplemented.
         batch: (op, inputs, batched, **attrs) -> the outputs, each with a new first axis.
             `batched` marks the inputs that have this axis, at least one. See ops/batching.py.
             Elementwise ops need no rule.
@@ -219,6 +222,7 @@ class Op:
     rows: Callable[..., Rows] | None = None
     refuse: Callable[..., None] | None = None
     native: Callable[..., Any] | None = None
+    records: bool = False
     ufunc: str | None = None
     vjp: Callable[..., Sequence[Any]] | None = None
     joint: Callable[..., Sequence[Any] | None] | None = None

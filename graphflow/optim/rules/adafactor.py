@@ -14,7 +14,8 @@ from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import FUNCTIONS, Tensor
 from graphflow.ir.spec import Size
-from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer, check_numbers, refuse_sparse
+from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer
+from graphflow.optim.optimizer_checks import check_numbers, refuse_sparse
 from graphflow.optim.state_variables import state_variable
 from graphflow.optim.update_targets import (
     Rate,

@@ -11,7 +11,8 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
-from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer, check_numbers
+from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer
+from graphflow.optim.optimizer_checks import check_numbers
 from graphflow.optim.state_variables import state_variable
 from graphflow.optim.update_targets import (
     Rate,

@@ -8,7 +8,8 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor
-from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer, check_numbers, refuse_sparse
+from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer
+from graphflow.optim.optimizer_checks import check_numbers, refuse_sparse
 from graphflow.optim.rules.adam import Adam
 from graphflow.optim.update_targets import Rate, Target, descend, in_dtype_of, norm, rate_for
 

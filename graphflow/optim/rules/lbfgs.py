@@ -13,7 +13,8 @@ from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
 from graphflow.ir.op import FUNCTIONS, Tensor, origin_scope, user_location
 from graphflow.ops.base.composite import widen
-from graphflow.optim.optimizer_base import Optimizer, check_numbers, refuse_sparse
+from graphflow.optim.optimizer_base import Optimizer
+from graphflow.optim.optimizer_checks import check_numbers, refuse_sparse
 from graphflow.optim.state_variables import state_variable
 from graphflow.optim.update_targets import (
     ProximalTerm,

@@ -8,7 +8,8 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, VariableError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
-from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer, check_numbers, refuse_sparse
+from graphflow.optim.optimizer_base import SPEC_ONLY, Optimizer
+from graphflow.optim.optimizer_checks import check_numbers, refuse_sparse
 from graphflow.optim.update_targets import Rate, Target, descend, norm, shrink
 
 _QUINTIC = 3.4445, -4.7750, 2.0315

@@ -23,7 +23,7 @@ from graphflow.ir.spec import nbytes
 from graphflow.parallel.mesh.count_arguments import as_count, set_frozen_fields
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.outlook import outlook
 from graphflow.transforms.reverse_mode import gradients
 
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-
-def as_count(value: object, least: int = 1) -> int | None:
-    """Return a count as an int; None if it is no int (a bool, a float, text), or less than
-    `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        return None
-    return int(value)
+from graphflow.base.argument_checks import as_count
 
 
 def set_frozen_fields(frozen: object, **values: object) -> None:

@@ -45,7 +45,7 @@ from graphflow.passes import optimize
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.problem_builder import build_problem
-from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.outlook import outlook
 from graphflow.placement.plans.building.plan_fetches import known_of, sizes_of
 from graphflow.planning.feedback.trace_feedback import is_known, save_corrections
 from graphflow.planning.trials.profiling_run import SEARCH, profile_first_steps

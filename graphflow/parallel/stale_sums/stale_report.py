@@ -16,7 +16,7 @@ from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Link
-from graphflow.placement.plans.building.plan_builder import outlook
+from graphflow.placement.plans.building.outlook import outlook
 from graphflow.placement.plans.building.plan_fetches import known_of
 
 LINKS = {

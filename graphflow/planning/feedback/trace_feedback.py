@@ -19,7 +19,7 @@ from graphflow.placement.calibration.profile_file import profile_path
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.cost_model.trace_observations import trace_observations
-from graphflow.placement.plans.building.plan_builder import session_kind, units
+from graphflow.placement.plans.building.step_totals import session_kind, units
 from graphflow.placement.plans.plan import Plan
 from graphflow.planning.feedback.node_observations import compute_seconds, observe_steps
 from graphflow.planning.feedback.traced_speeds import traced_speeds

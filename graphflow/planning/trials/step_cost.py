@@ -29,7 +29,7 @@ from graphflow.placement.calibration.calibrate import (
 from graphflow.placement.calibration.cluster_rates import link_matrices
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.plans.building.plan_builder import session_kind
+from graphflow.placement.plans.building.step_totals import session_kind
 from graphflow.runtime.client.cluster_survey import ClusterSurvey
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS
 

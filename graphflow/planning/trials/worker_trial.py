@@ -32,7 +32,7 @@ from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.host_facts import cores
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
-from graphflow.placement.plans.building.plan_builder import session_kind
+from graphflow.placement.plans.building.step_totals import session_kind
 from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.planning.feedback.node_observations import compute_seconds, observe_steps
 from graphflow.planning.trials.probe_steps import StepProbe, time_calls

@@ -20,7 +20,9 @@ from graphflow.ops.matrices.einsum import einsum, tensordot
 from graphflow.ops.matrices.linalg.decompositions import cholesky, qr
 from graphflow.ops.matrices.linalg.determinant import det, logdet, slogdet
 from graphflow.ops.matrices.linalg.eigen import eig, eigh, eigvals, eigvalsh
+from graphflow.ops.matrices.linalg.exponential import matrix_exp
 from graphflow.ops.matrices.linalg.least_squares import lstsq, pinv
+from graphflow.ops.matrices.linalg.lu import lu
 from graphflow.ops.matrices.linalg.norms import cond, matrix_norm, norm, vector_norm
 from graphflow.ops.matrices.linalg.solve import inv, matrix_power, solve, triangular_solve
 from graphflow.ops.matrices.linalg.svd import matrix_rank, svd, svdvals
@@ -192,7 +194,7 @@ def multi_dot(arrays: Sequence[Any]) -> Tensor:
 __all__ = [
     "cholesky", "cholesky_solve", "cond", "cross", "det", "diag", "diagonal", "eig", "eigh",
     "eigvals", "eigvalsh",
-    "inv", "logdet", "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
-    "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",
+    "inv", "logdet", "lstsq", "lu", "matmul", "matrix_exp", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet",
+    "solve", "svd", "svdvals", "tensordot", "trace", "triangular_solve", "vecdot", "vector_norm",
 ]  # fmt: skip

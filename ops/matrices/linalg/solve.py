@@ -177,9 +177,7 @@ def _solve_upper(xp: Any, a: Any, b: Any) -> Any:
     return x
 
 
-def _triangular_kernel(
-    xp: Any, a: Any, b: Any, lower: bool, adjoint: bool, unit_diagonal: bool
-) -> Any:
+def solve_triangle(xp: Any, a: Any, b: Any, lower: bool, adjoint: bool, unit_diagonal: bool) -> Any:
     left = xp.tril(a) if lower else xp.triu(a)
     diagonal = xp.arange(left.shape[-1])
     if unit_diagonal:
@@ -217,7 +215,7 @@ triangular_solve_op: Op = register(
     Op(
         "triangular_solve",
         infer=_infer_solve,
-        kernel=_triangular_kernel,
+        kernel=solve_triangle,
         vjp=_triangular_vjp,
         batch=batching.elementwise,
         sharding=sharding.matrix_rule(2, 2),

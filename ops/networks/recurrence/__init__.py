@@ -1,1 +1,1 @@
-"""Recurrent networks: cells, and whole sequences of LSTMs as one op."""
+"""Recurrent networks: cells, their runs along sequences, and LSTM and GRU as ops."""

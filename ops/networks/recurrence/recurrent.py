@@ -1,8 +1,8 @@
 """Recurrent networks along a sequence, in one direction or both. Public in `gf.nn`.
 
-One product multiplies the inputs of all steps; a scan over the cell does the rest. A plain LSTM is
-one op instead (`lstm_op`), also with lengths. A word with one letter for each gate gives the order
-of the weights' rows: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
+One product multiplies the inputs of all steps; a scan over the cell does the rest. A plain LSTM or
+GRU is one op instead (`lstm_op`, `gru_op`), also with lengths. A word with one letter for each gate
+gives the order of the weights' rows: torch has "ifgo" and "rzn", ONNX "iofg" and "zrn".
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from graphflow.ir.spec import Size, equate, is_half, kind, show_shape
 from graphflow.ops.base.composite import composite
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.matrices.matmul import matmul
+from graphflow.ops.networks.recurrence.gru_op import gru_op
 from graphflow.ops.networks.recurrence.lstm_op import lstm_op
 from graphflow.ops.networks.recurrence.recurrent_cells import (
     Cell,
     ElmanCell,
+    GruCell,
     LstmCell,
     RecurrentWeights,
     State,
@@ -69,9 +71,8 @@ def run_direction(
         times = expand_dims(arange(x.shape[0]), 1)
         inside = expand_dims(less(times, expand_dims(lengths.astype("int64"), 0)), 2)
         x = where(inside, x, 0)  # padding may hold NaN; 0·NaN would reach the weights' gradients
-    fused = _run_fused_lstm(cell, x, weights, state, inside, reverse)
-    if fused is not None:
-        return fused
+    if _is_one_op(cell, weights):
+        return _run_as_one_op(cell, x, weights, state, inside, reverse)
     z = project_inputs(cell, x, weights)
 
     def body(before: State, item: Any) -> tuple[State, Tensor]:
@@ -93,43 +94,68 @@ def run_step(cell: Cell, x: Tensor, state: State, weights: RecurrentWeights) -> 
     return cell.step(project_inputs(cell, x, weights), state, weights)
 
 
-def _run_fused_lstm(
+def _is_one_op(cell: Cell, weights: RecurrentWeights) -> bool:
+    """Return whether an op for whole sequences computes a cell."""
+    usual: dict[type[Cell], tuple[str, ...]] = {
+        LstmCell: ("sigmoid", "tanh", "tanh"), GruCell: ("sigmoid", "tanh"),
+    }  # fmt: skip
+    if cell.activations != tuple(FUNCTIONS[name] for name in usual.get(type(cell), ())):
+        return False
+    if cell.limit is not None or weights.peepholes is not None or is_half(weights.r.dtype):
+        return False
+    if isinstance(cell, LstmCell):
+        return not cell.coupled
+    return isinstance(cell, GruCell) and cell.gates.endswith("n")
+
+
+def _run_as_one_op(
     cell: Cell,
     x: Tensor,
     weights: RecurrentWeights,
     state: State,
     inside: Tensor | None,
     reverse: bool,
-) -> tuple[Tensor, State] | None:
-    """Run a plain LSTM by the op for whole sequences; None for other cells.
+) -> tuple[Tensor, State]:
+    """Run a plain LSTM or GRU by the op for whole sequences.
 
     Args:
         inside: (T, B, 1), whether a step lies within the length of its sequence.
     """
-    usual = (FUNCTIONS["sigmoid"], FUNCTIONS["tanh"], FUNCTIONS["tanh"])
-    plain = type(cell) is LstmCell and not cell.coupled and cell.limit is None
-    half = is_half(weights.r.dtype)
-    if not plain or cell.activations != usual or weights.peepholes is not None or half:
-        return None
-    parts = [b for b in (weights.bias, weights.recurrent_bias) if b is not None]
-    bias = parts[0] + parts[1] if len(parts) > 1 else parts[0] if parts else None
-    if bias is None:
-        bias = zeros((weights.r.shape[0],), weights.r.dtype)
     turned = None
     if inside is not None and reverse:  # each sequence from its own end
         turned = _reversed_steps(inside)
         x = _take_steps(x, turned)
-    z = matmul(x, weights.w, transpose_b=True)
-    gates, backwards = cell.gates, reverse and inside is None
-    y, h, c, cs, _ = lstm_op(z, weights.r, bias, *state, gates=gates, reverse=backwards)
+    states, last = _apply_op(cell, x, weights, state, reverse and inside is None)
     if inside is None:
-        return y, (h, c)
+        return states[0], last
     count = sum(inside.astype("int64"), 0, keepdims=True)
     last = tuple(
         squeeze(_take_steps(concat([expand_dims(first, 0), each], 0), squeeze(count, 2)), 0)
-        for first, each in zip(state, (y, cs), strict=True)
+        for first, each in zip(state, states, strict=True)
     )
-    return where(inside, y if turned is None else _take_steps(y, turned), 0), last
+    y = states[0] if turned is None else _take_steps(states[0], turned)
+    return where(inside, y, 0), last
+
+
+def _apply_op(
+    cell: Cell, x: Tensor, weights: RecurrentWeights, state: State, reverse: bool
+) -> tuple[State, State]:
+    """Return the states after each step (T, B, H), h first, and the last ones."""
+    z = matmul(x, weights.w, transpose_b=True)
+    given, recurrent = weights.bias, weights.recurrent_bias
+    if isinstance(cell, GruCell) and cell.before_reset and given is not None:
+        z, given = z + given, None  # the recurrent bias is within what the gate r multiplies
+    parts = [b for b in (given, recurrent) if b is not None]
+    bias = parts[0] + parts[1] if len(parts) > 1 else parts[0] if parts else None
+    if bias is None:
+        bias = zeros((weights.r.shape[0],), weights.r.dtype)
+    attrs: dict[str, Any] = {"gates": cell.gates, "reverse": reverse}
+    if isinstance(cell, GruCell):
+        attrs["linear_before_reset"] = cell.before_reset
+        y, h, _, _ = gru_op(z, weights.r, bias, *state, **attrs)
+        return (y,), (h,)
+    y, h, c, cs, _ = lstm_op(z, weights.r, bias, *state, **attrs)
+    return (y, cs), (h, c)
 
 
 def _reversed_steps(inside: Tensor) -> Tensor:

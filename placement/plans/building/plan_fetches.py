@@ -22,7 +22,8 @@ from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
-from graphflow.placement.plans.building.plan_builder import plan_graph, session_kind
+from graphflow.placement.plans.building.plan_builder import plan_graph
+from graphflow.placement.plans.building.step_totals import session_kind
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.simulation.jitter import Jitter
 from graphflow.strategy import divide_graph

@@ -9,10 +9,14 @@ import numpy as np
 
 from graphflow.ir.op import REGISTRY
 from graphflow.ops.kernels.conv.kernel_table import ConvShape, choose
+from graphflow.ops.kernels.gemm.gemm import is_supported
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.windows.window_arguments import Windows
 
 Array = np.ndarray[Any, Any]
+HAS_PRODUCTS = is_supported("float32")
+"""Whether matrix products are generated here. BLAS computes them where registers hold four lanes,
+so kernels of convolutions that consist of generated products are not chosen."""
 
 
 def three(x: Array, w: Array, g: Array, attrs: dict[str, Any]) -> list[Array]:

@@ -66,6 +66,17 @@ class SoftmaxProblem:
         grown = np.exp(f - f.max(axis=1, keepdims=True))
         return np.asarray(grown / grown.sum(axis=1, keepdims=True))
 
+    def dual_variables(self, p: Floats) -> Floats:
+        """Return β of (rows, classes) probabilities."""
+        beta = -self.c[:, None] * p
+        beta[np.arange(len(p)), self.labels] += self.c
+        return beta
+
+    def begin(self, w: Floats | None, b: Floats | None) -> tuple[Floats, Floats]:
+        """Return copies of the coefficients and intercepts to begin with; zeros for None."""
+        w = np.zeros((self.x.shape[1], self.classes)) if w is None else w.copy()
+        return w, np.zeros(self.classes) if b is None else b.copy()
+
 
 def solve_softmax(
     problem: SoftmaxProblem, tol: float, max_passes: float, history: FitHistory, *,
@@ -80,21 +91,18 @@ def solve_softmax(
         history: where certificates are noted.
         w, b: the model to begin with.
     """
-    shape = (problem.x.shape[1], problem.classes)
-    w = np.zeros(shape) if w is None else w.copy()
-    b = np.zeros(problem.classes) if b is None else b.copy()
+    w, b = problem.begin(w, b)
     history.solver = "newton"
     start, passes = time.perf_counter(), 0.0
     first: float | None = None
     f = multiply_classes(problem.x, w) + b
-    with show_progress("fitting", where=f"{len(f):,} x {shape[0]:,}, {problem.classes} classes"):
+    with show_progress("fitting", where=f"{len(f):,} x {len(w):,}, {problem.classes} classes"):
         while True:
             if problem.has_intercept:
                 moved = best_intercepts(problem, f)
                 b, f = b + moved, f + moved
             p = problem.probabilities(f)
-            beta = -problem.c[:, None] * p
-            beta[np.arange(len(f)), problem.labels] += problem.c
+            beta = problem.dual_variables(p)
             v = multiply_classes(problem.x.T, beta)
             slope = v - problem.l2 * w
             found = _certificate(problem, w, b, f, p, beta, v, passes, time.perf_counter() - start)

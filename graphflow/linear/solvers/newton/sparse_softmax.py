@@ -59,8 +59,7 @@ def solve_sparse_softmax(
         w, b: the model to begin with.
     """
     columns = problem.x.shape[1]
-    w = np.zeros((columns, problem.classes)) if w is None else w.copy()
-    b = np.zeros(problem.classes) if b is None else b.copy()
+    w, b = problem.begin(w, b)
     history.solver = "newton"
     start, passes, highest, stalled = time.perf_counter(), 0.0, -math.inf, 0
     known = np.zeros(0, np.int64)
@@ -101,9 +100,7 @@ def _certify(problem: SoftmaxProblem, w: Floats, b: Floats) -> tuple[Floats, Cer
     q = problem.probabilities(f)
     if problem.has_intercept:
         q = _meet_counts(problem, q)
-    beta = -problem.c[:, None] * q
-    beta[np.arange(len(f)), problem.labels] += problem.c
-    v = multiply_classes(problem.x.T, beta)
+    v = multiply_classes(problem.x.T, problem.dual_variables(q))
     most = float(np.abs(v).max(initial=0.0))
     scales = {min(1.0, problem.l1 / most) if most else 1.0} | ({1.0} if problem.l2 else set())
     primal = problem.primal(w, f)
@@ -208,8 +205,7 @@ def _step_proximally(
     z, z_b, speed, passes = w, b, 1.0, 0.0
     for _ in range(_STEPS):
         f = multiply_classes(x, z) + (z_b - means @ z)
-        beta = -problem.c[:, None] * problem.probabilities(f)
-        beta[np.arange(len(f)), problem.labels] += problem.c
+        beta = problem.dual_variables(problem.probabilities(f))
         slope = multiply_classes(x.T, beta) - np.outer(means, beta.sum(axis=0)) - l2 * z
         slope_b = beta.sum(axis=0) * float(problem.has_intercept)
         smooth = problem.loss(f) + 0.5 * l2 * float((z * z).sum())
@@ -248,8 +244,7 @@ def _step_by_newton(
         return w, b, 0.0
     f = multiply_classes(problem.x, w) + b
     p = problem.probabilities(f)
-    beta = -problem.c[:, None] * p
-    beta[np.arange(len(f)), problem.labels] += problem.c
+    beta = problem.dual_variables(p)
     slope = multiply_classes(problem.x.T, beta) - problem.l2 * w - problem.l1 * signs
     free = np.abs(signs)
     step, beside, passes = newton_step(problem, p, slope * free, 1e-3, free)

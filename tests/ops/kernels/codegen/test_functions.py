@@ -151,6 +151,8 @@ def test_powers_of_whole_numbers_are_whole(dtype: str) -> None:
 @pytest.mark.parametrize("name", [*UNARY, "gelu", "softplus", "mish"])
 def test_the_number_of_elements_and_their_place_change_no_bit(name: str) -> None:
     x = np.concatenate([inputs("log", "float32")[:400], special("float32")])
+    # Of two NaN a product has either one's payload, as the compiler orders the factors.
+    x[np.isnan(x)] = np.nan
     whole = ours(name, x)
     for start, stop in ((0, 1), (1, 18), (3, 67), (5, 300), (16, 48), (399, 430)):
         assert ours(name, x[start:stop].copy()).tobytes() == whole[start:stop].tobytes()

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.conv import pointwise
 from graphflow.ops.kernels.conv.kernel_table import ConvShape, choose
 from graphflow.ops.windows.window_arguments import Windows
-from tests.ops.kernels.sharing import check_threads, chosen_kernel
+from tests.ops.kernels.sharing import HAS_PRODUCTS, check_threads, chosen_kernel, three
 
 
 @given(
@@ -41,7 +40,8 @@ def test_values_and_gradients_are_products_of_matrices(
         "stride": stride, "padding": ((0, 0),) * rank, "dilation": (1,) * rank, "groups": 1,
     }  # fmt: skip
     copied = images == 1 and dtype == "float32" and g.shape != (1, outputs, *sizes)
-    assert chosen_kernel(x, outputs, windows, 1) == ("one_image" if copied else "pointwise")
+    products = "one_image" if copied else "pointwise"
+    assert chosen_kernel(x, outputs, windows, 1) == (products if HAS_PRODUCTS else "im2col")
     assert chosen_kernel(x, outputs, windows._replace(before=(1,) * rank), 1) != "pointwise"
     assert chosen_kernel(x, outputs, windows, 2) != "pointwise"
     matrix, part = w.reshape(outputs, inputs).astype("float64"), x[(..., *seen)].astype("float64")
@@ -69,14 +69,12 @@ def test_bits_do_not_depend_on_threads(stride: int) -> None:
     x = rng.normal(size=(5, 96, 30, 30)).astype("float32")
     w = rng.normal(size=(130, 96, 1, 1)).astype("float32")
     g = rng.normal(size=(5, 130, 30 // stride, 30 // stride)).astype("float32")
-    windows = Windows((1, 1), (stride,) * 2, (0, 0), (1, 1), g.shape[2:])
+    attrs = {
+        "stride": (stride,) * 2, "padding": ((0, 0),) * 2, "dilation": (1, 1), "groups": 1,
+    }  # fmt: skip
 
     def results() -> list[Any]:
-        outs = [np.empty_like(a) for a in (g, x, w)]
-        pointwise.convolve(outs[0], x, w, windows)
-        pointwise.input_gradient(outs[1], g, w, windows)
-        pointwise.weight_gradient(outs[2], x, g, windows)
-        return outs
+        return three(x, w, g, attrs)
 
     check_threads(results, results())
 
@@ -96,7 +94,7 @@ def test_windows_that_tile_the_input_are_products_going_back(
     }  # fmt: skip
     windows = Windows((kernel,) * rank, (kernel,) * rank, (0,) * rank, (1,) * rank, g.shape[2:])
     shape = ConvShape(np, g.dtype, 2, 13, 30, sizes, windows, 1)
-    assert choose(shape, "x").name == "pointwise"
+    assert (choose(shape, "x").name == "pointwise") == HAS_PRODUCTS
     assert choose(shape._replace(space=tuple(n + 1 for n in sizes)), "x").name != "pointwise"
 
     def compute() -> list[Any]:

@@ -206,7 +206,7 @@ def test_stores_past_the_caches_change_no_bits(name: str, dtype: str, size: int)
             assert same(wanted, found)
     code = compiler().assembly(task.text)
     if "+avx" in compiler().features.split(","):
-        assert "vmovnt" in code
+        assert "movnt" in code
 
 
 def test_only_kernels_of_one_axis_store_past_the_caches() -> None:

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 import graphflow as gf
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ir.op import REGISTRY
 from graphflow.ops import nn
-from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
-from graphflow.ops.kernels.sequence import lstm
 
 Step = Callable[..., tuple[np.ndarray, ...]]
 T, B, N, H = 4, 3, 2, 2
@@ -114,7 +111,7 @@ def test_gru_with_the_reset_before_or_after_the_linear_map(
 ) -> None:
     sides = 1 + (direction == "bidirectional")
     x, w, r, bias = draw_weights(3, sides, seed)
-    states = np.zeros((1, sides, B, H))
+    states = np.random.default_rng(seed + 100).normal(size=(1, sides, B, H))
 
     def cut(z: np.ndarray) -> np.ndarray:
         return z if limit is None else np.clip(z, -limit, limit)
@@ -131,7 +128,7 @@ def test_gru_with_the_reset_before_or_after_the_linear_map(
         return step
 
     have = nn.gru(
-        x, w, r, bias, lengths=None if lengths is None else np.array(lengths),
+        x, w, r, bias, states[0], lengths=None if lengths is None else np.array(lengths),
         direction=direction, clip=limit, linear_before_reset=after, gates="zrn",
     )  # fmt: skip
     assert_same(have, both_ways([step_of(d) for d in range(sides)], x, states, lengths, direction))
@@ -181,10 +178,16 @@ def test_sizes_of_states_and_cotangents_may_turn_out_to_fit_when_they_are_fed() 
         np.testing.assert_array_equal(a, b)
 
 
-def test_recurrent_functions_are_differentiable_twice() -> None:
-    x, w, r, bias = draw_weights(4, 1, 0)
+@pytest.mark.parametrize(
+    "f, gates, options",
+    [(nn.lstm, 4, {}), (nn.gru, 3, {}), (nn.gru, 3, {"linear_before_reset": False})],
+)
+def test_recurrent_functions_are_differentiable_twice(
+    f: Any, gates: int, options: dict[str, Any]
+) -> None:
+    x, w, r, bias = draw_weights(gates, 1, 0)
     v = gf.placeholder("float64", x.shape)
-    y, _ = nn.lstm(v, w, r, bias)
+    y, _ = f(v, w, r, bias, **options)
     (g,) = gf.gradients(gf.sum(gf.square(y)), [v])
     (second,) = gf.gradients(gf.sum(gf.square(g)), [v])
     step = np.random.default_rng(1).normal(size=x.shape) * 1e-5
@@ -253,72 +256,3 @@ def test_padding_of_nan_reaches_no_output_and_no_gradient(
     for a, b in zip(found(bad), found(0.0), strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(a).all()
-
-
-# The op of whole sequences ------------------------------------------------------------------------
-
-
-def _sequence(steps: int, batch: int, size: int, dtype: str = "float32") -> list[Any]:
-    rng = np.random.default_rng(steps)
-    shapes = ((steps, batch, 4 * size), (4 * size, size), (4 * size,), (batch, size), (batch, size))
-    return [rng.normal(size=s).astype(dtype) * 0.5 for s in shapes]
-
-
-@pytest.mark.parametrize("size", [1, 5, 16, 33, 64])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_native_steps_are_those_of_the_formulas(size: int, reverse: bool) -> None:
-    z, r, bias, h, c = _sequence(5, 3, size, "float64")
-    attrs = {"gates": "iofg", "reverse": reverse}
-    y, h_last, c_last, cs, kept = REGISTRY["lstm"].run(np, [z, r, bias, h, c], attrs)
-    plain = [np.empty_like(x) for x in (y, cs, kept)]
-    lstm._forward_by_arrays(np, *plain, z, r, bias, h, c, "iofg", reverse)
-    for native, wanted in zip((y, cs, kept), plain, strict=True):
-        np.testing.assert_allclose(native, wanted, rtol=1e-12, atol=1e-14)
-    end = 0 if reverse else -1
-    np.testing.assert_array_equal(h_last, y[end])
-    np.testing.assert_array_equal(c_last, cs[end])
-    gy = np.cos(y)
-    inputs = [gy, h, c, r, h, c, y, cs, kept]
-    dz, _, dh, dc = REGISTRY["lstm_grad"].run(np, inputs, attrs)
-    dz2, dh2, dc2 = np.empty_like(dz), h.copy(), c.copy()
-    lstm._backward_by_arrays(np, dz2, dh2, dc2, gy, r, c, cs, kept, "iofg", reverse)
-    for native, wanted in ((dz, dz2), (dh, dh2), (dc, dc2)):
-        np.testing.assert_allclose(native, wanted, rtol=1e-12, atol=1e-14)
-
-
-def test_a_sequence_has_the_same_bits_for_any_number_of_threads() -> None:
-    z, r, bias, h, c = _sequence(20, 37, 48)
-    attrs = {"gates": "ifgo", "reverse": False}
-    found = []
-    for threads in (1, 2, 4):
-        with use_pool(Pool(threads)):
-            outs = REGISTRY["lstm"].run(np, [z, r, bias, h, c], attrs)
-            y, _, _, cs, kept = outs
-            grads = REGISTRY["lstm_grad"].run(np, [y, h, c, r, h, c, y, cs, kept], attrs)
-        found.append([x.tobytes() for x in (*outs, *grads)])
-    assert found[0] == found[1] == found[2]
-
-
-def test_a_sequence_of_no_steps_or_no_rows_keeps_its_state() -> None:
-    for steps, batch in ((0, 2), (3, 0)):
-        z, r, bias, h, c = _sequence(steps, batch, 4)
-        y, h_last, c_last, cs, kept = REGISTRY["lstm"].run(
-            np, [z, r, bias, h, c], {"gates": "ifgo", "reverse": False}
-        )
-        assert y.shape == (steps, batch, 4)
-        np.testing.assert_array_equal(h_last, h)
-        np.testing.assert_array_equal(c_last, c)
-        grads = REGISTRY["lstm_grad"].run(
-            np, [y, h, c, r, h, c, y, cs, kept], {"gates": "ifgo", "reverse": False}
-        )
-        assert not grads[1].any()
-
-
-def test_a_layer_of_examples_is_the_layer_of_each() -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4, 3, 2, 5)).astype("float32")
-    w, r = (rng.normal(size=(1, 12, n)).astype("float32") for n in (5, 3))
-    each = gf.vmap(lambda v: nn.lstm(v, w, r)[0])(gf.constant(x))
-    (found,) = evaluate([each])
-    for row, one in zip(found, x, strict=True):
-        np.testing.assert_allclose(row, evaluate([nn.lstm(one, w, r)[0]])[0], rtol=1e-5)

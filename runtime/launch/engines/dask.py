@@ -10,7 +10,7 @@ from typing import Any
 
 from graphflow.base.addresses import parse_address
 from graphflow.errors import ArgumentError, LaunchError
-from graphflow.runtime.launch.worker_holder import HolderReport, WorkerHolder
+from graphflow.runtime.launch.engines.worker_holder import HolderReport, WorkerHolder
 from graphflow.runtime.launch.worker_launcher import ENDED, RUNNING, WAITING, LaunchedWorker
 
 _END_SECONDS = 6.0

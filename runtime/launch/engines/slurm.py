@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from graphflow.base.environment import setting
 from graphflow.errors import LaunchError
-from graphflow.runtime.launch.piped_launcher import EVERYWHERE, PipedLauncher, WorkerPlace
+from graphflow.runtime.launch.engines.piped_launcher import EVERYWHERE, PipedLauncher, WorkerPlace
 from graphflow.runtime.launch.worker_launcher import worker_command
 
 _SCONTROL_SECONDS = 20.0

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from graphflow.base.environment import setting
 from graphflow.errors import ArgumentError, LaunchError
-from graphflow.runtime.launch.piped_launcher import EVERYWHERE, reachable
+from graphflow.runtime.launch.engines.piped_launcher import EVERYWHERE, reachable
 from graphflow.runtime.launch.piped_worker import PipedWorker
 from graphflow.runtime.launch.worker_launcher import (
     ENDED,

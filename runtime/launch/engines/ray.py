@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphflow.errors import LaunchError
-from graphflow.runtime.launch.worker_holder import HolderReport, WorkerHolder
+from graphflow.runtime.launch.engines.worker_holder import HolderReport, WorkerHolder
 from graphflow.runtime.launch.worker_launcher import ENDED, RUNNING, WAITING, LaunchedWorker
 
 _END_SECONDS = 6.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from graphflow.base.addresses import is_loopback
 from graphflow.errors import ArgumentError, LaunchError
-from graphflow.runtime.launch.piped_launcher import EVERYWHERE, PipedLauncher, WorkerPlace
+from graphflow.runtime.launch.engines.piped_launcher import EVERYWHERE, PipedLauncher, WorkerPlace
 from graphflow.runtime.launch.worker_launcher import worker_command
 
 _CONNECT_SECONDS = 8
@@ -42,18 +42,40 @@ class Ssh(PipedLauncher):
         self._hosts, self._python, self._ssh_options = list(hosts), python, list(options)
 
     def check(self, count: int) -> None:
-        if shutil.which("ssh") is None:
-            raise LaunchError("Ssh needs the OpenSSH client, and there is no `ssh` in PATH")
+        check_ssh()
 
     def place(self, index: int, options: Sequence[str], env: Mapping[str, str]) -> WorkerPlace:
         host = self._hosts[index % len(self._hosts)]
         name = host.rpartition("@")[2]
         listen = "127.0.0.1" if is_loopback(f"tcp://{name}:1") else EVERYWHERE
         remote = worker_command(f"tcp://{listen}:*", options, self._python)
-        setting = ["env", *(f"{key}={value}" for key, value in env.items())] if env else []
-        command = [
-            "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
-            "-o", f"ServerAliveInterval={_ALIVE_SECONDS}", *self._ssh_options, "--", host,
-            shlex.join([*setting, *remote]),
-        ]  # fmt: skip
-        return WorkerPlace(command, f"{host}, by ssh", name)
+        return WorkerPlace(
+            ssh_command(host, remote, env, self._ssh_options), f"{host}, by ssh", name
+        )
+
+
+def ssh_command(
+    host: str, remote: Sequence[str], env: Mapping[str, str], options: Sequence[str]
+) -> list[str]:
+    """Return the command of this host that runs a command on another one.
+
+    Args:
+        env: variables to set there.
+        options: of ssh.
+    """
+    setting = ["env", *(f"{key}={value}" for key, value in env.items())] if env else []
+    return [
+        "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}",
+        "-o", f"ServerAliveInterval={_ALIVE_SECONDS}", *options, "--", host,
+        shlex.join([*setting, *remote]),
+    ]  # fmt: skip
+
+
+def check_ssh() -> None:
+    """Check that this host has an ssh client.
+
+    Raises:
+        LaunchError: it has none.
+    """
+    if shutil.which("ssh") is None:
+        raise LaunchError("Ssh needs the OpenSSH client, and there is no `ssh` in PATH")

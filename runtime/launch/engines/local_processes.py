@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graphflow.runtime.launch.piped_launcher import PipedLauncher, WorkerPlace
+from graphflow.runtime.launch.engines.piped_launcher import PipedLauncher, WorkerPlace
 from graphflow.runtime.launch.worker_launcher import worker_command
 
 

@@ -1,0 +1,1 @@
+"""The engines that start workers: one a file, each a `WorkerLauncher`."""
