@@ -7,6 +7,7 @@ convolution is the gradient in the input.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -154,20 +155,35 @@ def _conv_into(
         return
     shape = _shape(xp, x, w, out, **attrs)
     windows, taps = drop_unseen_taps(shape.windows, shape.space)
-    shape, w = shape._replace(windows=windows), w[(..., *taps)]
+    if kept is not None and windows != shape.windows:
+        w, kept = _keep_taps(w, windows, taps, kept), None
+    else:
+        w = w[(..., *taps)]
+    shape = shape._replace(windows=windows)
     given = () if kept is None else (kept,)
     kernel_table.choose(shape, "y").forward(shape, out, x, w, *given)
+
+
+def _keep_taps(w: Any, windows: Windows, taps: tuple[slice, ...], kept: KeptLayouts) -> Any:
+    """Return a contiguous copy of some taps, which stays for later calls."""
+    shape = (*w.shape[:2], *windows.kernel)
+
+    def write(memory: Any) -> None:
+        memory.view(w.dtype).reshape(shape)[...] = w[(..., *taps)]
+
+    memory = kept.get(("taps", w.shape, str(taps)), math.prod(shape) * w.dtype.itemsize, write)
+    return memory.view(w.dtype).reshape(shape)
 
 
 def _conv_layout(x: TensorSpec, w: TensorSpec, **attrs: Any) -> int:
     """Return the bytes of the weights as the kernel on a CPU lays them out; 0 if it does not."""
     y = _infer_conv(x, w, **attrs)
-    shape = _shape(np, x, w, y, **attrs)
-    if (
-        0 in (*y.shape, *w.shape)
-        or drop_unseen_taps(shape.windows, shape.space)[0] != shape.windows
-    ):
+    if 0 in (*y.shape, *w.shape):
         return 0
+    shape = _shape(np, x, w, y, **attrs)
+    windows, _ = drop_unseen_taps(shape.windows, shape.space)
+    if windows != shape.windows:
+        return math.prod((*map(int, w.shape[:2]), *windows.kernel)) * w.dtype.itemsize
     return kernel_table.choose(shape, "y").layout_bytes(shape, "y")
 
 

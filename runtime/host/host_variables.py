@@ -134,7 +134,8 @@ class HostVariables:
 
         No loaded program may use the variables.
         """
-        self._drop_layouts()
+        for layouts in self.layouts.values():
+            layouts.clear([*moved, *copied])
         for name, old in moved.items():
             if any(old in mine for mine in self._by_device.values()):
                 device, value = self._find(old)
@@ -158,11 +159,6 @@ class HostVariables:
         for mine in self._by_device.values():
             for name in variables:
                 mine.pop(name, None)
-        self._drop_layouts()
-
-    def _drop_layouts(self) -> None:
-        for each in self.layouts.values():
-            each.drop()
 
 
 def _check_signature(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> None:

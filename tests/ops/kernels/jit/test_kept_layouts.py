@@ -14,6 +14,12 @@ from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts, KeptLayouts
 CASES = {
     "strided": (gf.nn.conv2d, (2, 64, 12, 12), (32, 64, 3, 3), {"stride": 2}),
     "dilated": (gf.nn.conv2d, (1, 70, 12, 12), (66, 70, 3, 3), {"dilation": 2, "padding": 2}),
+    "taps that see padding only": (
+        gf.nn.conv2d,
+        (1, 64, 12, 12),
+        (32, 64, 3, 3),
+        {"dilation": (12, 1), "padding": (12, 1)},
+    ),
     "transposed": (gf.nn.conv_transpose2d, (1, 64, 9, 9), (64, 32, 3, 3), {"stride": 2}),
 }
 
@@ -42,7 +48,7 @@ def test_results_follow_the_weights_with_the_same_bits(case: str, threads: int) 
         s.set(w, second)
         check(second)
         (use,) = s.memory(y).values()
-        assert use.use.layouts >= second.nbytes and use.predicted > use.use.layouts
+        assert use.use.layouts >= second.nbytes / 3 and use.predicted > use.use.layouts
 
 
 def test_weights_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +68,11 @@ def test_weights_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             s.run(y, {x: image})
         assert len(calls) == 1
-        both = [y, gf.assign(w, w + 1.0)]  # this program changes them, so it keeps nothing
-        for _ in range(2):
-            s.run(both, {x: image})
-        assert len(calls) == 3
+        s.run([y, gf.assign(w, w + 1.0)], {x: image})  # this program keeps nothing
+        before = len(calls)
         for _ in range(2):
             s.run(y, {x: image})
-        assert len(calls) == 4
+        assert len(calls) == before + 1
 
 
 def test_a_layout_that_was_interrupted_is_written_again() -> None:
@@ -84,12 +88,13 @@ def test_a_layout_that_was_interrupted_is_written_again() -> None:
     assert len(written) == 1
 
 
-def test_cleared_layouts_are_written_to_the_same_memory() -> None:
+def test_cleared_layouts_are_written_to_the_same_memory_which_its_readers_keep() -> None:
     layouts = DeviceLayouts()
-    memory = layouts.of("w").get("key", 100, lambda memory: None)
+    kept = layouts.find("w")
+    memory = kept.get("key", 100, lambda memory: None)
     layouts.clear(["w", "other"])
     written: list[Any] = []
-    assert layouts.of("w").get("key", 100, written.append) is memory and written
+    assert layouts.find("w").get("key", 100, written.append) is memory and written
     assert layouts.nbytes == memory.nbytes == 100
-    layouts.drop()
+    del kept
     assert layouts.nbytes == 0
