@@ -42,6 +42,12 @@ def check_folder(parser: argparse.ArgumentParser, option: str, folder: Path) -> 
                 made.rmdir()
 
 
+def save_curve(history: gf.training.TrainingHistory, file: Path) -> None:
+    """Write the curve of a training, and print where it is."""
+    history.plot(file)
+    print(f"curve: {file}")
+
+
 def run_program(main: Callable[[], None]) -> None:
     """Run a program; an error becomes one line and a non-zero exit status."""
     try:

@@ -245,6 +245,7 @@ conv_op: Op = register(
         infer=_infer_conv,
         kernel=_conv_kernel,
         into=_conv_into,
+        records=True,
         native=_native_conv,
         vjp=lambda g, y, x, w, **attrs: (
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
@@ -271,6 +272,7 @@ conv_transpose_op: Op = register(
         infer=_infer_transpose,
         kernel=_transpose_kernel,
         into=_transpose_into,
+        records=True,
         vjp=lambda h, y, g, w, sizes, **attrs: (
             conv_op(h, w, **attrs),
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
@@ -294,6 +296,7 @@ conv_weight_op: Op = register(
         infer=_infer_weight,
         kernel=_weight_kernel,
         into=_weight_into,
+        records=True,
         vjp=lambda h, y, x, g, kernel, **attrs: (
             conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
             conv_op(x, h, **attrs),

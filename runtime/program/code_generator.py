@@ -127,6 +127,7 @@ class CpuCode:
         self._kernels = KernelEmitter(
             layout, bindings, backend, self._operands, self.scope, self.compute, self.commit,
             {} if partition.checks else find_rows_in_use(self.graph, layout.specs),
+            records=not self.is_body,
         )  # fmt: skip
         every = partition.checks == EVERY
         watch = (

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.graph import bind_attrs
-from graphflow.ir.op import Node, Tensor
+from graphflow.ir.op import Cost, Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.communication.rows_in_use import RowsInUse, aligned_inputs
 from graphflow.ops.kernels.fusion.fusion import FusedRegion
@@ -28,18 +28,24 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 )
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
-from graphflow.runtime.memory.backend import DeviceBackend
-from graphflow.runtime.memory.memory_layout import MemoryLayout
-from graphflow.runtime.native_calls.native_segments import (
-    KernelCall,
-    PointerSource,
+from graphflow.ops.kernels.jit.kernel_recording import (
+    ArrayStandIn,
+    KernelRecording,
+    NotRecordable,
+    region,
 )
+from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend
+from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerSource
 from graphflow.runtime.program.generated_call_support import (
     out_kernel,
 )
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import ProgramSection
 from graphflow.runtime.transport.nontemporal_copy import bypasses_cache
+
+_FLOPS_IN_A_NANOSECOND = 50.0
+"""A rough rate of recorded kernels on one thread."""
 
 
 class KernelEmitter:
@@ -50,6 +56,7 @@ class KernelEmitter:
         scope: global names of the generated functions; kernels are added to it.
         compute, commit: the sections.
         rows_in_use: the tensors of which only some rows are computed.
+        records: whether kernels that consist of native calls are recorded.
 
     Attributes:
         plain_kernel_nodes: nodes that are computed by their op's own kernel.
@@ -65,6 +72,7 @@ class KernelEmitter:
         compute: ProgramSection,
         commit: ProgramSection,
         rows_in_use: RowsInUse,
+        records: bool = False,
     ) -> None:
         self.plain_kernel_nodes: list[Node] = []
         self._layout = layout
@@ -76,6 +84,7 @@ class KernelEmitter:
         self._commit = commit
         self._rows_in_use = rows_in_use
         self._plain = not is_jit_enabled()
+        self._records = records and not self._plain and isinstance(backend, CpuBackend)
         self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
         self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
 
@@ -199,6 +208,8 @@ class KernelEmitter:
             tensors = (*node.inputs, *node.outputs)
             self._emit_call(self._compute, node, task, tensors, len(node.outputs))
             return
+        if deferred is None and self._emit_recording(node):
+            return
         inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
         if deferred is not None:
             inputs = [self.keep_for_commit(node, name) for name in inputs]
@@ -224,6 +235,41 @@ class KernelEmitter:
             self._commit.add_line(node, line)
         else:
             self._compute.add_line(node, line)
+
+    def _emit_recording(self, node: Node) -> bool:
+        """Emit a kernel of several native calls as these calls; return False if there are none."""
+        into = node.op.into_for([t.spec for t in node.inputs])
+        backend = self._backend
+        if not (node.op.records and self._records) or into is None:
+            return False
+        assert isinstance(backend, CpuBackend)
+        tensors = (*node.inputs, *node.outputs)
+        specs = [self._layout.specs[t] for t in tensors]
+        arrays = [
+            ArrayStandIn(region(i + 2), [int(n) for n in s.shape], s.dtype)
+            for i, s in enumerate(specs)
+        ]
+        inputs, outs = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
+        attrs = bind_attrs(node.attrs, self._bindings)
+        recording = KernelRecording(backend.threads)
+        out = outs[0] if len(outs) == 1 else tuple(outs)
+        try:
+            recording.record(lambda: into(np, out, *inputs, **attrs))
+        except NotRecordable:
+            return False
+        cost = node.op.cost(*specs[: len(inputs)], **attrs) if node.op.cost else Cost(0)
+        nanoseconds = float(cost.flops) / _FLOPS_IN_A_NANOSECOND
+        call = KernelCall(
+            node,
+            KernelTask("", "", (), 1, nanoseconds),
+            tuple(self._operands.pointer_source(t) for t in tensors),
+            tuple(map(self._nbytes, specs)),
+            len(inputs),
+            recording,
+            backend.shared_scratch(recording.scratch_nbytes),
+        )
+        self._compute.add_calls([call])
+        return True
 
     def _region_rows(self, fused: FusedRegion) -> tuple[Tensor, int] | None:
         """Return the number of rows in use of a region's results, and the units of its kernel for

@@ -16,7 +16,7 @@ _WAIT_SLICE = 0.002
 """Seconds between two looks of a waiting thread at whether any thread receives."""
 
 
-TransferObserver = Callable[[str, int, int, int], None]
+TransferObserver = Callable[[str, int, Key, int], None]
 """Called for each tensor that went to or came from another worker without a message.
 
 The arguments are "sent" or "received", the worker, the edge, and the bytes.

@@ -172,6 +172,8 @@ class Op:
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
+        records: where `into` has generated kernels, it consists of native calls, which a program
+            records once and repeats (ops/kernels/jit/kernel_recording.py).
         native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
             `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
@@ -220,6 +222,7 @@ class Op:
     rows: Callable[..., Rows] | None = None
     refuse: Callable[..., None] | None = None
     native: Callable[..., Any] | None = None
+    records: bool = False
     ufunc: str | None = None
     vjp: Callable[..., Sequence[Any]] | None = None
     joint: Callable[..., Sequence[Any] | None] | None = None

@@ -11,12 +11,12 @@ import numpy as np
 
 from graphflow.base.notebook_html import html_table
 from graphflow.base.source_location import Location, user_location
-from graphflow.errors import GraphError, ShapeError, VariableError
+from graphflow.errors import ArgumentError, GraphError, ShapeError, VariableError
 from graphflow.ir import numpy_interop
 from graphflow.ir.declarations.op_declaration import Op
 from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.name_hints import attribute_hint, unsupported_message
+from graphflow.ir.name_hints import MODULE_CALL_HINTS, attribute_hint, unsupported_message
 from graphflow.ir.nodes.tensor_operators import TensorOperators
 from graphflow.ir.spec import Equation, Shape, Size, TensorSpec, show_shape
 
@@ -32,9 +32,14 @@ class Tensor(TensorOperators):
 
     __slots__ = ("__weakref__", "index", "node")
 
-    def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.index = index
+    def __init__(self, node: Any = None, index: Any = None, *_: Any, **__: Any) -> None:
+        if not isinstance(node, Node):  # as torch.Tensor([1.0, 2.0])
+            raise ArgumentError(
+                f"gf.Tensor(…) at {user_location()}: tensors are outputs of nodes; "
+                f"{MODULE_CALL_HINTS['tensor']}"
+            )
+        self.node: Node = node
+        self.index: int = index
 
     @property
     def spec(self) -> TensorSpec:

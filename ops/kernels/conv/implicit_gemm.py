@@ -9,13 +9,14 @@ channels of a block, so chunks and threads do not change bits. float32, on CPUs.
 from __future__ import annotations
 
 import math
+from array import array
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.direct_text import copy_rows
+from graphflow.ops.kernels.conv.direct.direct_text import copy_rows
 from graphflow.ops.kernels.conv.implicit_gemm_text import (
     DEEP,
     pack_weights,
@@ -37,9 +38,15 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     row_slots,
 )
 from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_recorder import (
+    CallRecorder,
+    RecordedCall,
+    current_recorder,
+)
 from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.compiler import vector_width
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _CHUNK_POSITIONS = 1024  # positions of a chunk
@@ -73,7 +80,7 @@ class _ChannelRows:
     def planes(self, block: int, image: int) -> int:
         channels: int = self.array.shape[1]
         first = (self.images.start + image) * channels + block * PANEL
-        place: int = address(self.array) + first * self.count * 4
+        place: int = operand_place(self.array) + first * self.count * 4
         return place
 
     def read(self, block: int, image: int, images: int) -> None:
@@ -139,13 +146,17 @@ class _BlockedWeights:
         count, wide = block_width(self.depth, row), block_width(self.columns, column)
         if not self.transposed:
             plane = self.depth * self.taps * 4
-            source = address(self.w) + column * PANEL * plane + row * PANEL * self.taps * 4
-            places = source, self.place(column, row), address(_weight_offsets(self.taps, count))
+            source = operand_place(self.w) + column * PANEL * plane + row * PANEL * self.taps * 4
+            places = (
+                source,
+                self.place(column, row),
+                operand_place(_weight_offsets(self.taps, count)),
+            )
             sizes = (self.taps * count, wide, plane)
             call_native(pack_weights(), places, sizes, 0, -(-wide // vector_width()))
             return
         rows, between = pack_tap_rows(
-            address(self.w), self.w.shape[1], self.taps,
+            operand_place(self.w), self.w.shape[1], self.taps,
             (row * PANEL, count), (column * PANEL, wide), self.transposed,
         )  # fmt: skip
         goal = self.place(column, row)
@@ -177,17 +188,17 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
     Args:
         transposed: compute the adjoint, from x[n, o, p] to out[n, c, …].
     """
-    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
+    x, w = as_contiguous(x), as_contiguous(w)
     weights = _BlockedWeights(w, transposed)
     columns = block_count(weights.columns)
-    run_parts(lambda i: weights.prepare(*divmod(i, weights.rows)), columns * weights.rows)
+    run_native_parts(lambda i: weights.prepare(*divmod(i, weights.rows)), columns * weights.rows)
     window_map = WindowMap(out.shape[2:] if transposed else x.shape[2:], windows, transposed)
     nbytes = row_slots(math.prod(x.shape[2:])) * ROW * weights.rows
     passes, each = _plan_passes(x.shape[0], nbytes, math.prod(window_map.positions))
     for images in passes:
         source = _ChannelRows("gathered", x, images)
         cuts = _split_range(len(images), each)
-        run_parts(
+        run_native_parts(
             lambda i, source=source, cuts=cuts: source.read(  # type: ignore[misc]
                 i % weights.rows, cuts[i // weights.rows].start, len(cuts[i // weights.rows])
             ),
@@ -198,7 +209,7 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
             cut, column = cuts[i // columns], i % columns
             _multiply(out, source, weights, window_map, cut, column)
 
-        run_parts(part, len(cuts) * columns)
+        run_native_parts(part, len(cuts) * columns)
 
 
 class _ProductCalls(NamedTuple):
@@ -218,11 +229,24 @@ class _ProductCalls(NamedTuple):
 
     def run(self, base: np.ndarray[Any, Any]) -> None:
         """Run the calls for the addresses from which pointers are counted."""
-        entries, pointers = self.entries.copy(), self.pointers + base
+        pointers, recorder = self.pointers + base, current_recorder()
+        if recorder is not None:
+            self._record(recorder, pointers)
+            return
+        entries = self.entries.copy()
         number = np.arange(len(entries))
         entries[:, 1] = address(pointers) + number * pointers.strides[0]
         entries[:, 2] = address(self.sizes) + number * self.sizes.strides[0]
         driver().walk.releasing_gil(address(entries), None, 0, len(entries))
+
+    def _record(self, recorder: CallRecorder, pointers: np.ndarray[Any, Any]) -> None:
+        for _, table, _ in self.tables:
+            for part in (table.sources, table.targets, table.taps):
+                recorder.keep(part)
+        rows = np.concatenate([pointers, self.sizes], axis=1)
+        for entry, row in zip(self.entries.tolist(), rows.tolist(), strict=True):
+            call = RecordedCall(entry[0], array("q", row), pointers.shape[1], 0, entry[4])
+            recorder.calls.append(call)
 
 
 @lru_cache(maxsize=256)
@@ -274,7 +298,7 @@ def _multiply(
     first_image = source.images.start + cut.start
     result = out[first_image : first_image + len(cut)]
     channels, plane = result.shape[1], math.prod(result.shape[2:])
-    goal = address(result) + column * PANEL * plane * 4
+    goal = operand_place(result) + column * PANEL * plane * 4
     given = (plane, wide, plane * 4, channels * plane * 4, slots * ROW)
     call_native(unpack_planes(), (rows.place, goal), given, 0, len(cut))
 
@@ -287,7 +311,7 @@ _SHARES = 3  # parts into which taps are split if there are few pairs of blocks
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
     """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
-    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
+    x, g = as_contiguous(x), as_contiguous(g)
     taps, (outputs, inputs) = math.prod(windows.kernel), out.shape[:2]
     rows, columns = block_count(inputs), block_count(outputs)
     window_map = WindowMap(x.shape[2:], windows, False)
@@ -309,7 +333,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
             source = pair[which >= rows]
             source.read(which - rows if which >= rows else which, cut.start, len(cut))
 
-        run_parts(prepare, len(cuts) * (rows + columns))
+        run_native_parts(prepare, len(cuts) * (rows + columns))
 
         def part(
             i: int, pair: Any = (seen, given), cuts: list[range] = cuts, number: int = number
@@ -327,16 +351,16 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
                     places, counts, tap_major_table(window_map, len(cut)), some, number + turn > 0
                 )
 
-        run_parts(part, rows * columns * shares)
+        run_native_parts(part, rows * columns * shares)
 
     def finish(which: int) -> None:
         row, column = divmod(which, columns)
         count, wide = block_width(inputs, row), block_width(outputs, column)
-        goal = address(out) + (column * PANEL * inputs + row * PANEL) * taps * 4
+        goal = operand_place(out) + (column * PANEL * inputs + row * PANEL) * taps * 4
         sizes = (taps * count, wide, inputs * taps * 4, 0, 0)
         call_native(unpack_planes(), (totals.place + which * block, goal), sizes, 0, 1)
 
-    run_parts(finish, rows * columns)
+    run_native_parts(finish, rows * columns)
 
 
 def _accumulate_weights(
@@ -348,7 +372,8 @@ def _accumulate_weights(
     for first, vectors in _vector_blocks(counts[1]):
         moved = first * vector_width() * 4
         pointers = (
-            x, g + moved, totals + moved, address(table.sources), address(table.targets),
+            x, g + moved, totals + moved,
+            operand_place(table.sources), operand_place(table.targets),
         )  # fmt: skip
         sizes = (-(-counts[0] // DEEP), len(table.targets), apart, int(adds))
         call_native(weight_sums(vectors), pointers, sizes, taps.start, taps.stop)

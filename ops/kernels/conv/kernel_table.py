@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.conv import (
-    direct,
     im2col,
     implicit_gemm,
     one_image,
@@ -25,6 +24,8 @@ from graphflow.ops.kernels.conv import (
     winograd,
     winograd_weight_gradient,
 )
+from graphflow.ops.kernels.conv.direct import direct
+from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
@@ -179,7 +180,7 @@ def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
 
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
     windows = s.transposed._replace(stride=(1,) * len(s.space))
-    direct.convolve(x, g, _flip(s, w), windows, s.groups, s.windows.stride)
+    direct.convolve(x, g, flip_weights(w, s.groups), windows, s.groups, s.windows.stride)
 
 
 # A strided view -----------------------------------------------------------------------------------

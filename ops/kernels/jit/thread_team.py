@@ -5,8 +5,9 @@ Threads claim entries one by one, the caller too. So a job ends without helpers 
 and no thread waits for one that the system has not started yet. A thread prefers its own entries,
 so that the rows of one kernel stay in the cache of the thread that computes the next kernel.
 
-Threads poll for a job only for some tens of microseconds after the last one, and offer their core
-to other threads meanwhile (`sched_yield`). Then they sleep.
+Threads poll for a job only for some hundred microseconds after the last one, which is longer than
+a step's lines of Python take, and offer their core to other threads meanwhile (`sched_yield`). Then
+they sleep.
 
 Memory of a team, in words of 8 bytes:
 
@@ -36,7 +37,7 @@ from graphflow.ops.kernels.jit.denormals import is_x86
 
 MOST_SHARES = 63
 """Entries of a job at most."""
-_POLLS = 200
+_POLLS = 600
 """Polls before a thread sleeps, of about half a microsecond each."""
 _FIRST_SEAT, _SEAT = 32, 32
 _ENTRIES, _EACH, _BUSY, _MODE, _CALLS, _SPINS, _THREADS = 16, 17, 18, 19, 24, 29, 30
