@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.direct_text import copy_rows
+from graphflow.ops.kernels.conv.direct.direct_text import copy_rows
 from graphflow.ops.kernels.conv.implicit_gemm_text import (
     DEEP,
     pack_weights,

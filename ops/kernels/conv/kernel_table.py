@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.conv import (
-    direct,
     im2col,
     implicit_gemm,
     one_image,
@@ -25,7 +24,8 @@ from graphflow.ops.kernels.conv import (
     winograd,
     winograd_weight_gradient,
 )
-from graphflow.ops.kernels.conv.plane_copies import flip_weights
+from graphflow.ops.kernels.conv.direct import direct
+from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm

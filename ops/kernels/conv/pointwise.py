@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.ops.kernels.conv.plane_copies import (
+from graphflow.ops.kernels.conv.direct.plane_copies import (
     copies_natively,
     gather_positions,
     scatter_positions,

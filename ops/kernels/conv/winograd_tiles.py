@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.ops.kernels.conv.float_loops import clear_floats
+from graphflow.ops.kernels.conv.direct.float_loops import clear_floats
 from graphflow.ops.kernels.conv.winograd_text import PANEL, ROW
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.kernel_recording import operand_place

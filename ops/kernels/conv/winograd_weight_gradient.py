@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.float_loops import add_floats
+from graphflow.ops.kernels.conv.direct.float_loops import add_floats
 from graphflow.ops.kernels.conv.winograd import (
     ImagePlanes,
     image_planes,

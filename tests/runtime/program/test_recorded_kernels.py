@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
-from graphflow.ops.kernels.conv.float_loops import add_floats
+from graphflow.ops.kernels.conv.direct.float_loops import add_floats
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.kernel_recording import (
     ArrayStandIn,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.direct_text import copy_rows
+from graphflow.ops.kernels.conv.direct.direct_text import copy_rows
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts

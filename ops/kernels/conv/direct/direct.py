@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv import masked_direct
-from graphflow.ops.kernels.conv.direct_text import (
+from graphflow.ops.kernels.conv.direct import masked_direct
+from graphflow.ops.kernels.conv.direct.direct_text import (
     copy_rows,
     correlation,
     sum_registers,
     weight_sums,
 )
-from graphflow.ops.kernels.conv.float_loops import clear_floats
-from graphflow.ops.kernels.conv.plane_copies import interleave_images
+from graphflow.ops.kernels.conv.direct.float_loops import clear_floats
+from graphflow.ops.kernels.conv.direct.plane_copies import interleave_images
 from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
