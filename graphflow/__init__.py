@@ -161,6 +161,7 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import array_api as array_api
     from graphflow import data as data
     from graphflow import launch as launch
     from graphflow import linear as linear
@@ -188,7 +189,7 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan",
     "plan": "graphflow.placement.plans.building.plan_fetches",
     "Session": "graphflow.sessions.session",
-    "placement": "", "onnx": "", "parallel": "", "linear": "",
+    "array_api": "", "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",
     "training": "", "fit": "graphflow.training.fit",
     "check_training": "graphflow.training.one_batch",
@@ -266,6 +267,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "array_api",
     "asin",
     "asinh",
     "assign",

@@ -35,7 +35,7 @@ ATTRIBUTE_HINTS = {
         ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
         "gf.gradients(loss, variables)",
     ),
-    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _DEVICE_HINT),
+    **dict.fromkeys(("cuda", "cpu", "is_cuda"), _DEVICE_HINT),
     **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
     "to": f"for a place {_DEVICE_HINT} (a session also takes GPUs by itself); for another dtype "
     ".astype(dtype)",

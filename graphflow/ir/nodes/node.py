@@ -72,6 +72,11 @@ class Tensor(TensorOperators):
         return self.node.name
 
     @property
+    def device(self) -> str:
+        """The device that the user pinned the node to; "" if the planner chooses."""
+        return str(self.node.device)
+
+    @property
     def real(self) -> Tensor:
         """The real part; the tensor itself if it is real."""
         part: Tensor = FUNCTIONS["real"](self)
@@ -122,8 +127,16 @@ class Tensor(TensorOperators):
     def __float__(self) -> float:
         raise self._no_value_error("float value")
 
+    def __complex__(self) -> complex:
+        raise self._no_value_error("complex value")
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value_error("array")
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise self._no_value_error("memory to export")
+
+    __dlpack_device__ = __dlpack__
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply one of Python's operators to a numpy array and a tensor; refuse other ufuncs."""
