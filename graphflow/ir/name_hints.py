@@ -54,7 +54,7 @@ ATTRIBUTE_HINTS = {
     "mul": "x * y", "div": "x / y", "sub": "x - y", "neg": "-x", "eq": "x == y", "ne": "x != y",
     "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "topk": "gf.top_k(x, k)",
     "index_select": "gf.take(x, indices, axis)", "masked_select": "gf.compress(condition, x, size)",
-    "chunk": "gf.split(x, parts)", "init": "gf.init", "unbind": "gf.unstack(x, axis)", "narrow": "x[start:stop]",
+    "chunk": "gf.split(x, parts)", "unbind": "gf.unstack(x, axis)", "narrow": "x[start:stop]",
     "repeat_interleave": "gf.repeat(x, n)", "inverse": "gf.linalg.inv(x)",
     "is_contiguous": "nothing in its place: tensors are contiguous",
 }  # fmt: skip
@@ -95,7 +95,8 @@ FUNCTION_HINTS = {
     **dict.fromkeys(("DataParallel", "DistributedDataParallel"), "gf.parallel.Data"),
     **dict.fromkeys(("Parameter", "Variable"), "gf.variable"),
     **dict.fromkeys(("jacfwd", "jacrev"), "gf.jacobian"),
-    "chunk": "gf.split(x, parts)", "init": "gf.init", "set_default_dtype": "dtype=, of each layer and initial value",
+    "chunk": "gf.split(x, parts)",
+    "set_default_dtype": "dtype=, of each layer and initial value",
     **dict.fromkeys(("compile", "jit"), "gf.Session, which compiles what it runs"),
     **dict.fromkeys(("run", "eval"), "a session's: gf.Session().run(fetches, feeds)"),
     **dict.fromkeys(("cuda", "device_put", "to"), "gf.device(name), around what builds nodes"),
