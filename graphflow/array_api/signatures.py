@@ -72,9 +72,10 @@ def diff(
 def round(x: Any, /) -> Tensor:
     """Round to the nearest integer, halves to even numbers; of complex numbers both parts."""
     tensor = as_tensor(x)
-    if kind(tensor.dtype) != "complex":
-        return round_real(tensor)
-    return make_complex(round_real(tensor.real), round_real(tensor.imag))
+    if kind(tensor.dtype) == "complex":
+        return make_complex(round_real(tensor.real), round_real(tensor.imag))
+    result: Tensor = round_real(tensor)
+    return result
 
 
 @checks_argument_names(ArgumentError)

@@ -11,6 +11,7 @@ from graphflow.base.process.memory_pages import PrivatePages
 from graphflow.errors import SessionError, VariableError
 from graphflow.init import Initializer
 from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
+from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts
 from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
@@ -26,6 +27,10 @@ Checkpoints hold no mirrors."""
 class HostVariables:
     """One session's variables on this host, by device and name.
 
+    Attributes:
+        layouts: the layouts of each device's variables that kernels keep, discarded where a method
+            changes variables. Whoever commits a step discards those of the variables it assigns.
+
     Raises:
         VariableError: a method is given a variable that has no value here, or a value of another
             shape or dtype.
@@ -35,10 +40,12 @@ class HostVariables:
         self._worker = worker
         self._backends = backends
         self._by_device: dict[str, dict[str, Any]] = {device: {} for device in backends}
+        self.layouts = {device: DeviceLayouts() for device in backends}
         self._private = PrivatePages()
 
     def add_device(self, device: str) -> None:
         self._by_device[device] = {}
+        self.layouts[device] = DeviceLayouts()
 
     def of_device(self, device: str) -> dict[str, Any]:
         """Return the variables of a device by name; programs read and replace them there."""
@@ -119,6 +126,7 @@ class HostVariables:
         """Give a variable a value of its shape and dtype."""
         device, current = self._find(variable)
         _check_signature(variable, current, value.shape, value.dtype)
+        self.layouts[device].clear([variable])
         self._backends[device].write(current, value)
 
     def adopt(self, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
@@ -126,6 +134,8 @@ class HostVariables:
 
         No loaded program may use the variables.
         """
+        for layouts in self.layouts.values():
+            layouts.clear([*moved, *copied])
         for name, old in moved.items():
             if any(old in mine for mine in self._by_device.values()):
                 device, value = self._find(old)

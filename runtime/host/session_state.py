@@ -272,7 +272,7 @@ class SessionState:
             channel = CrossDeviceEdges.for_program(partition, bindings, self, backend, part)
             program = Program(
                 partition, bindings, self._variables.of_device(device), backend, channel,
-                self._arenas[device],
+                self._arenas[device], self._variables.layouts[device],
             )  # fmt: skip
         kept[key] = program
         if device in loaded.agreeing_devices:
@@ -393,6 +393,7 @@ class SessionState:
         for program in programs:
             if program.commits:
                 program.commit(self._commit_spans if self._is_traced else None)
+                self._variables.layouts[program.partition.device].clear(program.assigned)
         self.mail.finish(step)
 
     def has_changes(self) -> bool:
@@ -411,7 +412,10 @@ class SessionState:
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
                 used[device].update(p.arena for p in list(compiled.values()) if p.arena is not None)
-        arenas = {device: sum(arena.used_bytes for arena in mine) for device, mine in used.items()}
+        arenas = {
+            device: sum(arena.used_bytes for arena in mine) + self._variables.layouts[device].nbytes
+            for device, mine in used.items()
+        }
         now = monotonic()
         waits = {each.awaited.what: now - each.since for each in list(self.mail.waits.values())}
         return HostUsage(arenas, self._variables.sizes(), waits)

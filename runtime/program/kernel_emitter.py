@@ -28,6 +28,12 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 )
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.kept_layouts import (
+    DeviceLayouts,
+    KeptLayouts,
+    LayoutRefresh,
+    ReservedLayouts,
+)
 from graphflow.ops.kernels.jit.kernel_recording import (
     ArrayStandIn,
     KernelRecording,
@@ -56,6 +62,7 @@ class KernelEmitter:
         scope: global names of the generated functions; kernels are added to it.
         compute, commit: the sections.
         rows_in_use: the tensors of which only some rows are computed.
+        layouts: the layouts of variables that kernels keep.
         records: whether kernels that consist of native calls are recorded.
 
     Attributes:
@@ -72,8 +79,10 @@ class KernelEmitter:
         compute: ProgramSection,
         commit: ProgramSection,
         rows_in_use: RowsInUse,
+        layouts: DeviceLayouts,
         records: bool = False,
     ) -> None:
+        self._layouts = layouts
         self.plain_kernel_nodes: list[Node] = []
         self._layout = layout
         self._bindings = bindings
@@ -208,7 +217,8 @@ class KernelEmitter:
             tensors = (*node.inputs, *node.outputs)
             self._emit_call(self._compute, node, task, tensors, len(node.outputs))
             return
-        if deferred is None and self._emit_recording(node):
+        kept = self._kept_layouts(node)
+        if deferred is None and self._emit_recording(node, number, kept):
             return
         inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
         if deferred is not None:
@@ -225,7 +235,7 @@ class KernelEmitter:
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
             self._scope[f"k{number}"] = out_kernel(
-                node.op, self._backend.xp, specs, attrs, self._plain
+                node.op, self._backend.xp, specs, attrs, self._plain, kept
             )
             self.plain_kernel_nodes.append(node)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
@@ -236,8 +246,11 @@ class KernelEmitter:
         else:
             self._compute.add_line(node, line)
 
-    def _emit_recording(self, node: Node) -> bool:
-        """Emit a kernel of several native calls as these calls; return False if there are none."""
+    def _emit_recording(self, node: Node, number: int, kept: KeptLayouts | None) -> bool:
+        """Emit a kernel of several native calls as these calls; return False if there are none.
+
+        A line before them lays out the weights if these have changed.
+        """
         into = node.op.into_for([t.spec for t in node.inputs])
         backend = self._backend
         if not (node.op.records and self._records) or into is None:
@@ -252,11 +265,18 @@ class KernelEmitter:
         inputs, outs = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
         attrs = bind_attrs(node.attrs, self._bindings)
         recording = KernelRecording(backend.threads)
+        reserved = None if kept is None else ReservedLayouts(kept)
+        given = attrs if reserved is None else {**attrs, "kept": reserved}
         out = outs[0] if len(outs) == 1 else tuple(outs)
         try:
-            recording.record(lambda: into(np, out, *inputs, **attrs))
+            recording.record(lambda: into(np, out, *inputs, **given))
         except NotRecordable:
             return False
+        if kept is not None and reserved is not None:
+            run = partial(into, np, kept=kept, **attrs)
+            self._scope[f"l{number}"] = LayoutRefresh(kept, reserved.keys, run)
+            names = ", ".join(self._operands.name(t) for t in (*node.outputs, *node.inputs))
+            self._compute.add_line(node, f"l{number}({names})")
         cost = node.op.cost(*specs[: len(inputs)], **attrs) if node.op.cost else Cost(0)
         nanoseconds = float(cost.flops) / _FLOPS_IN_A_NANOSECOND
         call = KernelCall(
@@ -270,6 +290,16 @@ class KernelEmitter:
         )
         self._compute.add_calls([call])
         return True
+
+    def _kept_layouts(self, node: Node) -> KeptLayouts | None:
+        """Return the place where a node's kernel keeps the layout of its weights; None if it keeps
+        none."""
+        if node not in self._layout.kept_weights:
+            return None
+        weights, _ = self._layout.kept_weights[node]
+        if weights.node.op.name == "variable":
+            return self._layouts.find(weights.node.name)
+        return KeptLayouts()  # of a constant
 
     def _region_rows(self, fused: FusedRegion) -> tuple[Tensor, int] | None:
         """Return the number of rows in use of a region's results, and the units of its kernel for

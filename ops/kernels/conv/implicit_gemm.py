@@ -45,6 +45,7 @@ from graphflow.ops.kernels.jit.call_recorder import (
 )
 from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts, lay_out
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
@@ -126,7 +127,7 @@ class _BlockedWeights:
     all taps would compete for the same lines of the cache.
     """
 
-    def __init__(self, w: Any, transposed: bool) -> None:
+    def __init__(self, w: Any, transposed: bool, kept: KeptLayouts | None = None) -> None:
         self.w, self.transposed = w, transposed
         self.depth: int
         self.columns: int
@@ -134,22 +135,32 @@ class _BlockedWeights:
         self.depth, self.columns = w.shape[:2] if transposed else w.shape[1::-1]
         self.rows = block_count(self.depth)
         self.apart = self.taps * _tap_bytes(PANEL)
-        self._memory = ScratchBytes(
-            "gathered weights", block_count(self.columns) * self.rows * self.apart
-        )
+        nbytes = block_count(self.columns) * self.rows * self.apart
+        key = w.shape, transposed
+        self._memory = lay_out(kept, "gathered weights", key, nbytes, self._write)
 
     def place(self, column: int, row: int) -> int:
-        place: int = self._memory.place + (column * self.rows + row) * self.apart
+        return self._place_in(self._memory, column, row)
+
+    def _place_in(self, memory: Any, column: int, row: int) -> int:
+        place: int = operand_place(memory) + (column * self.rows + row) * self.apart
         return place
 
-    def prepare(self, column: int, row: int) -> None:
+    def _write(self, memory: Any) -> None:
+        def part(i: int) -> None:
+            column, row = divmod(i, self.rows)
+            self._write_block(column, row, self._place_in(memory, column, row))
+
+        run_native_parts(part, block_count(self.columns) * self.rows)
+
+    def _write_block(self, column: int, row: int, goal: int) -> None:
         count, wide = block_width(self.depth, row), block_width(self.columns, column)
         if not self.transposed:
             plane = self.depth * self.taps * 4
             source = operand_place(self.w) + column * PANEL * plane + row * PANEL * self.taps * 4
             places = (
                 source,
-                self.place(column, row),
+                goal,
                 operand_place(_weight_offsets(self.taps, count)),
             )
             sizes = (self.taps * count, wide, plane)
@@ -159,7 +170,6 @@ class _BlockedWeights:
             operand_place(self.w), self.w.shape[1], self.taps,
             (row * PANEL, count), (column * PANEL, wide), self.transposed,
         )  # fmt: skip
-        goal = self.place(column, row)
         moves = (between, ROW, 0, ROW, _tap_bytes(count), 0)
         call_native(
             copy_rows("rows"),
@@ -182,16 +192,28 @@ def _weight_offsets(taps: int, count: int) -> Any:
 # Convolution ------------------------------------------------------------------------------------
 
 
-def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = False) -> None:
+def blocked_bytes(outputs: int, inputs: int, taps: int) -> int:
+    """Return the bytes of all blocks of weights."""
+    return block_count(outputs) * block_count(inputs) * taps * _tap_bytes(PANEL)
+
+
+def convolve(
+    out: Any,
+    x: Any,
+    w: Any,
+    windows: Windows,
+    transposed: bool = False,
+    kept: KeptLayouts | None = None,
+) -> None:
     """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation].
 
     Args:
+        kept: where the blocks of weights stay for later calls.
         transposed: compute the adjoint, from x[n, o, p] to out[n, c, …].
     """
     x, w = as_contiguous(x), as_contiguous(w)
-    weights = _BlockedWeights(w, transposed)
+    weights = _BlockedWeights(w, transposed, kept)
     columns = block_count(weights.columns)
-    run_native_parts(lambda i: weights.prepare(*divmod(i, weights.rows)), columns * weights.rows)
     window_map = WindowMap(out.shape[2:] if transposed else x.shape[2:], windows, transposed)
     nbytes = row_slots(math.prod(x.shape[2:])) * ROW * weights.rows
     passes, each = _plan_passes(x.shape[0], nbytes, math.prod(window_map.positions))

@@ -89,14 +89,17 @@ class ConvKernel(NamedTuple):
         back_to_input: (shape, x, g, w) writes x.
         back_to_weight: (shape, w, x, g) writes w.
         task: the forward kernel as a native call for x and w; None if it takes several calls.
+        layout_bytes: bytes of the weights as the kernel reads them, if it takes the time to lay
+            them out; else 0. `forward` and `back_to_input` then take a `KeptLayouts` as well.
     """
 
     name: str
     fits: Callable[[ConvShape, Target], bool]
-    forward: Callable[[ConvShape, Any, Any, Any], None]
-    back_to_input: Callable[[ConvShape, Any, Any, Any], None]
+    forward: Callable[..., None]
+    back_to_input: Callable[..., None]
     back_to_weight: Callable[[ConvShape, Any, Any, Any], None]
     task: Callable[[ConvShape], KernelTask | None] = lambda s: None
+    layout_bytes: Callable[[ConvShape, Target], int] = lambda s, target: 0
 
 
 # One small image ----------------------------------------------------------------------------------
@@ -325,9 +328,12 @@ TABLE = (
     ConvKernel(
         "implicit_gemm",
         _fits_implicit_gemm,
-        lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
-        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, transposed=True),
+        lambda s, y, x, w, kept=None: implicit_gemm.convolve(y, x, w, s.windows, kept=kept),
+        lambda s, x, g, w, kept=None: implicit_gemm.convolve(x, g, w, s.windows, True, kept),
         lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
+        layout_bytes=lambda s, target: implicit_gemm.blocked_bytes(
+            s.outputs, s.inputs, math.prod(s.windows.kernel)
+        ),
     ),
     # Anything, by products of columns.
     ConvKernel(
