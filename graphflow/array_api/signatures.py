@@ -8,6 +8,9 @@ from graphflow.base.argument_checks import checks_argument_names
 from graphflow.base.source_location import user_location
 from graphflow.errors import ArgumentError, GraphError
 from graphflow.ir.op import Tensor, as_tensor
+from graphflow.ir.spec import kind
+from graphflow.ops.pointwise.arithmetic import round as round_real
+from graphflow.ops.pointwise.complex import complex as make_complex
 from graphflow.ops.reductions.cumulative import cumsum, require_one_axis
 from graphflow.ops.reductions.linear_recurrence import cumprod
 from graphflow.ops.tensors.creation import full
@@ -66,6 +69,16 @@ def diff(
 
 
 @checks_argument_names(ArgumentError)
+def round(x: Any, /) -> Tensor:
+    """Round to the nearest integer, halves to even numbers; of complex numbers both parts."""
+    tensor = as_tensor(x)
+    if kind(tensor.dtype) == "complex":
+        return make_complex(round_real(tensor.real), round_real(tensor.imag))
+    result: Tensor = round_real(tensor)
+    return result
+
+
+@checks_argument_names(ArgumentError)
 def reshape(x: Any, /, shape: Any, *, copy: Any = None) -> Tensor:
     """Return x in another shape; `copy` is without effect, since tensors never change."""
     return change_shape(x, shape)
@@ -115,6 +128,6 @@ def unique_values(x: Any, /) -> NoReturn:
 
 
 __all__ = [
-    "cumulative_prod", "cumulative_sum", "diff", "nonzero", "reshape", "unique_all",
+    "cumulative_prod", "cumulative_sum", "diff", "nonzero", "reshape", "round", "unique_all",
     "unique_counts", "unique_inverse", "unique_values", "unstack",
 ]  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphflow as gf
+from tests import loaded
+from tests.house.sources import ROOT
 
 X = np.arange(12, dtype="float32").reshape(3, 4) ** 2 - 20
 
@@ -120,3 +123,27 @@ def test_shapes_that_depend_on_values_are_refused_in_one_line(told: str) -> None
     with pytest.raises(gf.errors.GraphError, match=told) as caught:
         REFUSED[told](gf.array_api, x)
     assert "\n" not in str(caught.value)
+
+
+SCIPY = """
+import graphflow as gf, numpy as np, scipy.fft, scipy.integrate, scipy.special, scipy.stats
+
+calls = (
+    lambda x: scipy.special.softmax(x, axis=1), lambda x: scipy.stats.gmean(x),
+    lambda x: scipy.stats.skew(x), lambda x: scipy.stats.kurtosis(x), scipy.fft.fft,
+    lambda x: scipy.integrate.trapezoid(x, axis=0),
+)
+value = np.random.default_rng(0).uniform(0.1, 0.9, (5, 4)).astype("float32")
+x = gf.placeholder("float32", (5, 4))
+with gf.Session() as s:
+    for call, found in zip(calls, s.run([call(x) for call in calls], {x: value})):
+        np.testing.assert_allclose(found, call(value), rtol=1e-3, atol=1e-4)
+"""
+
+
+@pytest.mark.slow
+def test_functions_of_scipy_build_graphs() -> None:
+    pytest.importorskip("scipy")
+    environment = {**os.environ, "SCIPY_ARRAY_API": "1", "PYTHONPATH": str(ROOT)}
+    done = loaded.run_python(["-c", SCIPY], environment)
+    assert done.returncode == 0, done.stderr
