@@ -29,7 +29,7 @@ class HostVariables:
 
     Attributes:
         layouts: the layouts of each device's variables that kernels keep, discarded where a method
-            changes variables. Whoever commits a step discards those of the variables it assigns.
+            changes variables. A program that commits discards those of the variables it assigns.
 
     Raises:
         VariableError: a method is given a variable that has no value here, or a value of another

@@ -393,7 +393,6 @@ class SessionState:
         for program in programs:
             if program.commits:
                 program.commit(self._commit_spans if self._is_traced else None)
-                self._variables.layouts[program.partition.device].clear(program.assigned)
         self.mail.finish(step)
 
     def has_changes(self) -> bool:

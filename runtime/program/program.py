@@ -59,7 +59,6 @@ class Program:
     Attributes:
         arena: the memory of its buffers, which other programs may share; None after `free`.
         memory: predicted use of memory.
-        assigned: names of the variables that it assigns.
         commits: whether it has assignments.
         commits_in_one_call: whether the commit part is one native call, which no interrupt splits.
         is_free: whether `free` was called.
@@ -83,7 +82,8 @@ class Program:
         self._bindings = bindings
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
-        write = partial(CpuCode, layouts=layouts) if backend.xp is np else _gpu_code_class()
+        self._layouts = layouts or DeviceLayouts()
+        write = partial(CpuCode, layouts=self._layouts) if backend.xp is np else _gpu_code_class()
         try:
             arena = (arenas or Arenas(backend)).reserve(
                 self._layout.arena.nbytes, has_mapped_collectives(partition.graph, bindings)
@@ -97,7 +97,7 @@ class Program:
             raise out_of_memory_error(error, self._layout, partition) from None
         self.arena: Arena | None = arena
         self.memory = memory_use(partition, self._layout)
-        self.assigned = frozenset(a.inputs[0].node.name for a in self._layout.commits)
+        self._assigned = frozenset(a.inputs[0].node.name for a in self._layout.commits)
         self._measured_workspace = 0  # bytes; 0 until measured
         self._code = code
         self._compute = code.compile_compute()
@@ -181,6 +181,7 @@ class Program:
         """Run the assignments in place; `spans` collects each node's share of the time."""
         if not self.commits:
             return
+        self._layouts.clear(self._assigned)
         if self._flush is not None:
             with self._flush:
                 self._run_commit(spans)
