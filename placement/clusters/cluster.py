@@ -31,7 +31,7 @@ from graphflow.placement.clusters.devices import (
     check_count,
     check_device_count,
 )
-from graphflow.placement.clusters.machine_devices import CPU, default_devices
+from graphflow.placement.clusters.machine.machine_devices import CPU, default_devices
 from graphflow.placement.clusters.renumbering import renumber
 from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
