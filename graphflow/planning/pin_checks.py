@@ -7,7 +7,7 @@ from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.machine_devices import find_gpus
+from graphflow.placement.clusters.machine.machine_devices import find_gpus
 
 
 def check_pins(source: Graph, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
-from graphflow.placement.clusters.host_facts import cores, on_all_cores
+from graphflow.placement.clusters.machine.host_facts import cores, on_all_cores
 from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
