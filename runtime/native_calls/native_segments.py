@@ -28,6 +28,7 @@ from graphflow.ops.kernels.jit.call_table_driver import (
     timed_frame,
 )
 from graphflow.ops.kernels.jit.compiler import TaskShare, compiler
+from graphflow.ops.kernels.jit.thread_team import ThreadTeam
 from graphflow.runtime.native_calls.gemm_epilogues import (
     interleave_epilogues,
 )
@@ -39,6 +40,14 @@ CANCEL_CHECK_NANOSECONDS = 5e6
 
 WAKE_NANOSECONDS = 60_000.0
 """Nanoseconds of shared work to come from which threads that sleep are woken."""
+
+_SPREAD_NANOSECONDS = 1e6
+"""Nanoseconds of work from which threads are moved off the caller's processor before it."""
+
+
+def _run_spread(team: ThreadTeam, run: Callable[[], None]) -> None:
+    team.leave_processor()
+    run()
 
 
 class NativeSegment:
@@ -80,6 +89,8 @@ class NativeSegment:
             self._walk, ctypes.c_void_p(self._table_address), None, ctypes.c_int64(0),
             ctypes.c_int64(len(self._table) // WORDS),
         )  # fmt: skip
+        if sharing is not None and self.shares_work and self.nanoseconds > _SPREAD_NANOSECONDS:
+            self.run = partial(_run_spread, sharing.team, self.run)
 
     def _plan_jobs(self) -> list[list[list[CallPart]]]:
         """Return the entries in order, each as its shares; an entry of one thread has one share.
