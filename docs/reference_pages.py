@@ -31,6 +31,7 @@ NAMESPACES = {
     "linear": "Linear models",
     "onnx": "ONNX",
     "debug": "Debugging",
+    "array_api": "The array API standard",
     "errors": "Errors",
 }
 """The public modules, each with the title of its page; "" for the package itself."""

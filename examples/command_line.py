@@ -42,6 +42,12 @@ def check_folder(parser: argparse.ArgumentParser, option: str, folder: Path) -> 
                 made.rmdir()
 
 
+def save_curve(history: gf.training.TrainingHistory, file: Path) -> None:
+    """Write the curve of a training, and print where it is."""
+    history.plot(file)
+    print(f"curve: {file}")
+
+
 def run_program(main: Callable[[], None]) -> None:
     """Run a program; an error becomes one line and a non-zero exit status."""
     try:
@@ -57,7 +63,7 @@ def run_program(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
     except ModuleNotFoundError as error:
         _exit_with(
-            f"{error}; install the examples' libraries: pip install '.[demo,viz,onnx,metrics]'"
+            f"{error}; install the examples' libraries: pip install '.[demo,viz,data,onnx,metrics]'"
         )
     except (gf.errors.GraphflowError, OSError) as error:
         _exit_with(str(error).partition("\n")[0])

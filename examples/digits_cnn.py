@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from command_line import check_folder, positive_int, run_program
+from command_line import check_folder, positive_int, run_program, save_curve
 
 import graphflow as gf
 from graphflow import nn
@@ -73,13 +73,12 @@ def main() -> None:
     if not history.epochs:
         print(f"{options.epochs} epochs were trained before; remove {options.out} to begin anew")
         return
-    history.plot(options.out / "digits_cnn.svg")
     print(
         f"{len(history.losses)} steps in {time.perf_counter() - begun:.1f} s, from step "
         f"{history.first_step}; test accuracy {max(history.values('accuracy')):.1%}; "
         f"{history.stopped or 'all epochs'}"
     )
-    print(f"curve: {options.out / 'digits_cnn.svg'}")
+    save_curve(history, options.out / "digits_cnn.svg")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """Train on a Parquet file that is larger than the memory which the program may use.
 
+    pip install '.[data]'
     python examples/larger_than_memory.py
     python examples/larger_than_memory.py --rows 2000000 --memory 300 --out /tmp/large
 
@@ -20,7 +21,7 @@ from pathlib import Path
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # returns memory at once
 
 import numpy as np
-from command_line import check_folder, positive_int, run_program
+from command_line import check_folder, positive_int, run_program, save_curve
 
 import graphflow as gf
 
@@ -82,12 +83,11 @@ def main() -> None:
             wrong = float(np.abs(session.get(w) - weights).max())
     finally:
         file.unlink(missing_ok=True)
-    history.plot(options.out / "larger_than_memory.svg")
     print(
         f"{data.rows:,} rows in {seconds:.1f} s, {size / MIB / seconds:.0f} MiB/s; "
         f"loss {history.losses[0]:.3f} -> {history.losses[-1]:.3f}, weights within {wrong:.3f}"
     )
-    print(f"curve: {options.out / 'larger_than_memory.svg'}")
+    save_curve(history, options.out / "larger_than_memory.svg")
 
 
 def parse_arguments() -> argparse.Namespace:

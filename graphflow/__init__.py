@@ -96,6 +96,7 @@ from graphflow.ops.pointwise.comparison import (
 )
 from graphflow.ops.pointwise.complex import angle, complex, conj, imag, real
 from graphflow.ops.pointwise.convert import astype, full_like, ones_like, stop_gradient, zeros_like
+from graphflow.ops.pointwise.incomplete_gamma import gammainc, gammaincc
 from graphflow.ops.pointwise.neighbours import nextafter
 from graphflow.ops.pointwise.select import clip, masked_fill, maximum, minimum, where
 from graphflow.ops.pointwise.special import digamma, erfc, erfinv, lgamma, polygamma
@@ -160,6 +161,7 @@ from graphflow.transforms.reverse_mode import gradients
 from graphflow.transforms.vmap import vmap
 
 if TYPE_CHECKING:
+    from graphflow import array_api as array_api
     from graphflow import data as data
     from graphflow import launch as launch
     from graphflow import linear as linear
@@ -187,7 +189,7 @@ _LATER = {
     "Plan": "graphflow.placement.plans.plan",
     "plan": "graphflow.placement.plans.building.plan_fetches",
     "Session": "graphflow.sessions.session",
-    "placement": "", "onnx": "", "parallel": "", "linear": "",
+    "array_api": "", "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",
     "training": "", "fit": "graphflow.training.fit",
     "check_training": "graphflow.training.one_batch",
@@ -265,6 +267,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "array_api",
     "asin",
     "asinh",
     "assign",
@@ -335,6 +338,8 @@ __all__ = [
     "full",
     "full_like",
     "function",
+    "gammainc",
+    "gammaincc",
     "gather",
     "gather_nd",
     "gradients",

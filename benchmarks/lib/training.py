@@ -1,4 +1,4 @@
-"""A model that is written three times, and its training step in each library.
+"""A model that is written once for each library, and its training step there.
 
 `Model` holds numpy arrays and one loss function for each library, over the same named parameters.
 `contest` makes the steps: SGD with momentum, a batch from numpy in, the loss as a Python float out.
@@ -32,7 +32,7 @@ class Model:
     Attributes:
         goal: our step time over that of the best peer that is to be reached.
         parameters, feeds: arrays.
-        ours, torch, jax: its loss.
+        ours, torch, jax, tensorflow: its loss; TensorFlow has channels last.
         layout: a memory format of torch's to try besides the default.
         products: numpy doing the step's matrix products alone, a floor.
         compiled: whether torch.compile takes part.
@@ -52,6 +52,7 @@ class Model:
     products: Callable[[], object] | None = None
     compiled: bool = True
     any_size: bool = False
+    tensorflow: Loss | None = None
 
 
 class Ours:
@@ -144,6 +145,36 @@ def jax_step(model: Model) -> Callable[..., float]:
         return float(loss)
 
     return step
+
+
+def tensorflow_step(model: Model) -> Callable[[], float]:
+    """Return a step as one `tf.function`.
+
+    Convolutions of TensorFlow on a CPU need channels last, so arrays are put into this order once.
+    """
+    import tensorflow as tf
+
+    assert model.tensorflow
+    loss_of = model.tensorflow
+    parameters = {
+        k: tf.Variable(v.transpose(2, 3, 1, 0) if v.ndim == 4 else v)
+        for k, v in model.parameters.items()
+    }
+    velocity = {k: tf.Variable(tf.zeros_like(v)) for k, v in parameters.items()}
+    feeds = [
+        np.ascontiguousarray(a.transpose(0, 2, 3, 1)) if a.ndim == 4 else a for a in model.feeds
+    ]
+
+    @tf.function
+    def update(*feeds: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(parameters, *feeds)
+        for k, grad in tape.gradient(loss, parameters).items():
+            moved = velocity[k].assign(model.momentum * velocity[k] + tf.convert_to_tensor(grad))
+            parameters[k].assign_sub(model.rate * moved)
+        return loss
+
+    return lambda: float(update(*map(tf.convert_to_tensor, feeds)))
 
 
 def contest(model: Model, rounds: int, each: int = 5) -> dict[str, Any]:

@@ -101,6 +101,35 @@ def jax_loss(p: Any, ids: Any, targets: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(rows, targets[..., None], -1))
 
 
+def tensorflow_loss(p: Any, ids: Any, targets: Any) -> Any:
+    import tensorflow as tf
+
+    def norm(x: Any, name: str, i: int) -> Any:
+        mean, variance = tf.nn.moments(x, -1, keepdims=True)
+        scale, shift = p[f"{name}_scale{i}"], p[f"{name}_shift{i}"]
+        return tf.nn.batch_normalization(x, mean, variance, shift, scale, 1e-5)
+
+    def heads(x: Any) -> Any:
+        return tf.transpose(tf.reshape(x, (BATCH, TIME, HEADS, HEAD)), (0, 2, 1, 3))
+
+    def product(x: Any, name: str) -> Any:  # of rows: a batched product is slower
+        y = tf.reshape(x, (BATCH * TIME, x.shape[-1])) @ p[name]
+        return tf.reshape(y, (BATCH, TIME, y.shape[-1]))
+
+    unseen = np.triu(np.full((TIME, TIME), -1e9, "float32"), 1)
+    h = tf.gather(p["tokens"], ids) + p["places"]
+    for i in range(LAYERS):
+        q, k, v = tf.split(product(norm(h, "first", i), f"qkv{i}") + p[f"qkv_bias{i}"], 3, -1)
+        scores = tf.matmul(heads(q), heads(k), transpose_b=True) * HEAD**-0.5 + unseen
+        seen = tf.transpose(tf.nn.softmax(scores) @ heads(v), (0, 2, 1, 3))
+        seen = tf.reshape(seen, (BATCH, TIME, WIDTH))
+        h = h + product(seen, f"out{i}") + p[f"out_bias{i}"]
+        n = tf.nn.gelu(product(norm(h, "second", i), f"up{i}") + p[f"up_bias{i}"])
+        h = h + product(n, f"down{i}") + p[f"down_bias{i}"]
+    rows = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, product(h, "head"))
+    return tf.reduce_mean(rows)
+
+
 def products() -> Callable[[], object]:
     """Each product forward, and its two gradients; attention's seven of a layer (its scores are
     computed twice)."""
@@ -131,6 +160,7 @@ def model() -> Model:
     return Model(
         "two GPT blocks (B 8, T 128, d 256, h 4)", 0.95, weights(), feeds,
         graphflow_loss, torch_loss, jax_loss, products=products(),
+        tensorflow=tensorflow_loss,
     )  # fmt: skip
 
 

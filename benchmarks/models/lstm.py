@@ -2,7 +2,7 @@
 
     python benchmarks/models/lstm.py [--threads 1] [--rounds 10] [--output results/lstm.json]
 
-graphflow and torch use their layer, JAX a scan over the cell.
+graphflow and torch use their layer, JAX and TensorFlow a scan over the cell.
 """
 
 from __future__ import annotations
@@ -68,12 +68,30 @@ def jax_loss(p: Any, x: Any, y: Any) -> Any:
     return jnp.mean((hidden - y) ** 2)
 
 
+def tensorflow_loss(p: Any, x: Any, y: Any) -> Any:
+    import tensorflow as tf
+
+    given = tf.reshape(x, (TIME * BATCH, WIDTH))
+    given = tf.matmul(given, p["w"], transpose_b=True) + p["b"]
+    given = tf.reshape(given, (TIME, BATCH, 4 * WIDTH))
+
+    def cell(state: Any, row: Any) -> Any:
+        h, c = state
+        i, f, g, o = tf.split(row + tf.matmul(h, p["r"], transpose_b=True), 4, -1)
+        c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
+        return tf.sigmoid(o) * tf.tanh(c), c
+
+    start = tf.zeros((BATCH, WIDTH))
+    hidden, _ = tf.scan(cell, given, (start, start))
+    return tf.reduce_mean((hidden - y) ** 2)
+
+
 def model() -> Model:
     random = np.random.default_rng(1)
     feeds = tuple(random.normal(size=(TIME, BATCH, WIDTH)).astype("float32") for _ in range(2))
     return Model(
         f"LSTM of {TIME} steps (batch {BATCH}, width {WIDTH})", 0.95, weights(), feeds,
-        graphflow_loss, torch_loss, jax_loss, compiled=False,
+        graphflow_loss, torch_loss, jax_loss, compiled=False, tensorflow=tensorflow_loss,
     )  # fmt: skip
 
 

@@ -67,6 +67,15 @@ def jax_loss(p: Any, x: Any, y: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x), y[:, None], 1))
 
 
+def tensorflow_loss(p: Any, x: Any, y: Any) -> Any:
+    import tensorflow as tf
+
+    for i in range(LAYERS):
+        x = x @ p[f"w{i}"] + p[f"b{i}"]
+        x = tf.nn.relu(x) if i < LAYERS - 1 else x
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, x))
+
+
 def products(size: int) -> Callable[[], object]:
     """The step's eight matrix products with `out=`."""
     shapes = list(pairwise(SIZES))
@@ -86,7 +95,7 @@ def products(size: int) -> Callable[[], object]:
 def model(size: int) -> Model:
     return Model(
         f"MLP 784-512-256-10, batch {size}", 0.95, weights(), batch_of(size),
-        graphflow_loss, torch_loss, jax_loss, products=products(size),
+        graphflow_loss, torch_loss, jax_loss, products=products(size), tensorflow=tensorflow_loss,
     )  # fmt: skip
 
 

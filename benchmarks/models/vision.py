@@ -178,6 +178,20 @@ def resnet_jax(p: Any, x: Any, y: Any) -> Any:
     return _jax_entropy(_resnet(p, x, conv, jax.nn.relu).mean((2, 3)) @ p["head"], y)
 
 
+def resnet_tensorflow(p: Any, x: Any, y: Any) -> Any:
+    import tensorflow as tf
+
+    def conv(p: Any, name: str, x: Any, stride: int, padding: int) -> Any:
+        around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+        x = tf.nn.conv2d(x, p[name], stride, around if padding else "VALID")
+        scale, shift = p[f"{name}.scale"], p[f"{name}.shift"]
+        return tf.compat.v1.nn.fused_batch_norm(x, scale, shift, epsilon=1e-5)[0]
+
+    x = _resnet(p, x, conv, tf.nn.relu)
+    logits = tf.reduce_mean(x, (1, 2)) @ p["head"]
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+
+
 def models() -> dict[str, Model]:
     return {
         "lenet": Model(
@@ -187,7 +201,7 @@ def models() -> dict[str, Model]:
         "resnet": Model(
             f"ResNet-18 on 32×32, batch {RESNET_BATCH}", 0.95, resnet_weights(),
             images(RESNET_BATCH, 3), resnet_graphflow, resnet_torch, resnet_jax,
-            rate=0.01, layout="channels_last",
+            rate=0.01, layout="channels_last", tensorflow=resnet_tensorflow,
         ),
     }  # fmt: skip
 

@@ -32,6 +32,7 @@ HOPS = 10
 COVARIANCE = f"mean and covariance of {2 * ROWS:,} x {COLUMNS}"
 ELEMENTWISE = "mean of sin(2 x + 1)^2 over the same"
 TRAINING = f"{STEPS} steps of logistic regression on the same"
+ONE = "one addition to 8 numbers on a worker, and its answer"
 CHAIN = f"{HOPS} additions to 8 numbers, to and fro"
 
 Tasks = dict[str, Callable[[], Any]]
@@ -68,10 +69,11 @@ def ours() -> Iterator[Tasks]:
         covariance = covariance_of(sums[0] + sums[1], products[0] + products[1])
         wave = (waves[0] + waves[1]) / (2 * ROWS * COLUMNS)
         train = gf.assign(weights, weights - RATE * (slopes[0] + slopes[1]) / (2 * ROWS))
-    start = moved = gf.placeholder("float64", (8,), name="start")
+    start = gf.placeholder("float64", (8,), name="start")
+    moved = [start]
     for hop in range(HOPS):
         with gf.device(f"/worker:{hop % 2}"):
-            moved = moved + 1.0
+            moved.append(moved[-1] + 1.0)
     with gf.Session(Cluster.local(2, threads=1, deadline=300), trial=False) as session:
 
         def training() -> Any:
@@ -84,7 +86,8 @@ def ours() -> Iterator[Tasks]:
             COVARIANCE: lambda: session.run(covariance),
             ELEMENTWISE: lambda: session.run(wave),
             TRAINING: training,
-            CHAIN: lambda: session.run(moved, {start: np.zeros(8)}),
+            ONE: lambda: session.run(moved[1], {start: np.zeros(8)}),
+            CHAIN: lambda: session.run(moved[-1], {start: np.zeros(8)}),
         }
 
 
@@ -127,9 +130,9 @@ def dask_tasks() -> Iterator[Tasks]:
                 weights = weights - RATE * slope.compute() / (2 * ROWS)
             return weights
 
-        def chain() -> Any:
+        def chain(hops: int) -> Any:
             moved: Any = np.zeros(8)
-            for hop in range(HOPS):
+            for hop in range(hops):
                 name = names[hop % 2]
                 moved = client.submit(np.add, moved, 1.0, workers=[name], pure=False)
             return moved.result()
@@ -138,7 +141,8 @@ def dask_tasks() -> Iterator[Tasks]:
             COVARIANCE: lambda: client.gather(client.compute(covariance)),
             ELEMENTWISE: wave.compute,
             TRAINING: training,
-            CHAIN: chain,
+            ONE: lambda: chain(1),
+            CHAIN: lambda: chain(HOPS),
         }
 
 
@@ -184,13 +188,19 @@ def ray_tasks() -> Iterator[Tasks]:
                 weights = weights - RATE * sum(slopes) / (2 * ROWS)
             return weights
 
-        def chain() -> Any:
+        def chain(hops: int) -> Any:
             moved: Any = np.zeros(8)
-            for hop in range(HOPS):
+            for hop in range(hops):
                 moved = actors[hop % 2].add.remote(moved)
             return ray.get(moved)
 
-        yield {COVARIANCE: covariance, ELEMENTWISE: wave, TRAINING: training, CHAIN: chain}
+        yield {
+            COVARIANCE: covariance,
+            ELEMENTWISE: wave,
+            TRAINING: training,
+            ONE: lambda: chain(1),
+            CHAIN: lambda: chain(HOPS),
+        }
 
 
 # All -------------------------------------------------------------------------------------------
@@ -219,15 +229,20 @@ def measured(
     return results
 
 
-def main() -> None:
-    options = arguments((__doc__ or "").partition("\n\n")[0]).parse_args()
+def compare_peers(rounds: int) -> list[dict[str, Any]]:
+    """Time all tasks beside each peer that is installed, and return the figures."""
     results = []
     for name, (package, peer) in PEERS.items():
         if find_spec(package) is None:
             print(f"{name} is left out: {package} is not installed (pip install -e '.[bench]')")
             continue
-        results += measured(name, peer, options.rounds)
-    write("arrays", results, options.output)
+        results += measured(name, peer, rounds)
+    return results
+
+
+def main() -> None:
+    options = arguments((__doc__ or "").partition("\n\n")[0]).parse_args()
+    write("arrays", compare_peers(options.rounds), options.output)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import TensorParcel
+from graphflow.runtime.wire.step_values import TensorParcel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from peers import arguments, report, write

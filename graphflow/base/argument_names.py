@@ -27,6 +27,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         ("out_features", "out_channels", "hidden_size", "units", "filters", "features"),
         ("outputs", "size", "hidden"),
     ),
+    "num_embeddings": ("number", "rows"), "embedding_dim": ("size", "dim"),
     "num_features": ("channels",), "kernel_size": ("kernel",), "strides": ("stride",),
     **dict.fromkeys(("dilations", "dilation_rate"), ("dilation",)), "use_bias": ("bias",),
     "padding_idx": ("padding_id",), "num_classes": ("depth",),

@@ -6,12 +6,16 @@ and results of host calls.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 _NUMBERS = {bool, int, float, complex}
+_DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI"}
+"""Devices whose memory numpy cannot read, by DLPack's number (dlpack.h, DLDeviceType)."""
 
 
 class NoArrayError(TypeError):
@@ -21,6 +25,8 @@ class NoArrayError(TypeError):
 
 def array_of(value: Any) -> Array:
     """Return a value as an array, through `__array__`, the buffer protocol or DLPack.
+
+    Arrays of other libraries in host memory are not copied: the result is a view of theirs.
 
     Raises:
         NoArrayError: the value is no array, or some of its elements are masked or missing.
@@ -33,12 +39,16 @@ def array_of(value: Any) -> Array:
     try:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             array: Array = np.from_dlpack(value)
+        elif str(getattr(value, "dtype", "")) == "torch.bfloat16":  # numpy has no such dtype
+            array = np.asarray(value.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
         else:
             array = np.asarray(value)
     except MemoryError:
         raise
     except Exception as cause:  # raised by the value's own methods
-        raise NoArrayError(f"no array: {str(cause)[:300]}; {_remedy(value)}") from cause
+        where = _device_of(value)
+        why = f"an array on {where}" if where else f"no array: {str(cause)[:300].rstrip('.')}"
+        raise NoArrayError(f"{why}; {_remedy(value, bool(where))}") from cause
     if array.dtype == object and hasattr(value, "to_numpy"):
         raise NoArrayError(
             f"a {type(value).__name__} of {_columns(value)}, which numpy holds as objects; give "
@@ -90,12 +100,24 @@ def _check_masks(value: Any) -> None:
             _check_masks(item)
 
 
-def _remedy(value: Any) -> str:
-    if getattr(value, "requires_grad", False) is True:
-        return "give value.detach()"
-    if getattr(value, "is_cuda", False) is True:
-        return "give value.cpu()"
-    return "give an array"
+def _device_of(value: Any) -> str:
+    """Return the device of an array whose memory numpy cannot read; "" for all other values."""
+    try:
+        kind, index = value.__dlpack_device__()
+        return f"{_DEVICES[int(kind)]} device {index}"
+    except Exception:  # raised by the value's own method, or it has none
+        return ""
+
+
+def _remedy(value: Any, on_device: bool) -> str:
+    steps = ".detach()" if getattr(value, "requires_grad", False) is True else ""
+    if on_device:
+        # torch's and CuPy's names; others have numpy's function, which asks for a copy
+        found = next((f".{name}()" for name in ("cpu", "get") if hasattr(value, name)), "")
+        if not found:
+            return "copy it to host memory, and give the copy"
+        steps += found
+    return f"give value{steps}" if steps else "give an array"
 
 
 def _columns(value: Any) -> str:

@@ -11,7 +11,7 @@ from graphflow.cli.arguments import load_cluster
 from graphflow.cli.options import ClusterFile
 from graphflow.errors import ArgumentError
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.machine_devices import find_gpus
+from graphflow.placement.clusters.machine.machine_devices import find_gpus
 from graphflow.placement.plans.reports.tables import TextTable
 
 

@@ -73,7 +73,7 @@ def _check_environment() -> Iterator[Finding]:
 
 
 def _check_processor() -> Iterator[Finding]:
-    from graphflow.placement.clusters.host_facts import cores, host_memory
+    from graphflow.placement.clusters.machine.host_facts import cores, host_memory
 
     usable, all_cores = cores(), os.cpu_count() or 1
     of_all = "" if usable == all_cores else f" of {all_cores} (affinity or the cgroup's cpu.max)"
@@ -140,7 +140,7 @@ def _check_compiler() -> Iterator[Finding]:
 
 
 def _check_gpu() -> Iterator[Finding]:
-    from graphflow.placement.clusters.machine_devices import find_gpus, has_cupy
+    from graphflow.placement.clusters.machine.machine_devices import find_gpus, has_cupy
     from graphflow.runtime.program.vendor_libraries import describe_gpus
 
     found = find_gpus()

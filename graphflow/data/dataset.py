@@ -22,6 +22,7 @@ from graphflow.data.prefetch import prefetch_items
 from graphflow.data.source_files import SourceFiles
 from graphflow.data.sources.source import Array, Batch, Source
 from graphflow.errors import ArgumentError, GraphflowError
+from graphflow.ir.name_hints import HintingClass
 from graphflow.ir.op import user_location
 
 
@@ -41,7 +42,7 @@ class _Map(NamedTuple):
 
 @checks_argument_names(ArgumentError)
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(metaclass=HintingClass):
     """Rows of a source in an order, as batches.
 
     Made by functions such as `gf.data.arrays`; each method returns a new dataset.

@@ -15,7 +15,7 @@ from graphflow.placement.calibration.calibrate import LinkSpeed
 from graphflow.placement.clusters.automatic_cluster import without_gpus
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
-from graphflow.placement.clusters.machine_devices import CPU, has_cupy
+from graphflow.placement.clusters.machine.machine_devices import CPU, has_cupy
 from graphflow.placement.plans.plan import Plan
 from graphflow.runtime.checkpoint.store import CheckpointStore
 from graphflow.runtime.client.cluster_survey import (

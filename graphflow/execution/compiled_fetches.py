@@ -31,7 +31,7 @@ from graphflow.runtime.memory.memory_use import memory_use
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.tracing.events import Exchange
 from graphflow.runtime.tracing.trace import Trace
-from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS, EXCHANGE_PREFIX, Key
+from graphflow.runtime.wire.step_values import CREDIT_PREFIX, EDGE_BITS, EXCHANGE_PREFIX, Key
 from graphflow.strategy import PartitionedGraph, name_strategy_in_errors, strategy_of
 
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,8 @@ class DeviceMemory:
 
     Attributes:
         use: predicted bytes by kind: arena (values of the step), variables, constants, feeds,
-            arrivals from other devices, and the largest workspace of a kernel.
+            arrivals from other devices, layouts of weights that kernels keep, and the largest
+            workspace of a kernel.
         recorded: the peak of traced steps; None before a step ran inside `s.trace`. Workspaces
             are measured only with `s.trace(memory=True)`, otherwise predicted.
         limit: the memory of the device.
@@ -56,7 +57,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
         """Return a table with a row for each device."""
         heads = (
             "device", "predicted", "recorded", "of", "arena", "variables", "constants", "feeds",
-            "arrivals", "workspace",
+            "arrivals", "layouts", "workspace",
         )  # fmt: skip
         rows = [
             (
@@ -65,7 +66,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
                 show_bytes(each.limit), show_bytes(each.use.arena),
                 show_bytes(each.use.variables), show_bytes(each.use.constants),
                 show_bytes(each.use.feeds), show_bytes(each.use.recvs),
-                show_bytes(each.use.workspace),
+                show_bytes(each.use.layouts), show_bytes(each.use.workspace),
             )
             for name, each in self._devices.items()
         ]  # fmt: skip

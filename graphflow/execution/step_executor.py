@@ -24,7 +24,7 @@ from graphflow.runtime.host.session_state import DRAWS
 from graphflow.runtime.partitioning.check_modes import EVERY
 from graphflow.runtime.tracing.trace import Trace
 from graphflow.runtime.tracing.turn_events import window_edges
-from graphflow.runtime.wire.messages import STEP_BITS
+from graphflow.runtime.wire.step_values import STEP_BITS
 
 Array = np.ndarray[Any, Any]
 

@@ -42,7 +42,7 @@ from graphflow.runtime.checkpoint.manifest import (
 )
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray, PiecedArray
 from graphflow.runtime.host.host_interface import Hosts
-from graphflow.runtime.host.session_state import MIRROR
+from graphflow.runtime.host.host_variables import MIRROR
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.strategy import VariableShards
 

@@ -49,8 +49,8 @@ def variable(
     A step reads the value that the variable had when the step began.
 
     Args:
-        initial: an array (converted to float32 if it is a plain list of floats) or a `gf.init`
-            initializer.
+        initial: an array of numpy or of a library with DLPack (a plain list of floats becomes
+            float32), or a `gf.init` initializer.
         name: unique in a session; default: generated.
         trainable: whether `minimize` updates it by default.
 
@@ -93,7 +93,7 @@ def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     except NoArrayError as error:
         raise DTypeError(f"the initial value is {error}") from None
     wanted = None if dtype is None else as_dtype(dtype)
-    if not isinstance(value, np.ndarray | np.generic) and array.dtype.name in DEFAULT_DTYPES:
+    if not is_foreign(value) and array.dtype.name in DEFAULT_DTYPES:
         wanted = wanted or np.dtype(DEFAULT_DTYPES[array.dtype.name])
     given = as_dtype(array.dtype)
     try:
@@ -108,6 +108,8 @@ def _copy_initial(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
 @checks_argument_names(ArgumentError)
 def constant(value: Any, dtype: Any = None, name: str | None = None) -> Tensor:
     """Put a copy of an array into the graph; Python lists of floats become float32.
+
+    Arrays of other libraries keep their dtype, as numpy's do.
 
     Raises:
         DTypeError: no array of a supported dtype.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import did_you_mean
-from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
+from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range, is_foreign
 from graphflow.errors import FeedError, GraphflowError
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.ir.spec import (
@@ -136,15 +136,14 @@ def cast(node: Node, value: Any, error: type[GraphflowError]) -> np.ndarray[Any,
     except NoArrayError as cause:
         raise error(f"{what} is given {cause}") from None
     if array.dtype != spec.dtype:
-        plain = not isinstance(value, np.ndarray | np.generic) and not (
-            hasattr(value, "__array__") or hasattr(value, "__dlpack__")
-        )
+        plain = not is_foreign(value)
         if not _converts_safely(array, spec.dtype, plain):
             name = repr(spec.dtype.name)
             message = f"{what} is {spec.dtype}, the given value {array.dtype}"
             if array.dtype.kind not in "biufcV" or array.dtype.fields:
                 raise error(f"{message}; give numbers that some dtype holds")
-            remedy = f"np.asarray(value, {name})" if plain else f"value.astype({name})"
+            converts = hasattr(value, "astype")  # torch's tensors and lists do not have it
+            remedy = f"value.astype({name})" if converts else f"np.asarray(value, {name})"
             raise error(f"{message}, which does not convert safely; give {remedy}")
         try:
             array = cast_in_range(array, spec.dtype)

@@ -25,14 +25,17 @@ _METHODS = (
 _DEVICE_HINT = 'a block `with gf.device("/worker:0/gpu:0"):` around the lines that build nodes'
 ATTRIBUTE_HINTS = {
     **{name.rpartition(".")[2]: f"gf.{name}(x, …)" for name in _METHODS.split()},
-    **dict.fromkeys(("numpy", "item", "tolist", "eval", "value"), "Session.run, for values"),
+    **dict.fromkeys(
+        ("numpy", "item", "tolist", "eval", "value"),
+        "Session.run, for values: session.run(x, feeds)",
+    ),
     "backward": "train = gf.optim.Adam(rate).minimize(loss), or gf.gradients(loss, variables)",
     **dict.fromkeys(("grad", "requires_grad"), "gf.gradients(loss, variables)"),
     **dict.fromkeys(
         ("grad_fn", "is_leaf", "requires_grad_", "retain_grad", "zero_grad"),
         "gf.gradients(loss, variables)",
     ),
-    **dict.fromkeys(("cuda", "cpu", "device", "is_cuda"), _DEVICE_HINT),
+    **dict.fromkeys(("cuda", "cpu", "is_cuda"), _DEVICE_HINT),
     **dict.fromkeys(("block_until_ready", "compute", "result"), "Session.run, for values"),
     "to": f"for a place {_DEVICE_HINT} (a session also takes GPUs by itself); for another dtype "
     ".astype(dtype)",
@@ -45,7 +48,15 @@ ATTRIBUTE_HINTS = {
     "detach": "gf.stop_gradient(x)", "view": ".reshape(shape)", "flatten": ".reshape(-1)",
     "ravel": ".reshape(-1)", "unsqueeze": "gf.expand_dims(x, axis)", "clamp": "gf.clip(x, …)",
     "expand": "gf.broadcast_to(x, shape)", "masked_fill": "gf.masked_fill(x, mask, value)",
-    "dim": ".ndim", "numel": ".size", "get_shape": ".shape",
+    "dim": ".ndim", "ndimension": ".ndim", "numel": ".size", "nelement": ".size",
+    "get_shape": ".shape", **dict.fromkeys(("view_as", "reshape_as"), ".reshape(y.shape)"),
+    "expand_as": "gf.broadcast_to(x, y.shape)", "type_as": ".astype(y.dtype)",
+    "mul": "x * y", "div": "x / y", "sub": "x - y", "neg": "-x", "eq": "x == y", "ne": "x != y",
+    "lt": "x < y", "le": "x <= y", "gt": "x > y", "ge": "x >= y", "topk": "gf.top_k(x, k)",
+    "index_select": "gf.take(x, indices, axis)", "masked_select": "gf.compress(condition, x, size)",
+    "chunk": "gf.split(x, parts)", "unbind": "gf.unstack(x, axis)", "narrow": "x[start:stop]",
+    "repeat_interleave": "gf.repeat(x, n)", "inverse": "gf.linalg.inv(x)",
+    "is_contiguous": "nothing in its place: tensors are contiguous",
 }  # fmt: skip
 """Replacements for attributes of arrays in numpy, torch, JAX and TensorFlow."""
 
@@ -55,9 +66,23 @@ _LOSSES = {
     "MSELoss": "mse_loss", "NLLLoss": "nll_loss", "SmoothL1Loss": "smooth_l1_loss",
     "CosineEmbeddingLoss": "cosine_embedding_loss", "GaussianNLLLoss": "gaussian_nll_loss",
     "PoissonNLLLoss": "poisson_nll_loss", "CTCLoss": "ctc_loss", "sigmoid_focal_loss": "focal_loss",
+    "KLDivLoss": "kl_div", "HingeEmbeddingLoss": "hinge_embedding_loss",
+    "MarginRankingLoss": "margin_ranking_loss", "TripletMarginLoss": "triplet_margin_loss",
 }  # fmt: skip
 _LAYERS = {
-    "Dense": "Linear", "Module": "Layer",
+    "Dense": "Linear", "Module": "Layer", "BatchNormalization": "BatchNorm",
+    "LayerNormalization": "LayerNorm", "MultiheadAttention": "MultiHeadAttention",
+    **{f"Conv{d}D": f"Conv{d}d" for d in "123"},
+    **{f"Conv{d}DTranspose": f"ConvTranspose{d}d" for d in "123"},
+    **{f"MaxPool{end}{d}D": f"MaxPool{d}d" for d in "123" for end in ("", "ing")},
+    **{f"AveragePooling{d}D": f"AvgPool{d}d" for d in "123"},
+    **{f"Global{kind}Pooling{d}D": f"global_{ours}_pool" for d in "123"
+       for kind, ours in (("Average", "avg"), ("Max", "max"))},
+    "Fold": "fold", "Unfold": "unfold", "PixelShuffle": "pixel_shuffle",
+    "PixelUnshuffle": "pixel_unshuffle", "LocalResponseNorm": "local_response_norm",
+    "CosineSimilarity": "cosine_similarity", "LogSigmoid": "log_sigmoid", "Softsign": "softsign",
+    "Hardsigmoid": "hard_sigmoid", "Hardtanh": "hard_tanh", "Hardshrink": "hard_shrink",
+    "Softshrink": "soft_shrink", "CELU": "celu",
     **{f"Adaptive{kind}Pool{d}d": f"Adaptive{kind}Pool" for kind in ("Avg", "Max") for d in "123"},
     **{f"InstanceNorm{d}d": "InstanceNorm" for d in "123"},
 }  # fmt: skip
@@ -69,6 +94,9 @@ FUNCTION_HINTS = {
     **dict.fromkeys(("array", "as_tensor", "asarray", "convert_to_tensor"), "gf.constant"),
     **dict.fromkeys(("DataParallel", "DistributedDataParallel"), "gf.parallel.Data"),
     **dict.fromkeys(("Parameter", "Variable"), "gf.variable"),
+    **dict.fromkeys(("jacfwd", "jacrev"), "gf.jacobian"),
+    "chunk": "gf.split(x, parts)",
+    "set_default_dtype": "dtype=, of each layer and initial value",
     **dict.fromkeys(("compile", "jit"), "gf.Session, which compiles what it runs"),
     **dict.fromkeys(("run", "eval"), "a session's: gf.Session().run(fetches, feeds)"),
     **dict.fromkeys(("cuda", "device_put", "to"), "gf.device(name), around what builds nodes"),
@@ -90,10 +118,19 @@ FUNCTION_HINTS = {
         "model.save(s, path), model.load(s, path)",
     ),
     **dict.fromkeys(
-        ("DataLoader", "TensorDataset", "from_tensor_slices", "utils"),
-        "gf.data.arrays(x=…, y=…).shuffle(seed).batch(n) for batches, and "
-        "gf.optim.clip_by_global_norm for gradients",
+        ("DataLoader", "Dataset", "TensorDataset", "from_tensor_slices"),
+        "gf.data.arrays(x=…, y=…).shuffle(seed).batch(n)",
     ),
+    "utils": "gf.data.arrays(x=…, y=…).shuffle(seed).batch(n) for batches, and "
+    "gf.optim.clip_by_global_norm for gradients",
+    "Model": "gf.nn.Layer, or gf.nn.Sequential(layer, layer, …)",
+    "Input": "gf.placeholder(dtype, (None, …)), with None for any number of rows",
+    "losses": "gf.nn: gf.nn.cross_entropy, gf.nn.mse_loss …",
+    "Activation": "a layer such as gf.nn.ReLU(), or a function such as gf.nn.relu",
+    **dict.fromkeys(("ParameterList", "ParameterDict"), "a list or a dict of gf.variable(…)"),
+    **{f"{kind}Pad{d}d": "gf.pad(x, widths, mode)" for d in "123"
+       for kind in ("Constant", "Reflection", "Replication", "Zero")},
+    "igamma": "gf.gammainc", "igammac": "gf.gammaincc",
     **dict.fromkeys(
         ("PRNGKey", "key", "fold_in"),
         "not needed: gf.random.seed(n) fixes all draws, and each op draws its own numbers",
@@ -107,7 +144,9 @@ FUNCTION_HINTS = {
     ),
     **dict.fromkeys(("optax", "optimizers"), "gf.optim"),
     **dict.fromkeys(("lr_scheduler", "cosine_decay_schedule"), "gf.optim.schedules"),
-    **dict.fromkeys(("numpy", "jnp", "lax", "math"), "gf itself: gf.exp, gf.scan, gf.cond …"),
+    **dict.fromkeys(
+        ("jax", "jnp", "lax", "math", "numpy"), "gf itself: gf.exp, gf.scan, gf.cond …"
+    ),
     "callbacks": "gf.training", "ModelCheckpoint": "gf.fit(…, checkpoint=folder)",
     "chain": "minimize(loss, transform=…), such as gf.optim.clip_by_global_norm",
     "ModuleDict": "a dict", "summary": "a model's: model.summary((None, 784))",
@@ -248,6 +287,16 @@ class HintingModule(ModuleType):
         raise ArgumentError(f"gf.{name}(…) at {user_location()}: gf.{name} is a module; {hint}")
 
 
+class HintingClass(type):
+    """The class of public classes whose missing names raise an error with a replacement."""
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        message = f"{cls.__name__} has no attribute {name!r}"
+        if name in FUNCTION_HINTS:
+            message += f"; it is {FUNCTION_HINTS[name]}"
+        raise AttributeError(message, name=name, obj=cls)
+
+
 def install_module_hints(package: ModuleType) -> None:
     """Let the modules in a package's namespace raise errors with hints (see `HintingModule`)."""
     for found in vars(package).values():
@@ -261,7 +310,11 @@ def attribute_hint(name: str) -> str:
         return f"; use {ATTRIBUTE_HINTS[name]}"
     if name.endswith("_") and name.islower():  # torch marks in-place methods so
         return "; tensors do not change: ops make new ones, gf.assign(variable, value) sets one"
-    return ""
+    for room in ("", "nn.", "linalg.") if name in FUNCTIONS else ():
+        module = sys.modules["graphflow"]
+        if name in getattr(module, room[:-1], module).__all__:
+            return f"; use gf.{room}{name}(x, …)"
+    return f"; use {FUNCTION_HINTS[name]}" if name in FUNCTION_HINTS else ""
 
 
 def missing_attribute_error(path: str, name: str) -> AttributeError:

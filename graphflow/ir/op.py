@@ -14,6 +14,7 @@ from graphflow.ir.declarations.op_declaration import (
     Rows,
     Sample,
     Sharding,
+    WeightLayout,
     sample,
     set_elementwise_runner,
 )
@@ -46,8 +47,8 @@ from graphflow.ir.nodes.tensor_conversion import (
 )
 
 __all__ = [
-    "DEFAULT_DTYPES", "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "NameScope",
-    "Node", "Op", "RandomStreams", "Rows", "Sample", "Sharding", "Tensor", "as_tensor",
+    "DEFAULT_DTYPES", "FUNCTIONS", "REGISTRY", "Autocast", "Cost", "Location", "NameScope", "Node",
+    "Op", "RandomStreams", "Rows", "Sample", "Sharding", "Tensor", "WeightLayout", "as_tensor",
     "autocast", "autocast_inputs", "validate_arguments", "current_prefix", "current_scope",
     "derivative_scope", "device", "function", "error_location", "make_node", "name_scope",
     "next_serial", "next_stream", "origin_scope", "owner_module", "prefix_of", "prefix_scope",

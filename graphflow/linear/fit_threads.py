@@ -19,7 +19,7 @@ from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import LinearModelError
 from graphflow.linear.losses import LOGISTIC, Loss
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
-from graphflow.placement.clusters.host_facts import cores
+from graphflow.placement.clusters.machine.host_facts import cores
 
 ROW_NS, LOGISTIC_NS = 30.0, 220.0
 """The time of a step beside its numbers, and what a logistic one takes more, in nanoseconds."""

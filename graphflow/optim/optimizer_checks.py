@@ -67,7 +67,7 @@ def check_numbers(optimizer: Any, **values: Any) -> None:
         if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
             bound = "from 0 to 1" if share else "from 0"
             bound = "in [0, 1)" if name.startswith("beta") else bound
-            listed = name == "lr" and isinstance(value, list | tuple)
+            listed = name == "lr" and isinstance(value, list | tuple | dict)
             hint = "; " + explain_repeated("lr") if listed else ""
             raise ArgumentError(
                 f"{what} at {user_location()}: {name} must be a number {bound}, not {value!r}{hint}"

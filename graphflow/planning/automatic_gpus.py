@@ -24,7 +24,7 @@ from graphflow.placement.calibration.calibrate import link_of
 from graphflow.placement.calibration.profile_file import Profile, profile_path, read_profile
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Device
-from graphflow.placement.clusters.host_facts import MEMORY_SHARE
+from graphflow.placement.clusters.machine.host_facts import MEMORY_SHARE
 from graphflow.placement.cost_model.problem_builder import build_problem
 from graphflow.planning.planner import Planner
 from graphflow.runtime.host.host_interface import LocalHosts

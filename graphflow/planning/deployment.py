@@ -18,24 +18,23 @@ from typing import Any
 from graphflow.base.formatting import show_count
 from graphflow.base.process.gc_pause import without_collection
 from graphflow.base.progress import show_progress, show_stage
-from graphflow.errors import DeviceError, FeedError
+from graphflow.errors import FeedError
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.step_executor import StepExecutor
 from graphflow.execution.variable_store import VariableStore
 from graphflow.execution.warmup_shapes import shape_signatures
 from graphflow.frontend.pytree import depends_on_placeholder, fed_sizes, placeholders_behind
-from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, user_location
 from graphflow.passes import optimize
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.machine_devices import find_gpus
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.plan import Plan, devices_of, order_of
 from graphflow.planning.automatic_gpus import AutomaticGpus
 from graphflow.planning.mirrors.mirror_devices import check_replicas
 from graphflow.planning.mirrors.mirrors import Mirrors
+from graphflow.planning.pin_checks import check_pins
 from graphflow.planning.placement_check import (
     PATIENCE,
     LostPlacement,
@@ -44,11 +43,11 @@ from graphflow.planning.placement_check import (
     is_spread,
 )
 from graphflow.planning.planner import Planner
-from graphflow.planning.turn_counts import TurnCounts
+from graphflow.planning.used_strategies import UsedStrategies
 from graphflow.runtime.host.host_interface import Hosts
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition, specialisation_limit
 from graphflow.runtime.telemetry.logs import Log
-from graphflow.strategy import COUNTER, PartitionedGraph, Strategy, divide_with, strategy_of
+from graphflow.strategy import COUNTER, PartitionedGraph
 
 _log = Log("graphflow.session")
 GROWTH = 2
@@ -73,6 +72,7 @@ class Deployment:
         compiled: sets of fetches, by `key_of`.
         check: the comparison of placements that is going on, if any.
         lost: placements that lost such a comparison, the latest.
+        strategies: the strategies that partition graphs, and their counters.
         should_replan: all fetches are to be planned again after the step, because GPUs joined or
             feeds outgrew those that were planned for.
     """
@@ -107,9 +107,7 @@ class Deployment:
         self._has_given_plan = plan is not None
         self._checks_first_plans = plan is None and planner.checks_first_plans
         self._whole = cluster  # strategies partition for it even after workers were lost
-        self._counts = TurnCounts(state, steps)
-        self._strategies: dict[Node, Strategy] = {}  # the strategy that partitioned each variable
-        self._changed: list[tuple[Strategy, Strategy]] = []  # those that others have replaced
+        self.strategies = UsedStrategies(state, steps)
 
     @property
     def has_losses(self) -> bool:
@@ -151,15 +149,15 @@ class Deployment:
             if compiled is None:
                 break
             counter = None if compiled.division is None else compiled.division.counter
-            count = self._read_counter(counter)
+            count = self.strategies.read_counter(counter)
             if compiled.suits(shapes, count):
                 if counter is not None:
-                    self._counts.note(counter, count[COUNTER], compiled)
+                    self.strategies.counts.note(counter, count[COUNTER], compiled)
                 return compiled
         source = Graph(tensors).verify()
         self._open_gpus_for(source, shapes)
         with show_progress("optimising", len(source)):
-            division = self._divide_by_strategy(source, fed_sizes(source, shapes))
+            division = self.strategies.divide(source, fed_sizes(source, shapes), self._whole)
             graph = source if division is None else division.graph
             return CompiledFetches(
                 tuple(tensors), source, optimize(graph), division=division, variant=variant
@@ -178,43 +176,6 @@ class Deployment:
     def all_devices(self) -> Cluster:
         """The cluster, with GPUs that are not open yet."""
         return self.cluster if self.gpus is None else self.gpus.find()
-
-    def _divide_by_strategy(self, source: Graph, fed: Mapping[str, int]) -> PartitionedGraph | None:
-        """Partition a graph by its own strategy, or by the one that partitioned its variables
-        before."""
-        pieces = self.state.shards
-        strategy = strategy_of(source)
-        if strategy is None:
-            strategy = next((self._strategies[v] for v in source.variables if v in pieces), None)
-        if strategy is None:
-            return None
-        strategy = next((now for was, now in self._changed if was is strategy), strategy)
-        find = getattr(strategy, "counter_of", None)
-        counter = self._read_counter(None if find is None else find(source))
-        division = divide_with(strategy, source, self._whole, pieces, {**fed, **counter})
-        self._strategies |= dict.fromkeys(division.variables, strategy)
-        return division
-
-    def change_strategy(self, before: Strategy, after: Strategy) -> None:
-        """Let another strategy partition the graphs of one from now on."""
-        changed = [(was, after if now is before else now) for was, now in self._changed]
-        self._changed = [*changed, (before, after)]
-        for variable, strategy in self._strategies.items():
-            if strategy is before:
-                self._strategies[variable] = after
-
-    @property
-    def strategies(self) -> list[Strategy]:
-        """The strategies that partition graphs of the session."""
-        return list({id(each): each for each in self._strategies.values()}.values())
-
-    def strategy_for(self, variable: Node) -> Strategy | None:
-        """Return the strategy that partitioned a variable, if one did."""
-        return self._strategies.get(variable)
-
-    def _read_counter(self, counter: Node | None) -> dict[str, int]:
-        """Return the value of a strategy's counter as a size; nothing if there is no counter."""
-        return {} if counter is None else {COUNTER: self._counts.read(counter)}
 
     def prepare(
         self,
@@ -370,7 +331,7 @@ class Deployment:
         """Place the fetches unless they have a plan, and partition them; the session does not
         change."""
         graph = compiled.graph
-        _check_pins(compiled.source, self.cluster)
+        check_pins(compiled.source, self.cluster)
         order: Sequence[Node] | None = None
         if len(self.cluster.devices) == 1 and self._plan is None and compiled.plan is None:
             (device,) = self.cluster.devices
@@ -428,7 +389,7 @@ class Deployment:
             ArgumentError, ClusterError: it asks for more than there can be.
         """
         divided = compiled.division.variables if compiled.division is not None else ()
-        strategy = next((self._strategies[v] for v in divided if v in self._strategies), None)
+        strategy = next((found for v in divided if (found := self.strategies.find(v))), None)
         copies = check_replicas(getattr(strategy, "state_copies", 1), self._whole)
         if copies > 1 and self.mirrors is not None and not self.mirrors.is_active:
             self.mirrors.is_active = True
@@ -514,23 +475,3 @@ def _shapes(source: Graph, sizes: Mapping[Node, Any]) -> dict[Node, tuple[int, .
 def _elements(shapes: Mapping[Node, Any]) -> int:
     """Return the number of elements of all feeds."""
     return sum(prod(shape) for shape in shapes.values())
-
-
-def _check_pins(source: Graph, cluster: Cluster) -> None:
-    """Refuse pins that match no device, also of nodes that optimisation removes."""
-    pinned: dict[DeviceName, Node] = {}
-    last: DeviceName | None = None
-    for node in source.walk():
-        if node.device is not last:  # neighbouring nodes mostly share the object: compare it first
-            last = node.device
-            if last:
-                pinned.setdefault(last, node)
-    for device, node in pinned.items():
-        try:
-            cluster.match(str(device))
-        except DeviceError as error:
-            lacks = find_gpus().reason if device.kind == "gpu" and cluster.kind == "here" else ""
-            raise DeviceError(
-                f"{source.names.get(node, node.name)!r} (made at {node.location}) is pinned: "
-                f"{error}{f'; {lacks}' if lacks else ''}"
-            ) from None

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graphflow.base.argument_checks import format_value
 from graphflow.base.formatting import show_count
 from graphflow.base.lazy_dataclass import dataclass
@@ -224,11 +222,3 @@ def _group(arrays: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
         groups[-1][name] = array
         used += array.nbytes
     return groups
-
-
-def as_numpy(array: Any) -> Any:
-    """Return torch's tensor of bfloat16, which numpy cannot read, as an array; others unchanged."""
-    if str(getattr(array, "dtype", "")) != "torch.bfloat16":
-        return array
-    bits: np.ndarray[Any, Any] = array.detach().cpu().float().numpy()  # exact: float32 has room
-    return bits.astype("bfloat16")

@@ -21,7 +21,7 @@ from graphflow.ir.op import Tensor
 from graphflow.ir.spec import is_inexact
 from graphflow.runtime.checkpoint.manifest import list_some
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray, PiecedArray
-from graphflow.weights.weight_files import WeightSource, as_numpy
+from graphflow.weights.weight_files import WeightSource
 from graphflow.weights.weight_names import WeightNames
 
 _MOST = 12
@@ -105,7 +105,7 @@ def _as_array(value: Any, name: str) -> Any:
     if isinstance(value, LazyArray):
         return value
     try:
-        return array_of(as_numpy(value))
+        return array_of(value)
     except NoArrayError as error:
         raise CheckpointError(f"weight {name!r} is {error}") from error
 

@@ -65,8 +65,7 @@ def _batch_norm_into(
     number, wide = x.size // max(x.shape[channel], 1), _summable(x)
     correction = number / max(number - 1, 1) if unbiased else 1.0
     if channels.is_supported(xp, x, channel):
-        channels.normalize(y, average, variance, x, scale, bias, channel, epsilon)
-        xp.multiply(variance, variance.dtype.type(correction), out=variance)
+        channels.normalize(y, average, variance, x, scale, bias, channel, epsilon, correction)
         return
     centre = xp.sum(wide, axis=axes) / number
     about = wide - centre.reshape(over)
@@ -164,6 +163,7 @@ _batch_norm_grad = register(
         infer=_infer_batch_norm_grad,
         kernel=_batch_norm_grad_kernel,
         into=_batch_norm_grad_into,
+        records=True,
         vjp=_batch_norm_grad_vjp,
         batch=batching.channels,
         sharding=row_sharding.batch_norm_grad_rule,
@@ -185,6 +185,7 @@ _batch_norm = register(
         infer=_infer_batch_norm,
         kernel=_batch_norm_kernel,
         into=_batch_norm_into,
+        records=True,
         vjp=_batch_norm_vjp,
         batch=batching.channels,
         sharding=row_sharding.batch_norm_rule,

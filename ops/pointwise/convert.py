@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.errors import DTypeError
+from graphflow.errors import ArgumentError, DTypeError
 from graphflow.ir.op import (
     FUNCTIONS,
     Cost,
@@ -18,6 +18,7 @@ from graphflow.ir.op import (
     register,
     sample,
 )
+from graphflow.ir.op import device as device_scope
 from graphflow.ir.spec import TensorSpec, as_dtype, is_inexact, kind, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.pointwise.elementwise import BOOL, COMPLEX, INT, F, elementwise, no_gradient
@@ -77,6 +78,26 @@ def astype(x: Any, dtype: Any, name: str | None = None) -> Tensor:
     if tensor.dtype == wanted:
         return tensor
     result: Tensor = _astype(tensor, dtype=wanted.name, name=name)
+    return result
+
+
+@function
+def to_device(x: Any, device: str, *, stream: None = None) -> Tensor:
+    """Return x on a device: a node that is pinned there.
+
+    Args:
+        device: a name or a part of one, as for `gf.device`.
+        stream: None; sessions choose streams themselves.
+
+    Raises:
+        DeviceError: the name is malformed.
+        ArgumentError: a stream is given.
+    """
+    if stream is not None:
+        raise ArgumentError("sessions choose streams themselves; leave stream out")
+    tensor = as_tensor(x)
+    with device_scope(device):
+        result: Tensor = _astype(tensor, dtype=tensor.dtype.name)
     return result
 
 

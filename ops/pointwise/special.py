@@ -21,7 +21,7 @@ from graphflow.ops.pointwise.transcendental import ERFC_PARTS, erf_of, exp, horn
 # The gamma function -------------------------------------------------------------------------------
 
 # log Γ(2 + z) = z·(1 - γ + Σ (-1)ᵏ·(ζ(k) - 1)·zᵏ⁻¹/k), k from 2, for |z| up to ½.
-_NEAR_TWO = (
+NEAR_TWO = (
     1.330476437424449e-10, -2.7595228851242334e-10, 5.731367241678862e-10, -1.1921401405860912e-09,
     2.4836745438024785e-09, -5.183475041970047e-09, 1.0838659214896955e-08, -2.2711094608943164e-08,
     4.7698101693639804e-08, -1.0043224823968099e-07, 2.1207184805554665e-07, -4.492469198764566e-07,
@@ -50,7 +50,7 @@ def _offset_from_integer(xp: Any, x: Any) -> Any:
     return inside - xp.rint(inside)
 
 
-def _lgamma(xp: Any, x: Any) -> Any:
+def lgamma_of(xp: Any, x: Any) -> Any:
     """Compute log |Γ(x)|.
 
     Below 8 a recurrence leads to the series at 2, from 8 on Stirling's series applies. From -½ down
@@ -66,7 +66,7 @@ def _lgamma(xp: Any, x: Any) -> Any:
     z = xp.where(is_small, x, xp.where(is_low, size - 1, y - 2))
     factors = xp.where(is_small, size * (1 + x), factors)
     log = xp.log(xp.where(is_far, size, factors))
-    series = _NEAR_TWO[-_SINGLE:] if x.dtype.itemsize == 4 else _NEAR_TWO
+    series = NEAR_TWO[-_SINGLE:] if x.dtype.itemsize == 4 else NEAR_TWO
     near = horner(series, z) * z + xp.where(is_low, -log, log)
     inverse = 1 / xp.maximum(size, _FAR)
     rest = horner(_STIRLING, inverse * inverse) * inverse + (_HALF_LOG_TAU - 0.5)
@@ -78,7 +78,7 @@ def _lgamma(xp: Any, x: Any) -> Any:
 
 lgamma = elementwise(
     "lgamma",
-    _lgamma,
+    lgamma_of,
     lambda g, y, x: (g * digamma(x),),
     same_float,
     _SIDES,

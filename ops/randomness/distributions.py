@@ -36,6 +36,7 @@ from graphflow.ops.randomness.random_ops import integers_op, uniform_op
 from graphflow.ops.reductions.cumulative import cumsum
 from graphflow.ops.reductions.extrema import argmax
 from graphflow.ops.reductions.reduce import sum as reduce_sum
+from graphflow.ops.reductions.softmax import softmax
 from graphflow.ops.tensors.creation import arange
 from graphflow.ops.tensors.shape import expand_dims, reshape, squeeze
 from graphflow.ops.tensors.take import take_op
@@ -177,8 +178,7 @@ def beta(
     with error_location("random.beta"):
         a, b = _require_above_zero("a", a), _require_above_zero("b", b)
         sizes, wanted = normalize_shape(shape), float_dtype(dtype)
-    one, other = _standard_gamma(sizes, a), _standard_gamma(sizes, b)
-    return astype(one / (one + other), wanted, name=name)
+    return astype(_dirichlet_shares((*sizes, 2), np.array([a, b]))[..., 0], wanted, name=name)
 
 
 def _require_above_zero(what: str, value: Any) -> float:
@@ -191,16 +191,60 @@ def _require_above_zero(what: str, value: Any) -> float:
 def _standard_gamma(sizes: Shape, alpha: float) -> Tensor:
     """Draw gamma numbers of scale 1, as float64."""
     grown = alpha if alpha >= 1 else alpha + 1  # smaller ones are made of larger ones
-    d = grown - 1 / 3
-    rows = (_CANDIDATES, *sizes)
-    z = erfinv(_uniform(rows, -1.0, 1.0)) * math.sqrt(2.0)
-    v = maximum((z * (1 / math.sqrt(9 * d)) + 1.0) ** 3, 0.0)
-    accepted = less(log(_uniform(rows, 0.0, 1.0)), z * z * 0.5 + (log(v) - v + 1.0) * d)
-    first = expand_dims(argmax(astype(accepted, "int64"), axis=0), 0)
-    drawn: Tensor = squeeze(take_along_axis(v, first, axis=0), 0) * d
+    drawn = _gamma_from_one(sizes, grown)
     if alpha < 1:
         drawn = drawn * exp(log(_uniform(sizes, 0.0, 1.0)) * (1 / alpha))
     return drawn
+
+
+def _gamma_from_one(sizes: Shape, alpha: Any) -> Tensor:
+    """Draw gamma numbers of scale 1 for parameters from 1 on: a number, or an array (…)."""
+    d = alpha - 1 / 3
+    rows = (_CANDIDATES, *sizes)
+    z = erfinv(_uniform(rows, -1.0, 1.0)) * math.sqrt(2.0)
+    v = maximum((z * (1 / np.sqrt(9 * d)) + 1.0) ** 3, 0.0)
+    accepted = less(log(_uniform(rows, 0.0, 1.0)), z * z * 0.5 + (log(v) - v + 1.0) * d)
+    first = expand_dims(argmax(astype(accepted, "int64"), axis=0), 0)
+    drawn: Tensor = squeeze(take_along_axis(v, first, axis=0), 0) * d
+    return drawn
+
+
+@checks_argument_names(ArgumentError)
+def dirichlet(
+    alpha: Any, shape: Any = (), dtype: Any = "float32", name: str | None = None
+) -> Tensor:
+    """Draw Dirichlet vectors: shares above 0 whose sum is 1, anew in each step.
+
+    Number i has the mean alpha[i] / sum(alpha).
+
+    Args:
+        alpha: k finite numbers above 0, one for each share.
+        shape: how many vectors: ints, or sizes of other tensors (`x.shape`).
+        dtype: a float dtype.
+
+    Returns:
+        A tensor (…shape, k). Where alphas are small, shares below the least float are 0.
+
+    Raises:
+        DTypeError: dtype is not float.
+        ArgumentError: alpha is no list of numbers, is empty, or holds one that is not above 0.
+    """
+    with error_location("random.dirichlet"):
+        listed = isinstance(alpha, list | tuple | np.ndarray) and getattr(alpha, "ndim", 1) == 1
+        if not listed or not len(alpha):
+            raise ArgumentError(f"alpha is a list of one or more numbers, not {alpha!r:.80}")
+        alphas = np.array([_require_above_zero("alpha", each) for each in alpha])
+        sizes, wanted = (*normalize_shape(shape), len(alphas)), float_dtype(dtype)
+    return astype(_dirichlet_shares(sizes, alphas), wanted, name=name)
+
+
+def _dirichlet_shares(sizes: Shape, alphas: np.ndarray[Any, Any]) -> Tensor:
+    """Draw shares of gamma numbers along the last axis, as float64."""
+    grown = _gamma_from_one(sizes, np.where(alphas < 1, alphas + 1, alphas))
+    # in logarithms, since all gamma numbers of small alphas may round to 0
+    rates = np.where(alphas < 1, 1 / np.maximum(alphas, 1e-300), 0.0)
+    logs = log(grown) - _standard_exponential(sizes) * rates
+    return softmax(logs, axis=-1)
 
 
 @checks_argument_names(ArgumentError)
@@ -351,4 +395,6 @@ def _standard_exponential(sizes: Shape) -> Tensor:
     return drawn
 
 
-__all__ = ["beta", "choice", "exponential", "gamma", "gumbel", "poisson", "truncated_normal"]
+__all__ = [
+    "beta", "choice", "dirichlet", "exponential", "gamma", "gumbel", "poisson", "truncated_normal",
+]  # fmt: skip

@@ -35,6 +35,7 @@ from graphflow.ops.pointwise.transcendental import log
 from graphflow.ops.randomness.distributions import (
     beta,
     choice,
+    dirichlet,
     exponential,
     gamma,
     gumbel,
@@ -283,6 +284,6 @@ def __getattr__(name: str) -> NoReturn:
 
 
 __all__ = [
-    "bernoulli", "beta", "categorical", "choice", "exponential", "gamma", "gumbel", "normal",
-    "permutation", "poisson", "randint", "seed", "truncated_normal", "uniform",
+    "bernoulli", "beta", "categorical", "choice", "dirichlet", "exponential", "gamma", "gumbel",
+    "normal", "permutation", "poisson", "randint", "seed", "truncated_normal", "uniform",
 ]  # fmt: skip

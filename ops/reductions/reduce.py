@@ -41,6 +41,7 @@ from graphflow.ops.base.shape_rules import (
     require_kind,
     restore_reduced_axes,
 )
+from graphflow.ops.kernels.conv import batch_norm as channels
 from graphflow.ops.kernels.fusion.row_ops import over_axes
 from graphflow.ops.pointwise.convert import astype, size_of
 from graphflow.ops.sharding import rules as sharding
@@ -142,13 +143,30 @@ def infer_sum(x: TensorSpec, axis: Axes, keepdims: bool, dtype: str | None = Non
 
 
 def _sum_kernel(xp: Any, x: Any, axis: Axes, keepdims: bool, dtype: str | None = None) -> Any:
-    return xp.sum(x, axis=axis, keepdims=keepdims, dtype=sum_dtype(x, dtype))
+    channel, wanted = _summed_channel(xp, x, axis), sum_dtype(x, dtype)
+    if channel is None or wanted != x.dtype:
+        return xp.sum(x, axis=axis, keepdims=keepdims, dtype=wanted)
+    out = xp.empty(reduced_shape(x.shape, axis, keepdims), wanted)
+    channels.sum_channels(out, x, channel)
+    return out
 
 
 def _sum_into(
     xp: Any, out: Any, x: Any, axis: Axes, keepdims: bool, dtype: str | None = None
 ) -> None:
-    xp.sum(x, axis=axis, keepdims=keepdims, dtype=out.dtype, out=out)
+    channel = _summed_channel(xp, x, axis)
+    if channel is None or out.dtype != x.dtype:
+        xp.sum(x, axis=axis, keepdims=keepdims, dtype=out.dtype, out=out)
+    else:
+        channels.sum_channels(out, x, channel)
+
+
+def _summed_channel(xp: Any, x: Any, axis: Axes) -> int | None:
+    """Return the one axis that a sum keeps, between others, if there is a kernel for it."""
+    kept = [i for i in range(x.ndim) if i not in axis]
+    if len(kept) != 1 or not 0 < kept[0] < x.ndim - 1 or not x.size:
+        return None
+    return kept[0] if channels.is_supported(xp, x, kept[0]) else None
 
 
 def _sum_vjp(
@@ -165,6 +183,7 @@ _sum = register(
         infer=infer_sum,
         kernel=_sum_kernel,
         into=_sum_into,
+        records=True,
         expr=lambda xp, x, axis, keepdims, dtype=None: xp.sum(x.astype(sum_dtype(x, dtype))),
         rows=over_axes,
         vjp=_sum_vjp,

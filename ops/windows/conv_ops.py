@@ -7,6 +7,7 @@ convolution is the gradient in the input.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import (
     Cost,
     Op,
+    WeightLayout,
     register,
     sample,
 )
@@ -24,6 +26,7 @@ from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.conv import kernel_table
 from graphflow.ops.kernels.conv.kernel_table import ConvShape
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import (
     Ints,
@@ -144,14 +147,44 @@ def _cost(products: Size, columns: Size, specs: tuple[TensorSpec, ...]) -> Cost:
 # Kernels ----------------------------------------------------------------------------------------
 
 
-def _conv_into(xp: Any, out: Any, x: Any, w: Any, **attrs: Any) -> None:
+def _conv_into(
+    xp: Any, out: Any, x: Any, w: Any, kept: KeptLayouts | None = None, **attrs: Any
+) -> None:
     if not out.size or not w.size:
         out[...] = 0
         return
     shape = _shape(xp, x, w, out, **attrs)
     windows, taps = drop_unseen_taps(shape.windows, shape.space)
-    shape, w = shape._replace(windows=windows), w[(..., *taps)]
-    kernel_table.choose(shape, "y").forward(shape, out, x, w)
+    if kept is not None and windows != shape.windows:
+        w, kept = _keep_taps(w, windows, taps, kept), None
+    else:
+        w = w[(..., *taps)]
+    shape = shape._replace(windows=windows)
+    given = () if kept is None else (kept,)
+    kernel_table.choose(shape, "y").forward(shape, out, x, w, *given)
+
+
+def _keep_taps(w: Any, windows: Windows, taps: tuple[slice, ...], kept: KeptLayouts) -> Any:
+    """Return a contiguous copy of some taps, which stays for later calls."""
+    shape = (*w.shape[:2], *windows.kernel)
+
+    def write(memory: Any) -> None:
+        memory.view(w.dtype).reshape(shape)[...] = w[(..., *taps)]
+
+    memory = kept.get(("taps", w.shape, str(taps)), math.prod(shape) * w.dtype.itemsize, write)
+    return memory.view(w.dtype).reshape(shape)
+
+
+def _conv_layout(x: TensorSpec, w: TensorSpec, **attrs: Any) -> int:
+    """Return the bytes of the weights as the kernel on a CPU lays them out; 0 if it does not."""
+    y = _infer_conv(x, w, **attrs)
+    if 0 in (*y.shape, *w.shape):
+        return 0
+    shape = _shape(np, x, w, y, **attrs)
+    windows, _ = drop_unseen_taps(shape.windows, shape.space)
+    if windows != shape.windows:
+        return math.prod((*map(int, w.shape[:2]), *windows.kernel)) * w.dtype.itemsize
+    return kernel_table.choose(shape, "y").layout_bytes(shape, "y")
 
 
 def _native_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> KernelTask | None:
@@ -165,12 +198,31 @@ def _native_conv(x: TensorSpec, w: TensorSpec, **attrs: Any) -> KernelTask | Non
     return kernel_table.choose(shape, "y").task(shape)
 
 
-def _transpose_into(xp: Any, out: Any, g: Any, w: Any, sizes: Ints, **attrs: Any) -> None:
+def _transpose_into(
+    xp: Any,
+    out: Any,
+    g: Any,
+    w: Any,
+    sizes: Ints,
+    kept: KeptLayouts | None = None,
+    **attrs: Any,
+) -> None:
     if not out.size or not g.size or not w.size:
         out[...] = 0
         return
     shape = _shape(xp, out, w, g, **attrs)
-    kernel_table.choose(shape, "x").back_to_input(shape, out, g, w)
+    given = () if kept is None else (kept,)
+    kernel_table.choose(shape, "x").back_to_input(shape, out, g, w, *given)
+
+
+def _transpose_layout(g: TensorSpec, w: TensorSpec, **attrs: Any) -> int:
+    """Return the bytes of the weights as the kernel on a CPU lays them out; 0 if it does not."""
+    x = _infer_transpose(g, w, **attrs)
+    if 0 in (*x.shape, *g.shape, *w.shape):
+        return 0
+    del attrs["sizes"]
+    shape = _shape(np, x, w, g, **attrs)
+    return kernel_table.choose(shape, "x").layout_bytes(shape, "x")
 
 
 def _weight_into(xp: Any, out: Any, x: Any, g: Any, kernel: Ints, **attrs: Any) -> None:
@@ -245,7 +297,9 @@ conv_op: Op = register(
         infer=_infer_conv,
         kernel=_conv_kernel,
         into=_conv_into,
+        records=True,
         native=_native_conv,
+        layout=WeightLayout(1, _conv_layout),
         vjp=lambda g, y, x, w, **attrs: (
             conv_transpose_op(g, w, sizes=x.shape[2:], **attrs),
             conv_weight_op(x, g, kernel=w.shape[2:], **attrs),
@@ -271,6 +325,8 @@ conv_transpose_op: Op = register(
         infer=_infer_transpose,
         kernel=_transpose_kernel,
         into=_transpose_into,
+        records=True,
+        layout=WeightLayout(1, _transpose_layout),
         vjp=lambda h, y, g, w, sizes, **attrs: (
             conv_op(h, w, **attrs),
             conv_weight_op(h, g, kernel=w.shape[2:], **attrs),
@@ -294,6 +350,7 @@ conv_weight_op: Op = register(
         infer=_infer_weight,
         kernel=_weight_kernel,
         into=_weight_into,
+        records=True,
         vjp=lambda h, y, x, g, kernel, **attrs: (
             conv_transpose_op(g, h, sizes=x.shape[2:], **attrs),
             conv_op(x, h, **attrs),

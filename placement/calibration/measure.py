@@ -26,7 +26,7 @@ from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
 from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.thread_pool import Pool
 from graphflow.placement.calibration.roofline import interpolate_seconds, op_class, work
-from graphflow.placement.clusters.host_facts import cache_bytes, cores
+from graphflow.placement.clusters.machine.host_facts import cache_bytes, cores
 
 SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which second-level caches hold."""

@@ -34,7 +34,7 @@ from graphflow.placement.calibration.measure import (
     scale_sample,
 )
 from graphflow.placement.calibration.roofline import is_generated
-from graphflow.placement.clusters.host_facts import gpu_memory
+from graphflow.placement.clusters.machine.host_facts import gpu_memory
 
 SIDES = (192, 640, 2048, 1 << 20, 1 << 24)
 """Sizes of the larger samples: the largest that fits and does not take long."""

@@ -22,7 +22,7 @@ from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.placement.calibration.cluster_rates import host_name
 from graphflow.placement.calibration.measure import lower_quartile
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.host_facts import cores
+from graphflow.placement.clusters.machine.host_facts import cores
 
 SETTLE_SECONDS = 0.1
 """Seconds of load before a probe counts. A container limits the time within periods of 0.1 s; what

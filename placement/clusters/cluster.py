@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,8 @@ from graphflow.placement.clusters.devices import (
     check_count,
     check_device_count,
 )
-from graphflow.placement.clusters.machine_devices import CPU, default_devices
+from graphflow.placement.clusters.machine.machine_devices import CPU, default_devices
+from graphflow.placement.clusters.renumbering import renumber
 from graphflow.placement.clusters.shared_ports import Port
 from graphflow.placement.clusters.topology import Cable, Host, connect, device_names, short_name
 from graphflow.placement.clusters.worker_devices import (
@@ -327,37 +328,7 @@ class Cluster:
         if not lost:
             return self
         stay = [worker for worker in self.workers if worker.index not in lost]
-        numbers = {f"/worker:{worker.index}": f"/worker:{i}" for i, worker in enumerate(stay)}
-
-        def rename(end: str) -> str | None:
-            worker, slash, device = end.removeprefix("/").partition("/")
-            if end == CLIENT:
-                return end
-            return numbers[f"/{worker}"] + slash + device if f"/{worker}" in numbers else None
-
-        def rename_all(ends: Iterable[str]) -> tuple[str, ...]:
-            return tuple(name for name in map(rename, ends) if name is not None)
-
-        workers = tuple(
-            replace(
-                worker, index=index,
-                devices=tuple(replace(d, name=rename(d.name) or "") for d in worker.devices),
-            )
-            for index, worker in enumerate(stay)
-        )  # fmt: skip
-        links = tuple(
-            replace(link, source=source, target=target)
-            for link in self.links
-            if (source := rename(link.source)) and (target := rename(link.target))
-        )
-        ports = tuple(
-            replace(
-                port, inside=rename_all(port.inside), besides=rename_all(port.besides),
-                outside=None if port.outside is None else rename_all(port.outside),
-            )
-            for port in self.ports
-            if rename_all(port.inside)
-        )  # fmt: skip
+        workers, links, ports = renumber(stay, self.links, self.ports)
         numbered = {worker.index: index for index, worker in enumerate(stay)}
         before = self.stand_ins or tuple(range(len(self.workers)))
         stand_ins = tuple(

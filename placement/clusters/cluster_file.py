@@ -59,8 +59,8 @@ from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.clusters.cluster_checks import describe_shared_address
 from graphflow.placement.clusters.devices import CLIENT, Device, Link, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
-from graphflow.placement.clusters.host_facts import device_memory
 from graphflow.placement.clusters.launch_settings import LaunchSettings, read_launch_settings
+from graphflow.placement.clusters.machine.host_facts import device_memory
 from graphflow.placement.clusters.table_reader import UNLIKELY, TableReader
 from graphflow.placement.clusters.topology import short_name
 from graphflow.placement.clusters.wiring import Wiring

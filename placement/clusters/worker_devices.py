@@ -8,7 +8,12 @@ from typing import Any
 from graphflow.errors import ClusterError
 from graphflow.placement.clusters.devices import Device, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
-from graphflow.placement.clusters.host_facts import MEMORY_SHARE, cores, device_memory, gpu_memory
+from graphflow.placement.clusters.machine.host_facts import (
+    MEMORY_SHARE,
+    cores,
+    device_memory,
+    gpu_memory,
+)
 
 
 def worker_on_this_host(

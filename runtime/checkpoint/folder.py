@@ -19,7 +19,7 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CheckpointError
-from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.placement.clusters.machine.host_facts import host_memory
 from graphflow.runtime.checkpoint import files
 from graphflow.runtime.checkpoint.manifest import (
     CheckpointShard,

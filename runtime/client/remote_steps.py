@@ -50,11 +50,9 @@ from graphflow.runtime.wire.messages import (
     Load,
     Prepare,
     Small,
-    Span,
-    StepResult,
     replace_fields,
-    step_of,
 )
+from graphflow.runtime.wire.step_values import Span, StepResult, step_of
 
 if TYPE_CHECKING:
     from graphflow.placement.clusters.cluster import Cluster

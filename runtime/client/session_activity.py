@@ -10,7 +10,7 @@ from graphflow.runtime.protocol.clock_sync import PeerClock
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
-from graphflow.runtime.wire.messages import step_of
+from graphflow.runtime.wire.step_values import step_of
 
 _log = Log("graphflow.coordinator")
 

@@ -20,7 +20,7 @@ from graphflow.ops.communication.reduction_order import combine_function, finish
 from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.schedules import all_reduce, broadcast
 from graphflow.runtime.transport.tensor_mailbox import Awaited
-from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
+from graphflow.runtime.wire.step_values import EXCHANGE_PREFIX, TensorParcel
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a message."""

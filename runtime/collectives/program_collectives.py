@@ -46,6 +46,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
 )
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited
+from graphflow.runtime.wire.step_values import EXCHANGE_PREFIX
 
 EdgeEnd = TypeVar("EdgeEnd", ShmEdgeReceiver, ShmEdgeSender)
 
@@ -181,6 +182,7 @@ class DeviceCollective:
         self._gpu: Any = None
         self._nccl: NcclCollective | None = None
         self._is_small = is_small(collective)
+        self._traffic = collective.traffic(self.ranks)
         self._rendezvous: GroupRendezvous | None = None
         self._transport: SlotTransport | MappedTransport | MessageExchange | None = None
         self._arrays: dict[int, tuple[Array | None, Array]] = {}
@@ -285,6 +287,15 @@ class DeviceCollective:
         else:
             self._queue.finish(step, self, lambda: self._check_cancelled(step))
         self._finished = step
+        observe = self._owner.mail.on_transfer
+        if observe is not None and not self._has_sent_messages:
+            for how, worker, nbytes in self._traffic:
+                observe(how, worker, EXCHANGE_PREFIX, nbytes)
+
+    @property
+    def _has_sent_messages(self) -> bool:
+        """Whether this step's tensors went by messages, which count when they are sent."""
+        return isinstance(self._transport, MessageExchange) and not self.is_on_device
 
     @property
     def program_order(self) -> Sequence[DeviceCollective]:

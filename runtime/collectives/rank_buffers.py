@@ -6,9 +6,10 @@ its own in the result. Reducing collectives combine the pieces for a rank in tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,28 @@ class Collective:
     def sends_same_to_all(self) -> bool:
         """Whether a rank contributes one piece to all ranks."""
         return self.kind in ("all_gather", "broadcast")
+
+    def traffic(self, ranks: Sequence[int]) -> list[tuple[str, int, int]]:
+        """Return the bytes of one run between ranks of a worker and each other worker.
+
+        Each piece goes straight to the ranks that need it, and so does the sum of an all-reduce.
+
+        Returns:
+            "sent" or "received", the other worker, the bytes.
+        """
+        found: Counter[tuple[str, int]] = Counter()
+        for rank, other in product(ranks, range(self.count)):
+            peer = self.workers[other]
+            if peer != self.workers[rank]:
+                found["sent", peer] += self._elements_between(rank, other)
+                found["received", peer] += self._elements_between(other, rank)
+        size = self.dtype.itemsize
+        return [(how, peer, size * count) for (how, peer), count in found.items() if count]
+
+    def _elements_between(self, source: int, target: int) -> int:
+        own = self.lengths[source]
+        share = own[source] if self.kind == "all_reduce" else 0
+        return own[0 if self.sends_same_to_all else target] + share
 
     def flat_pieces(self, rank: int, x: Array | None) -> list[Array]:
         """Return the pieces of a rank's tensor as flat arrays: views where possible."""

@@ -27,7 +27,7 @@ from graphflow.runtime.collectives.shared_counters import (
 from graphflow.runtime.memory.ring_sizes import ROWS_BYTES, slot_bytes, slot_count
 from graphflow.runtime.transport.nontemporal_copy import copy_array
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import EDGE_BITS
+from graphflow.runtime.wire.step_values import EDGE_BITS
 
 MAX_SEGMENT_BYTES = 256 << 20
 """Bytes of all rings into a device. Edges that do not fit use messages."""

@@ -26,7 +26,7 @@ from graphflow.runtime.collectives.rank_buffers import Array, Collective
 from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeSender
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import EXCHANGE_PREFIX, TensorParcel
+from graphflow.runtime.wire.step_values import EXCHANGE_PREFIX, TensorParcel
 
 
 class SessionCollectives:

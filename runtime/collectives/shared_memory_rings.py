@@ -44,7 +44,7 @@ from graphflow.runtime.collectives.shared_memory_edges import MAX_OPEN_EDGES
 from graphflow.runtime.memory.ring_sizes import MIN_SLOTS, slot_bytes
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited
-from graphflow.runtime.wire.messages import EDGE_BITS
+from graphflow.runtime.wire.step_values import EDGE_BITS
 
 MIXED_WAIT_SECONDS = 0.0005
 """Seconds for which a device looks at rings before it looks at messages, if it waits for both."""

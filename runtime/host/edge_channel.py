@@ -30,7 +30,7 @@ from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import CREDIT_PREFIX, EDGE_BITS
+from graphflow.runtime.wire.step_values import CREDIT_PREFIX, EDGE_BITS
 
 
 class EdgeTransport(Protocol):

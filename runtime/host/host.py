@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
-from graphflow.placement.clusters.host_facts import cores, on_all_cores
+from graphflow.placement.clusters.machine.host_facts import cores, on_all_cores
 from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
@@ -23,7 +23,7 @@ from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from graphflow.runtime.wire.messages import (
+from graphflow.runtime.wire.step_values import (
     CREDIT_PREFIX,
     EXCHANGE_PREFIX,
     Computed,

@@ -22,7 +22,7 @@ from graphflow.runtime.host.worker_state import WorkerState, describe_own_proces
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.program import has_called_commit
 from graphflow.runtime.telemetry.metrics import Meters
-from graphflow.runtime.wire.messages import StepResult, TensorParcel
+from graphflow.runtime.wire.step_values import StepResult, TensorParcel
 
 Array = np.ndarray[Any, Any]
 

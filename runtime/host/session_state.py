@@ -18,12 +18,9 @@ import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.process.interrupts import defer_signals
-from graphflow.base.process.memory_pages import PrivatePages
-from graphflow.errors import OpError, SessionError, StepTimeout, VariableError
+from graphflow.errors import OpError, SessionError, StepTimeout
 from graphflow.frontend.pytree import symbols_of
-from graphflow.init import Initializer
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.spec import TensorSpec, as_dtype, nbytes
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS
 from graphflow.runtime.collectives.program_collectives import ProgramCollectives
 from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
@@ -32,13 +29,14 @@ from graphflow.runtime.collectives.shared_memory_edges import ShmEdgeReceiver, S
 from graphflow.runtime.collectives.shared_memory_rings import agree_on_rings
 from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.host.edge_channel import CrossDeviceEdges, exchanges_with_other_workers
+from graphflow.runtime.host.host_variables import HostVariables
 from graphflow.runtime.memory.arenas import Arena, Arenas
 from graphflow.runtime.memory.backend import DeviceBackend, ResultExporter
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
-from graphflow.runtime.wire.messages import EDGE_BITS, Computed, HostUsage, TensorParcel, step_of
+from graphflow.runtime.wire.step_values import EDGE_BITS, Computed, HostUsage, TensorParcel, step_of
 
 Array = np.ndarray[Any, Any]
 
@@ -51,11 +49,6 @@ DRAWS = "@draws"
 """Key among a step's bindings: the number of steps committed before it, which seeds random ops.
 
 A step that is tried again gets a new step number, its key on the wire, but draws the same."""
-
-MIRROR = "<mirror>/"
-"""Prefix of the name under which a host keeps the mirror of another host's variable.
-
-Checkpoints hold no mirrors."""
 
 _COMMUNICATION_OPS = (*SENDING_OPS, *RECEIVING_OPS, "collective_start")
 """Ops that communicate with other devices."""
@@ -110,8 +103,7 @@ class SessionState:
         self._arenas: dict[str, Arenas] = {}
         self._outbox = outbox
         self._programs: dict[str, _LoadedProgram] = {}
-        self._variables: dict[str, dict[str, Any]] = {device: {} for device in backends}
-        self._private = PrivatePages()
+        self._variables = HostVariables(worker, backends)
         self._undecided: dict[int, list[Program]] = {}  # by undecided step
         self._failed_steps = 0  # when exchanges last agreed anew
         self._has_failed = False  # a step failed here, and the coordinator has not aborted it yet
@@ -135,7 +127,7 @@ class SessionState:
 
     def open_gpu(self, device: str) -> int:
         free = self._backends.open_gpu(device)
-        self._variables[device] = {}
+        self._variables.add_device(device)
         self._start_threads()
         return free
 
@@ -150,18 +142,11 @@ class SessionState:
             self._threads.shutdown()
         self.forget(list(self._programs), [])
         self._backends.close()
-        self._variables.clear()
-        self._private = PrivatePages()
+        self._variables.close()
         self._undecided.clear()
 
     def add(self, program: str, partitions: Sequence[Partition]) -> None:
-        fresh = {}
-        for partition in partitions:
-            if partition.device not in self._backends:
-                raise SessionError(f"worker {self._worker} has no device {partition.device}")
-            fresh[partition.device] = self._create_variables(partition)
-        for device, variables in fresh.items():
-            self._variables[device].update(variables)
+        self._variables.create(partitions)
         self._last_used = None
         self._programs[program] = _LoadedProgram(
             program,
@@ -169,37 +154,6 @@ class SessionState:
             {p.device: frozenset(symbols_of(p.graph.nodes)) for p in partitions},
             frozenset(p.device for p in partitions if exchanges_with_other_workers(p)),
         )
-
-    def _create_variables(self, partition: Partition) -> dict[str, Any]:
-        """Return the partition's variables that are new here, with their initial values."""
-        mine = self._variables[partition.device]
-        backend = self._backends[partition.device]
-        fresh = {}
-        for node in partition.graph.variables:
-            if node.name in mine:
-                _check_signature(
-                    node.name, mine[node.name], node.specs[0].shape, node.specs[0].dtype
-                )
-            else:
-                fresh[node.name] = self._initial_value(backend, node.attrs["initial"])
-        return fresh
-
-    def _initial_value(self, backend: DeviceBackend, initial: Any) -> Any:
-        """Return memory with an initial value, which is drawn in place where the host can."""
-        if not isinstance(initial, Initializer) or backend.xp is not np:
-            return self._allocate(backend, initial() if callable(initial) else initial)
-        spec = TensorSpec(initial.shape, as_dtype(initial.dtype))
-        memory = backend.empty(nbytes(spec)).view(spec.dtype).reshape(initial.shape)
-        initial.fill(memory)
-        return memory
-
-    def _allocate(self, backend: DeviceBackend, value: Array) -> Any:
-        shared = self._private.array(value) if backend.xp is np else None
-        if shared is not None:
-            return shared
-        memory = backend.empty(value.nbytes).view(value.dtype).reshape(value.shape)
-        backend.write(memory, value)
-        return memory
 
     def compute(
         self,
@@ -317,8 +271,8 @@ class SessionState:
             part = self._exchange_part(loaded.name, device, key)
             channel = CrossDeviceEdges.for_program(partition, bindings, self, backend, part)
             program = Program(
-                partition, bindings, self._variables[device], backend, channel,
-                self._arenas[device],
+                partition, bindings, self._variables.of_device(device), backend, channel,
+                self._arenas[device], self._variables.layouts[device],
             )  # fmt: skip
         kept[key] = program
         if device in loaded.agreeing_devices:
@@ -457,32 +411,22 @@ class SessionState:
         for loaded in list(self._programs.values()):
             for device, compiled in list(loaded.compiled.items()):
                 used[device].update(p.arena for p in list(compiled.values()) if p.arena is not None)
-        arenas = {device: sum(arena.used_bytes for arena in mine) for device, mine in used.items()}
-        variables = {
-            device: sum(value.nbytes for value in list(mine.values()))
-            for device, mine in self._variables.items()
+        arenas = {
+            device: sum(arena.used_bytes for arena in mine) + self._variables.layouts[device].nbytes
+            for device, mine in used.items()
         }
         now = monotonic()
         waits = {each.awaited.what: now - each.since for each in list(self.mail.waits.values())}
-        return HostUsage(arenas, variables, waits)
+        return HostUsage(arenas, self._variables.sizes(), waits)
 
     def read(self, variable: str) -> Array:
-        device, value = self._find(variable)
-        backend = self._backends[device]
-        return backend.to_hosts((value,), backend.export_result)[0]
+        return self._variables.read(variable)
 
     def snapshot(self) -> dict[str, Array]:
-        return {
-            name: self._backends[device].to_host(value)
-            for device, variables in self._variables.items()
-            for name, value in variables.items()
-            if not name.startswith(MIRROR)
-        }
+        return self._variables.snapshot()
 
     def write(self, variable: str, value: Array) -> None:
-        device, current = self._find(variable)
-        _check_signature(variable, current, value.shape, value.dtype)
-        self._backends[device].write(current, value)
+        self._variables.write(variable, value)
 
     def forget(self, programs: Sequence[str], variables: Sequence[str]) -> None:
         self._last_used = None
@@ -491,39 +435,10 @@ class SessionState:
             for compiled in loaded.compiled.values() if loaded is not None else ():
                 for program in compiled.values():
                     program.free()
-        for mine in self._variables.values():
-            for name in variables:
-                mine.pop(name, None)
+        self._variables.forget(variables)
 
     def adopt(self, moved: Mapping[str, str], copied: Mapping[str, str]) -> None:
-        """Give variables other names. Names that were moved before stay, so it can be repeated.
-
-        No loaded program may use the variables.
-        """
-        for name, old in moved.items():
-            if any(old in mine for mine in self._variables.values()):
-                device, value = self._find(old)
-                del self._variables[device][old]
-                self._variables[device][name] = value
-            else:
-                self._find(name)
-        for name, source in copied.items():
-            device, value = self._find(source)
-            copy = self._backends[device].to_host(value)
-            self._variables[device][name] = self._allocate(self._backends[device], copy)
-
-    def _find(self, variable: str) -> tuple[str, Any]:
-        for device, variables in self._variables.items():
-            if variable in variables:
-                return device, variables[variable]
-        raise VariableError(f"variable {variable!r} has no value on worker {self._worker} yet")
-
-
-def _check_signature(variable: str, current: Any, shape: Sequence[Any], dtype: Any) -> None:
-    if current.shape != shape or current.dtype != dtype:
-        raise VariableError(
-            f"variable {variable!r} is {current.dtype}{current.shape}, not {dtype}{shape}"
-        )
+        self._variables.adopt(moved, copied)
 
 
 def register_thread(threads: set[int]) -> None:

@@ -18,7 +18,7 @@ from graphflow.base.environment import child_environment
 from graphflow.base.process.interrupts import defer_signals
 from graphflow.base.process.user_modules import module_folders
 from graphflow.errors import RendezvousTimeout, WorkerLost
-from graphflow.placement.clusters.host_facts import divide_cores
+from graphflow.placement.clusters.machine.host_facts import divide_cores
 from graphflow.runtime.diagnostics.crash_recorder import OUT_OF_MEMORY, CrashRecorder
 from graphflow.runtime.diagnostics.oom_detection import MemoryKills
 from graphflow.runtime.launch import child

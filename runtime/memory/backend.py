@@ -87,6 +87,14 @@ class CpuBackend:
     def empty(self, nbytes: int) -> np.ndarray[Any, Any]:
         """Return uninitialised bytes at an aligned address.
 
+        Raises:
+            DeviceOutOfMemory: memory is short.
+        """
+        return self._allocate(nbytes)
+
+    def _allocate(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return uninitialised bytes at an aligned address.
+
         If memory is short, garbage is collected and the allocation tried once more.
 
         Raises:
@@ -105,9 +113,13 @@ class CpuBackend:
         )
 
     def shared_scratch(self, nbytes: int) -> Array:
-        """Return scratch memory for shares of native calls, which run one call at a time."""
+        """Return scratch memory for native calls, which run one at a time.
+
+        It grows by half at least, since earlier programs keep what they got. Plans of memory do not
+        count it.
+        """
         if self._scratch.nbytes < nbytes:
-            self._scratch = self.empty(nbytes)
+            self._scratch = self._allocate(max(nbytes, 3 * self._scratch.nbytes // 2))
         return self._scratch
 
     def to_device(self, array: Any) -> np.ndarray[Any, Any]:

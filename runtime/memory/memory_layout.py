@@ -8,10 +8,11 @@ deferred: the commit part computes it straight into the variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Body, Graph, bind_attrs, bodies
 from graphflow.ir.op import Node, Tensor
@@ -97,6 +98,8 @@ class MemoryLayout:
         body_layouts: layouts of the bodies of nodes that hold some.
         tasks: generated kernels of nodes that belong to no region.
         scratch: index into the arena's offsets of the scratch memory of nodes that need some.
+        kept_weights: nodes whose kernels keep a layout of their weights, which no step assigns:
+            the weights' root, and the bytes of the layout.
         outside: for a body, the number of the node's buffer in which each root lies that is in
             one of these.
     """
@@ -112,6 +115,7 @@ class MemoryLayout:
     body_layouts: Mapping[Node, BodyLayout]
     tasks: Mapping[Node, KernelTask]
     scratch: Mapping[Node, int]
+    kept_weights: Mapping[Node, tuple[Tensor, int]]
     outside: Mapping[Tensor, int]
 
     def offset(self, tensor: Tensor) -> int:
@@ -175,8 +179,31 @@ def plan_layout(
         memory = parallel if parallel.arena.nbytes <= most else memory
     return MemoryLayout(
         specs, roots, memory.blocks, memory.arena, regions, deferred, staged, commits, inner,
-        tasks, memory.scratch, memory.outside,
+        tasks, memory.scratch,
+        _find_kept_weights(inputs, bindings, tasks, assigned) if is_cpu else {},
+        memory.outside,
     )  # fmt: skip
+
+
+def _find_kept_weights(
+    inputs: PlanInputs,
+    bindings: Mapping[str, int],
+    tasks: Mapping[Node, KernelTask],
+    assigned: Set[Tensor],
+) -> dict[Node, tuple[Tensor, int]]:
+    """Return the nodes whose kernels keep a layout of weights, as `MemoryLayout` describes it."""
+    kept = {}
+    for node in inputs.partition.graph.nodes:
+        if node.op.layout is None or node in tasks or not is_jit_enabled():
+            continue
+        root = inputs.roots[node.inputs[node.op.layout.operand]]
+        if root.node.op.name not in ("variable", "constant") or root in assigned:
+            continue
+        specs = [inputs.specs[t] for t in node.inputs]
+        size = node.op.layout.nbytes(*specs, **bind_attrs(node.attrs, bindings))
+        if size and not has_half(specs):
+            kept[node] = root, size
+    return kept
 
 
 def _bound_specs(graph: Graph, bindings: Mapping[str, int]) -> dict[Tensor, TensorSpec]:

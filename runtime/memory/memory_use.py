@@ -34,6 +34,7 @@ class MemoryUse:
     """Bytes that a program needs on its device.
 
     Attributes:
+        layouts: layouts of weights that kernels keep.
         workspace: the largest workspace of a kernel.
     """
 
@@ -42,12 +43,14 @@ class MemoryUse:
     variables: int
     feeds: int
     recvs: int
+    layouts: int = 0
     workspace: int = 0
 
     @property
     def resident(self) -> int:
         """Bytes that are occupied throughout a step."""
-        return self.arena + self.constants + self.variables + self.feeds + self.recvs
+        fixed = self.arena + self.constants + self.variables + self.feeds + self.recvs
+        return fixed + self.layouts
 
     @property
     def peak(self) -> int:
@@ -67,6 +70,7 @@ def memory_use(part: Partition, layout: MemoryLayout) -> MemoryUse:
         variables=total("variable"),
         feeds=total("placeholder"),
         recvs=total("recv") + _channel_bytes(part, layout),
+        layouts=_kept_weights(layout),
         workspace=_workspace(part, layout),
     )
 
@@ -75,6 +79,14 @@ def _constants(part: Partition, layout: MemoryLayout) -> int:
     own = sum(int(n.attrs["value"].nbytes) for n in part.graph.of_op("constant"))
     return own + sum(
         _constants(*each) for inner in layout.body_layouts.values() for each in inner.parts
+    )
+
+
+def _kept_weights(layout: MemoryLayout) -> int:
+    """Return the bytes of the layouts of weights; nodes with the same weights share one."""
+    own = sum(size for _, size in set(layout.kept_weights.values()))
+    return own + sum(
+        _kept_weights(each) for inner in layout.body_layouts.values() for _, each in inner.parts
     )
 
 

@@ -18,7 +18,8 @@ from graphflow.runtime.memory.branch_planning import (
     BranchSets,
     balance,
 )
-from graphflow.runtime.native_calls.native_segments import KernelCall, NativeSegment, RuntimeOperand
+from graphflow.runtime.native_calls.native_segments import NativeSegment
+from graphflow.runtime.native_calls.pointer_table import KernelCall, RuntimeOperand
 
 _MAX_CALLS = 4000
 """Calls of a segment above which it is not analysed: conflicts are found in quadratic time."""
@@ -35,7 +36,7 @@ def schedule_branches(calls: Sequence[KernelCall], threads: int) -> list[list[li
     result: list[list[list[KernelCall]]] = []
     group = _CallGroup()
     for call in calls:
-        if call.task.is_divisible:
+        if call.task.is_divisible or call.recording is not None:
             result += [group.split_into_strands(threads), [[call]]]
             group = _CallGroup()
             continue

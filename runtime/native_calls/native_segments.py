@@ -17,24 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
-from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import TensorSpec
 from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
-from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, align_up
+from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address
 from graphflow.ops.kernels.jit.call_table_driver import (
     WORDS,
     clock_nanoseconds,
     driver,
     timed_frame,
 )
-from graphflow.ops.kernels.jit.compiler import KernelTask, TaskShare, compiler
+from graphflow.ops.kernels.jit.compiler import TaskShare, compiler
+from graphflow.ops.kernels.jit.thread_team import ThreadTeam
 from graphflow.runtime.native_calls.gemm_epilogues import (
-    KernelAccess,
-    MemoryRange,
     interleave_epilogues,
 )
+from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerTable, RuntimeOperand
 from graphflow.runtime.native_calls.work_sharing import CallPart, WorkSharing, scratch_bytes
 
 CANCEL_CHECK_NANOSECONDS = 5e6
@@ -43,40 +41,13 @@ CANCEL_CHECK_NANOSECONDS = 5e6
 WAKE_NANOSECONDS = 60_000.0
 """Nanoseconds of shared work to come from which threads that sleep are woken."""
 
-RuntimeOperand = Tensor | tuple[str, int]
-"""An operand whose address is known only at run time: a feed, a received tensor, or, in a loop, a
-row that advances with the iterations."""
-PointerSource = int | RuntimeOperand
-"""A fixed address, or the operand that supplies it at run time."""
+_SPREAD_NANOSECONDS = 1e6
+"""Nanoseconds of work from which threads are moved off the caller's processor before it."""
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """A kernel and its arguments.
-
-    Attributes:
-        node: the node that it computes; of a region, the last one.
-        pointers: pointers to operands, results, and scratch memory, in this order.
-        nbytes: size of each; empty if unknown.
-        first_written: index of the first pointer that is written to.
-    """
-
-    node: Node
-    task: KernelTask
-    pointers: tuple[PointerSource, ...]
-    nbytes: tuple[int, ...] = ()
-    first_written: int = 0
-
-    @property
-    def access(self) -> KernelAccess:
-        """The memory that it reads and writes, as far as it is known."""
-        used = [
-            MemoryRange(place if isinstance(place, int) else None, nbytes)
-            for place, nbytes in zip(self.pointers, self.nbytes, strict=False)
-        ]
-        return KernelAccess(
-            self.task, tuple(used[: self.first_written]), tuple(used[self.first_written :])
-        )
+def _run_spread(team: ThreadTeam, run: Callable[[], None]) -> None:
+    team.leave_processor()
+    run()
 
 
 class NativeSegment:
@@ -99,7 +70,8 @@ class NativeSegment:
         self.runtime_pointers: dict[RuntimeOperand, list[int]] = {}
         self._jobs = self._plan_jobs()
         self._kept: list[np.ndarray[Any, Any]] = []  # tables that entries point to
-        table = _PointerTable(self.calls, self.runtime_pointers)
+        self._recorded: dict[tuple[int, bool], tuple[int, ...]] = {}  # entries
+        table = PointerTable(self.calls, self.runtime_pointers)
         wholes = [CallPart(i, TaskShare(0, c.task.rows)) for i, c in enumerate(self.calls)]
         for part in (*wholes, *(p for job in self._jobs for share in job for p in share)):
             table.add(part, 0 if self._scratch is None else address(self._scratch))
@@ -117,6 +89,8 @@ class NativeSegment:
             self._walk, ctypes.c_void_p(self._table_address), None, ctypes.c_int64(0),
             ctypes.c_int64(len(self._table) // WORDS),
         )  # fmt: skip
+        if sharing is not None and self.shares_work and self.nanoseconds > _SPREAD_NANOSECONDS:
+            self.run = partial(_run_spread, sharing.team, self.run)
 
     def _plan_jobs(self) -> list[list[list[CallPart]]]:
         """Return the entries in order, each as its shares; an entry of one thread has one share.
@@ -146,8 +120,10 @@ class NativeSegment:
         self._scratch = None if sharing is None or not need else sharing.scratch(need)
         return jobs
 
-    def _entry(self, table: _PointerTable, part: CallPart) -> tuple[int, ...]:
+    def _entry(self, table: PointerTable, part: CallPart, wake: bool = True) -> tuple[int, ...]:
         """Return the words of an entry that runs a part of a call."""
+        if self.calls[part.call].recording is not None:
+            return self._recorded_entry(table, part.call, wake)
         task = self.calls[part.call].task
         function = compiler().function(task.name, task.text).address
         pointers, sizes = table.places(part)
@@ -155,14 +131,44 @@ class NativeSegment:
         meta = address(self._sizes) + 8 * sizes
         return function, where, meta, part.share.start, part.share.stop
 
-    def _job_entries(self, table: _PointerTable) -> np.ndarray[Any, Any]:
+    def _recorded_entry(self, table: PointerTable, number: int, wake: bool) -> tuple[int, ...]:
+        """Return the words of an entry that runs the stages of a recorded kernel."""
+        if (number, wake) in self._recorded:
+            return self._recorded[number, wake]
+        recording = self.calls[number].recording
+        assert recording is not None
+        walk, words = driver().walk.address, []
+        places = iter(table.recorded[number])
+        for stage in recording.stages:
+            shares: list[int] = []
+            for share in stage:
+                inner: list[int] = []
+                for call in share:
+                    pointers, sizes = next(places)
+                    where = address(self.pointers) + 8 * pointers
+                    meta = address(self._sizes) + 8 * sizes
+                    inner += (call.function, where, meta, call.start, call.stop)
+                shares += (walk, address(self._keep(inner)), 0, 0, len(share))
+            if len(stage) > 1 and self._sharing is not None:
+                team = self._sharing.team
+                frame = team.job_frame(address(self._keep(shares)), len(stage), wake)
+                self._kept.append(frame)
+                words += [team.share_function.address, address(frame), 0, 0, 1]
+            else:
+                words += shares
+        entry = walk, address(self._keep(words)), 0, 0, len(words) // WORDS
+        self._recorded[number, wake] = entry
+        return entry
+
+    def _job_entries(self, table: PointerTable) -> np.ndarray[Any, Any]:
         words: list[int] = []
         walk = driver().walk.address
-        left = sum(self._nanoseconds(job) for job in self._jobs if len(job) > 1)
+        left = self._shared_nanoseconds
         for job in self._jobs:
             if len(job) == 1:
                 for part in job[0]:
-                    words += self._entry(table, part)
+                    words += self._entry(table, part, left > WAKE_NANOSECONDS)
+                left -= self._nanoseconds(job) if self._is_shared(job) else 0
                 continue
             assert self._sharing is not None
             entries: list[int] = []
@@ -193,7 +199,15 @@ class NativeSegment:
     @property
     def shares_work(self) -> bool:
         """Whether it has so much work for several threads that those that sleep are woken."""
-        return sum(self._nanoseconds(j) for j in self._jobs if len(j) > 1) > WAKE_NANOSECONDS
+        return self._shared_nanoseconds > WAKE_NANOSECONDS
+
+    @property
+    def _shared_nanoseconds(self) -> float:
+        return sum(self._nanoseconds(job) for job in self._jobs if self._is_shared(job))
+
+    def _is_shared(self, job: Sequence[Sequence[CallPart]]) -> bool:
+        recording = self.calls[job[0][0].call].recording
+        return len(job) > 1 or (recording is not None and recording.is_shared)
 
     @property
     def entry(self) -> tuple[int, ...]:
@@ -227,68 +241,6 @@ class NativeSegment:
     def pointer_address(self, i: int) -> int:
         """Return the address at which pointer `i` is stored."""
         return address(self.pointers) + 8 * i
-
-
-class _PointerTable:
-    """The pointers and sizes of all parts of a segment's calls, while they are collected.
-
-    Equal tasks share their sizes. Parts of a call share their pointers if these are equal.
-    """
-
-    def __init__(
-        self, calls: Sequence[KernelCall], moving: dict[RuntimeOperand, list[int]]
-    ) -> None:
-        self._calls = calls
-        self._moving = moving
-        self._offsets: list[int] = []
-        self._pointers: list[int] = []
-        self._sizes: list[int] = [0]  # an empty array has no address
-        self._places: dict[tuple[int, int, tuple[int, ...]], int] = {}
-        self._metas: dict[Any, int] = {}
-
-    def add(self, part: CallPart, scratch: int) -> None:
-        """Append a part's pointers and sizes, unless they are there.
-
-        Args:
-            scratch: address of the scratch memory of all shares but the first.
-        """
-        call, key = self._calls[part.call], self._key(part)
-        if key not in self._places:
-            self._places[key] = len(self._pointers)
-            last = len(call.pointers) - 1
-            for i, place in enumerate(call.pointers):
-                offset = part.share.offsets[i] if i < len(part.share.offsets) else 0
-                if call.task.scratch and i == last and part.scratch:
-                    offset = 0
-                    place = scratch + (part.scratch - 1) * align_up(call.task.scratch)
-                if not isinstance(place, int):
-                    self._moving.setdefault(place, []).append(len(self._pointers))
-                    place = 0
-                self._pointers.append(place + offset)
-                self._offsets.append(offset)
-        meta = self._meta(part)
-        if meta not in self._metas:
-            self._metas[meta] = len(self._sizes)
-            self._sizes += part.share.sizes or call.task.sizes
-
-    def places(self, part: CallPart) -> tuple[int, int]:
-        """Return the indices of a part's first pointer and first size."""
-        return self._places[self._key(part)], self._metas[self._meta(part)]
-
-    def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Return the pointers, their offsets, and the sizes."""
-        return (
-            np.array(self._pointers, np.uint64),
-            np.array(self._offsets, np.uint64),
-            np.array(self._sizes, np.int64),
-        )
-
-    def _key(self, part: CallPart) -> tuple[int, int, tuple[int, ...]]:
-        scratch = part.scratch if self._calls[part.call].task.scratch else 0
-        return part.call, scratch, part.share.offsets
-
-    def _meta(self, part: CallPart) -> Any:
-        return part.share.sizes or id(self._calls[part.call].task)
 
 
 class FeedBinding:

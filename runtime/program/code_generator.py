@@ -24,6 +24,7 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.communication.rows_in_use import find_rows_in_use, has_counting_readers
 from graphflow.ops.control_flow.control import call
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend, require_dtype
 from graphflow.runtime.memory.memory_layout import MemoryLayout
@@ -67,6 +68,7 @@ class CpuCode:
         loops: the edge channel of the enclosing program's bodies, if this is a body.
         keys: for a body, the key in `feeds` of each parameter.
         outside: for a body, the buffers of its results (`MemoryLayout.outside`).
+        layouts: the layouts of variables that kernels keep; default: new ones.
 
     Attributes:
         compute, commit: the two sections of the program.
@@ -86,6 +88,7 @@ class CpuCode:
         loops: LoopEdgeChannel | None = None,
         keys: Mapping[Node, int] | None = None,
         outside: Sequence[Any] = (),
+        layouts: DeviceLayouts | None = None,
     ) -> None:
         self.partition = partition
         self.device = DeviceName.parse(partition.device)
@@ -127,6 +130,8 @@ class CpuCode:
         self._kernels = KernelEmitter(
             layout, bindings, backend, self._operands, self.scope, self.compute, self.commit,
             {} if partition.checks else find_rows_in_use(self.graph, layout.specs),
+            layouts or DeviceLayouts(),
+            records=not self.is_body,
         )  # fmt: skip
         every = partition.checks == EVERY
         watch = (

@@ -27,6 +27,7 @@ from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver_sources
 from graphflow.ops.kernels.jit.compiler import compiler
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
 from graphflow.runtime.collectives.program_collectives import DeviceCollective
 from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.ring_ends import RingReceiver, RingSender
@@ -122,15 +123,23 @@ def _collect_kernels(layout: MemoryLayout, wanted: dict[str, str]) -> None:
 
 
 def out_kernel(
-    op: Op, xp: Any, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any], plain: bool
+    op: Op,
+    xp: Any,
+    inputs: Sequence[TensorSpec],
+    attrs: Mapping[str, Any],
+    plain: bool,
+    kept: KeptLayouts | None = None,
 ) -> Callable[..., None]:
     """Return an op's kernel as a function (out, *arrays).
 
     Args:
+        kept: where the kernel keeps the layout of its weights, if its op declares one.
         plain: let the kernel allocate its result, which is then copied to `out`.
     """
     into = op.into_for(inputs)
     if into is not None and not op.random and not plain:
+        if kept is not None:
+            attrs = {**attrs, "kept": kept}
         return partial(into, xp, **attrs) if attrs else partial(into, xp)
 
     users = owner_module(op) is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.graph import bind_attrs
-from graphflow.ir.op import Node, Tensor
+from graphflow.ir.op import Cost, Node, Tensor
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.communication.rows_in_use import RowsInUse, aligned_inputs
 from graphflow.ops.kernels.fusion.fusion import FusedRegion
@@ -28,18 +28,30 @@ from graphflow.ops.kernels.fusion.region_kernels import (
 )
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
-from graphflow.runtime.memory.backend import DeviceBackend
-from graphflow.runtime.memory.memory_layout import MemoryLayout
-from graphflow.runtime.native_calls.native_segments import (
-    KernelCall,
-    PointerSource,
+from graphflow.ops.kernels.jit.kept_layouts import (
+    DeviceLayouts,
+    KeptLayouts,
+    LayoutRefresh,
+    ReservedLayouts,
 )
+from graphflow.ops.kernels.jit.kernel_recording import (
+    ArrayStandIn,
+    KernelRecording,
+    NotRecordable,
+    region,
+)
+from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend
+from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerSource
 from graphflow.runtime.program.generated_call_support import (
     out_kernel,
 )
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import ProgramSection
 from graphflow.runtime.transport.nontemporal_copy import bypasses_cache
+
+_FLOPS_IN_A_NANOSECOND = 50.0
+"""A rough rate of recorded kernels on one thread."""
 
 
 class KernelEmitter:
@@ -50,6 +62,8 @@ class KernelEmitter:
         scope: global names of the generated functions; kernels are added to it.
         compute, commit: the sections.
         rows_in_use: the tensors of which only some rows are computed.
+        layouts: the layouts of variables that kernels keep.
+        records: whether kernels that consist of native calls are recorded.
 
     Attributes:
         plain_kernel_nodes: nodes that are computed by their op's own kernel.
@@ -65,7 +79,10 @@ class KernelEmitter:
         compute: ProgramSection,
         commit: ProgramSection,
         rows_in_use: RowsInUse,
+        layouts: DeviceLayouts,
+        records: bool = False,
     ) -> None:
+        self._layouts = layouts
         self.plain_kernel_nodes: list[Node] = []
         self._layout = layout
         self._bindings = bindings
@@ -76,6 +93,7 @@ class KernelEmitter:
         self._commit = commit
         self._rows_in_use = rows_in_use
         self._plain = not is_jit_enabled()
+        self._records = records and not self._plain and isinstance(backend, CpuBackend)
         self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
         self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
 
@@ -199,6 +217,9 @@ class KernelEmitter:
             tensors = (*node.inputs, *node.outputs)
             self._emit_call(self._compute, node, task, tensors, len(node.outputs))
             return
+        kept = self._kept_layouts(node)
+        if deferred is None and self._emit_recording(node, number, kept):
+            return
         inputs = [self._operands.name(t, native=task is not None) for t in node.inputs]
         if deferred is not None:
             inputs = [self.keep_for_commit(node, name) for name in inputs]
@@ -214,7 +235,7 @@ class KernelEmitter:
             line = f"k{number}({', '.join(inputs)}, out={names[0]})"
         else:
             self._scope[f"k{number}"] = out_kernel(
-                node.op, self._backend.xp, specs, attrs, self._plain
+                node.op, self._backend.xp, specs, attrs, self._plain, kept
             )
             self.plain_kernel_nodes.append(node)
             out = names[0] if len(names) == 1 else f"({', '.join(names)})"
@@ -224,6 +245,61 @@ class KernelEmitter:
             self._commit.add_line(node, line)
         else:
             self._compute.add_line(node, line)
+
+    def _emit_recording(self, node: Node, number: int, kept: KeptLayouts | None) -> bool:
+        """Emit a kernel of several native calls as these calls; return False if there are none.
+
+        A line before them lays out the weights if these have changed.
+        """
+        into = node.op.into_for([t.spec for t in node.inputs])
+        backend = self._backend
+        if not (node.op.records and self._records) or into is None:
+            return False
+        assert isinstance(backend, CpuBackend)
+        tensors = (*node.inputs, *node.outputs)
+        specs = [self._layout.specs[t] for t in tensors]
+        arrays = [
+            ArrayStandIn(region(i + 2), [int(n) for n in s.shape], s.dtype)
+            for i, s in enumerate(specs)
+        ]
+        inputs, outs = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
+        attrs = bind_attrs(node.attrs, self._bindings)
+        recording = KernelRecording(backend.threads)
+        reserved = None if kept is None else ReservedLayouts(kept)
+        given = attrs if reserved is None else {**attrs, "kept": reserved}
+        out = outs[0] if len(outs) == 1 else tuple(outs)
+        try:
+            recording.record(lambda: into(np, out, *inputs, **given))
+        except NotRecordable:
+            return False
+        if kept is not None and reserved is not None:
+            run = partial(into, np, kept=kept, **attrs)
+            self._scope[f"l{number}"] = LayoutRefresh(kept, reserved.keys, run)
+            names = ", ".join(self._operands.name(t) for t in (*node.outputs, *node.inputs))
+            self._compute.add_line(node, f"l{number}({names})")
+        cost = node.op.cost(*specs[: len(inputs)], **attrs) if node.op.cost else Cost(0)
+        nanoseconds = float(cost.flops) / _FLOPS_IN_A_NANOSECOND
+        call = KernelCall(
+            node,
+            KernelTask("", "", (), 1, nanoseconds),
+            tuple(self._operands.pointer_source(t) for t in tensors),
+            tuple(map(self._nbytes, specs)),
+            len(inputs),
+            recording,
+            backend.shared_scratch(recording.scratch_nbytes),
+        )
+        self._compute.add_calls([call])
+        return True
+
+    def _kept_layouts(self, node: Node) -> KeptLayouts | None:
+        """Return the place where a node's kernel keeps the layout of its weights; None if it keeps
+        none."""
+        if node not in self._layout.kept_weights:
+            return None
+        weights, _ = self._layout.kept_weights[node]
+        if weights.node.op.name == "variable":
+            return self._layouts.find(weights.node.name)
+        return KeptLayouts()  # of a constant
 
     def _region_rows(self, fused: FusedRegion) -> tuple[Tensor, int] | None:
         """Return the number of rows in use of a region's results, and the units of its kernel for

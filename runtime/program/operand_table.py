@@ -17,7 +17,8 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
-from graphflow.runtime.native_calls.native_segments import FeedBinding, PointerSource
+from graphflow.runtime.native_calls.native_segments import FeedBinding
+from graphflow.runtime.native_calls.pointer_table import PointerSource
 from graphflow.runtime.program.generated_call_support import Reshaped
 
 

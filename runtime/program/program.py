@@ -15,7 +15,7 @@ from __future__ import annotations
 import dis
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic_ns
 from typing import Any
 
@@ -27,6 +27,7 @@ from graphflow.errors import DeviceOutOfMemory
 from graphflow.ir.graph import bind_attrs
 from graphflow.ir.op import Node
 from graphflow.ops.kernels.jit.denormals import FlushDenormals
+from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts
 from graphflow.placement.calibration.roofline import work
 from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
@@ -53,6 +54,7 @@ class Program:
         variables: the device's state by variable name; the program uses its arrays.
         channel: sends and receives tensors of cut edges.
         arenas: the device's arenas, shared with its other programs; default: new ones.
+        layouts: the layouts of its variables that kernels keep, shared likewise.
 
     Attributes:
         arena: the memory of its buffers, which other programs may share; None after `free`.
@@ -71,6 +73,7 @@ class Program:
         backend: DeviceBackend,
         channel: EdgeChannel,
         arenas: Arenas | None = None,
+        layouts: DeviceLayouts | None = None,
     ) -> None:
         self.partition = partition
         self._backend = backend
@@ -79,7 +82,8 @@ class Program:
         self._bindings = bindings
         self._layout = plan_layout(partition, bindings)
         self._fetched = tuple(partition.fetches)
-        write = CpuCode if backend.xp is np else _gpu_code_class()
+        self._layouts = layouts or DeviceLayouts()
+        write = partial(CpuCode, layouts=self._layouts) if backend.xp is np else _gpu_code_class()
         try:
             arena = (arenas or Arenas(backend)).reserve(
                 self._layout.arena.nbytes, has_mapped_collectives(partition.graph, bindings)
@@ -93,6 +97,7 @@ class Program:
             raise out_of_memory_error(error, self._layout, partition) from None
         self.arena: Arena | None = arena
         self.memory = memory_use(partition, self._layout)
+        self._assigned = frozenset(a.inputs[0].node.name for a in self._layout.commits)
         self._measured_workspace = 0  # bytes; 0 until measured
         self._code = code
         self._compute = code.compile_compute()
@@ -176,6 +181,7 @@ class Program:
         """Run the assignments in place; `spans` collects each node's share of the time."""
         if not self.commits:
             return
+        self._layouts.clear(self._assigned)
         if self._flush is not None:
             with self._flush:
                 self._run_commit(spans)

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 
 from graphflow.ir.op import Node
 from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches, schedule_branches
-from graphflow.runtime.native_calls.native_segments import (
-    CANCEL_CHECK_NANOSECONDS,
-    KernelCall,
-    NativeSegment,
-)
+from graphflow.runtime.native_calls.native_segments import CANCEL_CHECK_NANOSECONDS, NativeSegment
+from graphflow.runtime.native_calls.pointer_table import KernelCall
 from graphflow.runtime.native_calls.work_sharing import WorkSharing
 
 Line = tuple[Node, str] | NativeSegment | ParallelBranches

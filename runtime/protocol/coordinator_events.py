@@ -13,7 +13,8 @@ from typing import NamedTuple
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError
 from graphflow.runtime.wire.array_codec import Buffer
-from graphflow.runtime.wire.messages import Array, Chunk, Envelope, Key, Message, Span
+from graphflow.runtime.wire.messages import Array, Chunk, Envelope, Message
+from graphflow.runtime.wire.step_values import Key, Span
 
 
 class Order(NamedTuple):

@@ -33,15 +33,9 @@ from graphflow.runtime.protocol.worker_events import (
 )
 from graphflow.runtime.protocol.worker_session import WorkerSession
 from graphflow.runtime.wire.array_codec import SMALL_TOTAL_BYTES, decode_small, encode_small
-from graphflow.runtime.wire.messages import (
-    Array,
-    Compute,
-    Computed,
-    Done,
-    Key,
-    Small,
-)
+from graphflow.runtime.wire.messages import Array, Compute, Done, Small
 from graphflow.runtime.wire.step_frame_codec import SharedOrder, StepCodec
+from graphflow.runtime.wire.step_values import Computed, Key
 
 _DONE = Done(0, [], {})  # stands for any fast answer: only the fetched arrays differ
 

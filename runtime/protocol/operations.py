@@ -18,7 +18,6 @@ from graphflow.runtime.wire.messages import (
     Forget,
     Hello,
     Join,
-    Key,
     Load,
     Measure,
     Measured,
@@ -35,8 +34,8 @@ from graphflow.runtime.wire.messages import (
     Saved,
     Welcome,
     Write,
-    step_of,
 )
+from graphflow.runtime.wire.step_values import Key, step_of
 
 REPLIES: dict[type[Message], type[Message]] = {
     Hello: Welcome,

@@ -25,7 +25,8 @@ from graphflow.runtime.protocol.coordinator_events import WorkerGone
 from graphflow.runtime.protocol.operations import Operation
 from graphflow.runtime.protocol.reliable_stream import ReliableStream, Version
 from graphflow.runtime.wire.chunk_assembler import ChunkAssembler
-from graphflow.runtime.wire.messages import Hello, Key, Open
+from graphflow.runtime.wire.messages import Hello, Open
+from graphflow.runtime.wire.step_values import Key
 
 BEAT = 1.0  # seconds between two pings
 _LINK_SILENCE = 3.0  # seconds that a transport may need to notice that a link is down

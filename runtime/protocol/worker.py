@@ -64,7 +64,6 @@ from graphflow.runtime.wire.messages import (
     Close,
     Commit,
     Compute,
-    Computed,
     Draining,
     Envelope,
     Fenced,
@@ -90,8 +89,8 @@ from graphflow.runtime.wire.messages import (
     Welcome,
     Write,
     replace_fields,
-    step_of,
 )
+from graphflow.runtime.wire.step_values import Computed, step_of
 
 MAX_SESSIONS = 64
 MAX_LEASE = 86_400.0  # seconds; an abandoned session must not be kept for ever

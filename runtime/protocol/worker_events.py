@@ -22,11 +22,9 @@ from graphflow.runtime.wire.messages import (
     Close,
     Commit,
     Compute,
-    Computed,
     Envelope,
     Forget,
     Join,
-    Key,
     Load,
     Measure,
     Meet,
@@ -40,6 +38,7 @@ from graphflow.runtime.wire.messages import (
     Saved,
     Write,
 )
+from graphflow.runtime.wire.step_values import Computed, Key
 
 Route = bytes  # the transport's identifier of a peer's connection
 

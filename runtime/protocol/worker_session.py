@@ -42,10 +42,8 @@ from graphflow.runtime.wire.messages import (
     Chunk,
     Commit,
     Compute,
-    Computed,
     Done,
     Envelope,
-    Key,
     Measure,
     Measured,
     Meet,
@@ -62,8 +60,8 @@ from graphflow.runtime.wire.messages import (
     Saved,
     Small,
     Spans,
-    step_of,
 )
+from graphflow.runtime.wire.step_values import Computed, Key, step_of
 
 _UNANSWERED = (Commit, Abort, Chunk)
 _FETCHING = (Compute, Read, Save)

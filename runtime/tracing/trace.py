@@ -38,7 +38,7 @@ from graphflow.runtime.tracing.events import (
 )
 from graphflow.runtime.tracing.perfetto_export import trace_events
 from graphflow.runtime.tracing.turn_events import WindowEdge, add_turns, without_windows
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
+from graphflow.runtime.wire.step_values import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 if TYPE_CHECKING:
     from graphflow.placement.plans.plan_records import MeasuredSteps

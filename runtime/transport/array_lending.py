@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from graphflow.runtime.transport.shared_memory_arrays import LEND_MIN_BYTES, SharedArrayPool
 from graphflow.runtime.wire.array_codec import Announce, Lend, lend_array
-from graphflow.runtime.wire.messages import Array, Chunk, Key
+from graphflow.runtime.wire.messages import Array, Chunk
+from graphflow.runtime.wire.step_values import Key
 
 _MAX_DEFERRED = 8  # copies after the receivers were told: they wait for these
 _MAX_OFFERS = 10  # of memory, before the peer counts as one of another host

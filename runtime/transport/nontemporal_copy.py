@@ -18,7 +18,7 @@ import numpy as np
 
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import compiler, name_module
-from graphflow.placement.clusters.host_facts import cache_bytes
+from graphflow.placement.clusters.machine.host_facts import cache_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from graphflow.errors import GraphflowError, StepTimeout
 from graphflow.runtime.transport.shared_memory_arrays import PATIENCE, is_whole
-from graphflow.runtime.wire.messages import Key, step_of
+from graphflow.runtime.wire.step_values import Key, step_of
 
 _WAIT_SLICE = 0.002
 """Seconds between two looks of a waiting thread at whether any thread receives."""
 
 
-TransferObserver = Callable[[str, int, int, int], None]
+TransferObserver = Callable[[str, int, Key, int], None]
 """Called for each tensor that went to or came from another worker without a message.
 
 The arguments are "sent" or "received", the worker, the edge, and the bytes.

@@ -19,8 +19,9 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ProtocolError
 from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.runtime.wire.field_checks import construct_unchecked, make_check
-from graphflow.runtime.wire.messages import Array, Chunk, Count, Key, Small
+from graphflow.runtime.wire.messages import Array, Chunk, Count, Small
 from graphflow.runtime.wire.msgpack_codec import dumps, loads
+from graphflow.runtime.wire.step_values import Key
 
 CHUNK_BYTES = 1 << 20  # bytes of an array in one frame
 FAR_CHUNK_BYTES = 256 << 10  # the same, to another host

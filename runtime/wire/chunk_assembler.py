@@ -23,7 +23,8 @@ from graphflow.runtime.wire.array_codec import (
     nbytes_of,
 )
 from graphflow.runtime.wire.frame_codec import BUDGET
-from graphflow.runtime.wire.messages import Array, Chunk, Key
+from graphflow.runtime.wire.messages import Array, Chunk
+from graphflow.runtime.wire.step_values import Key
 
 _HEADERS = 1024  # of arrays, cached
 MAX_ARRAYS = 1 << 17  # of one session, under way to one process

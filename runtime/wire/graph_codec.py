@@ -31,7 +31,7 @@ from graphflow.ir.spec import Dim, TensorSpec
 from graphflow.ops.communication.send_recv import edges_of
 from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.ops.host_calls.host_call import HostFunction
-from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.placement.clusters.machine.host_facts import host_memory
 from graphflow.runtime.partitioning.check_modes import CHECKS
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition
 from graphflow.runtime.wire.attribute_reader import (

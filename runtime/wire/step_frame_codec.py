@@ -25,12 +25,12 @@ from graphflow.runtime.wire.messages import (
     Count,
     Done,
     Envelope,
-    Key,
     Message,
     Small,
     Tensor,
 )
 from graphflow.runtime.wire.msgpack_codec import dumps, loads
+from graphflow.runtime.wire.step_values import Key
 
 MARK = 0xC1
 """The first byte of these frames. No msgpack begins with it."""

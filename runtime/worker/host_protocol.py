@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from graphflow.errors import GraphflowError
 from graphflow.runtime.transport.tensor_mailbox import TransferObserver
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from graphflow.runtime.wire.messages import Array, Computed, HostUsage, Key, TensorParcel
+from graphflow.runtime.wire.messages import Array
+from graphflow.runtime.wire.step_values import Computed, HostUsage, Key, TensorParcel
 from graphflow.runtime.worker.link_probe import DriveUntil
 
 

@@ -52,11 +52,8 @@ from graphflow.runtime.wire.messages import (
     Close,
     Commit,
     Compute,
-    Computed,
     Forget,
-    HostUsage,
     Join,
-    Key,
     Load,
     Measure,
     Meet,
@@ -66,10 +63,9 @@ from graphflow.runtime.wire.messages import (
     Read,
     Save,
     Saved,
-    TensorParcel,
     Write,
-    step_of,
 )
+from graphflow.runtime.wire.step_values import Computed, HostUsage, Key, TensorParcel, step_of
 from graphflow.runtime.worker.host_protocol import HostFactory, HostProtocol
 from graphflow.runtime.worker.link_probe import DriveUntil, LinkProber
 from graphflow.runtime.worker.peer_link import PeerLink

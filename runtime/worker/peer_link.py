@@ -29,7 +29,8 @@ from graphflow.runtime.transport.shared_memory_arrays import (
 from graphflow.runtime.transport.unix_socket import UnixSocketChannel
 from graphflow.runtime.wire.array_codec import encode_small, lend_array, split_array
 from graphflow.runtime.wire.frame_codec import encode
-from graphflow.runtime.wire.messages import Ack, Array, Chunk, Key, Share, Tensor
+from graphflow.runtime.wire.messages import Ack, Array, Chunk, Share, Tensor
+from graphflow.runtime.wire.step_values import Key
 
 _OFFER_SECONDS = 0.1  # between two offers of memory that were not accepted
 _MEMORY_OFFERS = 2  # of shared memory, before a bulk connection is offered

@@ -23,7 +23,7 @@ from graphflow.errors import (
     ProtocolError,
     TransportError,
 )
-from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.placement.clusters.machine.host_facts import host_memory
 from graphflow.runtime.memory.malloc_tuning import trim_heap
 from graphflow.runtime.polling.io_driver import SLICE, SocketDriverLock
 from graphflow.runtime.polling.wakeup import SPIN_SECONDS, EpollWaiter, WakeupFd

@@ -20,7 +20,7 @@ from typing import TextIO
 from graphflow import _version
 from graphflow.base.process.data_folders import restrict_data_folders
 from graphflow.errors import AddressInUse, GraphflowError, TransportError
-from graphflow.placement.clusters.host_facts import pin_to_cores
+from graphflow.placement.clusters.machine.host_facts import pin_to_cores
 from graphflow.runtime.diagnostics.crash_recorder import start_recording
 from graphflow.runtime.memory.malloc_tuning import raise_trim_threshold
 from graphflow.runtime.protocol.worker import ExitReport

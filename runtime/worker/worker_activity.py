@@ -9,16 +9,8 @@ from typing import Any
 
 from graphflow.runtime.telemetry.logs import Log
 from graphflow.runtime.telemetry.metrics import Meters
-from graphflow.runtime.wire.messages import (
-    EDGE_BITS,
-    Abort,
-    Commit,
-    Compute,
-    Forget,
-    Key,
-    Load,
-    step_of,
-)
+from graphflow.runtime.wire.messages import Abort, Commit, Compute, Forget, Load
+from graphflow.runtime.wire.step_values import EDGE_BITS, Key, step_of
 
 _RATE_WINDOW_STEPS = 64  # the last commits, over which the rate of steps is taken
 _TENSOR_METRICS = {

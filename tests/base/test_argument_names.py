@@ -24,6 +24,7 @@ LOSS = gf.sum(W * X)
         (lambda s: s.run(LOSS, x=3), r"'x'.*is fed by run\(fetches, \{x: value\}\)"),
         (lambda s: s.run(LOSS, options=1), "leave it out: there is no default graph"),
         (lambda s: gf.optim.Adam([W], lr=0.1), r"takes its variables in minimize\(loss, var"),
+        (lambda s: gf.optim.Adam({"w": W}), r"takes its variables in minimize\(loss, var"),
         (lambda s: gf.optim.Adam([W]), r"lr must be a number .*; an optimiser takes its variables"),
         (lambda s: gf.optim.Adam(learning_rate=0.1), "it is 'lr' here"),
         (lambda s: gf.optim.Adam(0.1, betas=(0.9, 0.99)), "give beta1=… and beta2=…, one by one"),

@@ -71,6 +71,8 @@ LONG = 300 * "x"  # for a file's name
         (["worker", "--listen", "tcp://127.0.0.1:7001", "--threads", "0"], "--threads"),
         (["worker", "--listen", "tcp://127.0.0.1:7001", "--allow-ops", "no_such"], "'no_such'"),
         (["worker", "--listen", "tcp://127.0.0.1:7001", "--allow-ops", "os.no_such"], "os.no_such"),
+        (["worker", "--listen", "tcp://127.0.0.1:7001", "--make-key"], "goes with --key NAME"),
+        (["worker", "--listen", "tcp://127.0.0.1:7001", "--trust", "alice"], "no public key"),
         (["run", "nowhere.py"], "no such file"),
         (["run", "nowhere.py", "--workers", "two"], "--workers"),
         (["devices", "--cluster", "nowhere.toml"], "no such file"),

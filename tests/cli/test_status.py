@@ -96,6 +96,28 @@ def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
     assert session._life.hosts.session not in out + table
 
 
+def test_bytes_of_collectives_are_those_of_a_link(
+    capsys: pytest.CaptureFixture[str], cluster: Path
+) -> None:
+    def sent() -> list[int]:
+        _, out, _ = status(capsys, str(cluster), "--json")
+        told = json.loads(out)["workers"]
+        return [link["sent"] for each in told for link in each["links"]]
+
+    xs = []
+    for index in range(2):
+        with gf.device(f"/worker:{index}"):
+            xs.append(gf.placeholder("float32", (1000,), name=f"x{index}"))
+    total = gf.parallel.all_reduce(xs, "sum")
+    with gf.Session(cluster, trial=False) as session:
+        feeds = {x: np.ones(1000, np.float32) for x in xs}
+        session.run(total, feeds)
+        before = sent()
+        for _ in range(10):
+            session.run(total, feeds)
+        assert [b - a for a, b in zip(before, sent(), strict=True)] == [10 * 4000] * 2
+
+
 def test_what_is_only_tried_out_is_not_counted(
     capsys: pytest.CaptureFixture[str], cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,13 +203,18 @@ def test_who_does_not_answer_is_named_within_the_timeout_and_the_others_are_show
         (["tcp://127.0.0.1:1", "--watch", "--json"], "one of them"),
         (["tcp://127.0.0.1:1", "--timeout", "0"], "--timeout"),
         (["tcp://127.0.0.1:1", "--worker-key", "a", "--worker-key", "b"], "one for each"),
-        ([], "Missing argument"),
+        ([], "graphflow up"),
     ],
     ids=str,
 )
 def test_a_wrong_argument_gets_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # where no cluster is up
     code, out, err = status(capsys, *arguments)
     assert code == 2 and says in err and not out
     assert err.count("\n") == 1 and "Traceback" not in err

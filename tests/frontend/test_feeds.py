@@ -115,6 +115,7 @@ def test_a_masked_or_foreign_array_is_taken_by_its_array_interface() -> None:
     assert _convert("float32", (None,), Foreign()).tolist() == [1, 2]
 
 
+ONES = np.ones(3, "float32")
 MASKED = np.ma.array(np.array([1, -9999, 3], "float32"), mask=[False, True, False])
 
 
@@ -139,7 +140,7 @@ class _Series:
 
 
 class _Exported:
-    """An array that only speaks DLPack."""
+    """An array that only has DLPack's methods."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -151,11 +152,35 @@ class _Exported:
         return self._array.__dlpack_device__()
 
 
+class _OnGpu(_Exported):
+    """An array in a GPU's memory, as CuPy's and torch's are: numpy cannot read it."""
+
+    def __dlpack__(self, **how: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 1)
+
+
+class _CupyArray(_OnGpu):
+    def get(self) -> np.ndarray[Any, Any]:
+        return self._array
+
+
+class _TorchTensor(_OnGpu):
+    requires_grad = True
+
+    def cpu(self) -> None: ...
+
+
 REFUSED = {
     "masked": (MASKED, r"1 of 3 elements masked; give value\.filled"),
     "list of masked": ([MASKED], r"elements masked; give value\.filled"),
     "gradient": (_Gradient(), r"requires grad; give value\.detach\(\)"),
     "sparse": (_Sparse(), r"sparse matrix \(_Sparse\); give value\.toarray\(\)"),
+    "on a GPU": (_OnGpu(ONES), r"an array on CUDA device 1; copy it to host memory"),
+    "of CuPy": (_CupyArray(ONES), r"an array on CUDA device 1; give value\.get\(\)"),
+    "of torch on a GPU": (_TorchTensor(ONES), r"device 1; give value\.detach\(\)\.cpu\(\)"),
     "series": (_Series(), r"_Series of dtype Float32.*to_numpy\(dtype, na_value"),
 }
 
@@ -203,8 +228,37 @@ def test_no_entrance_takes_values_that_are_missing(entrance: str, kind: str) -> 
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_every_entrance_takes_dlpack_and_masked_arrays_without_a_mask(entrance: str) -> None:
-    for value in (_Exported(np.ones(3, "float32")), np.ma.array(np.ones(3, "float32"))):
+    for value in (_Exported(ONES), np.ma.array(ONES)):
         ENTRANCES[entrance](value)
+
+
+def test_arrays_of_other_libraries_are_viewed_not_copied() -> None:
+    given = np.arange(3.0, dtype="float32")
+    assert np.shares_memory(_convert("float32", (None,), _Exported(given)), given)
+
+
+def test_arrays_of_other_libraries_keep_their_dtype_and_are_operands() -> None:
+    doubles = _Exported(np.ones(3))
+    x = gf.placeholder("float64", (3,))
+    assert {t.dtype.name for t in (gf.constant(doubles), gf.variable(doubles))} == {"float64"}
+    with gf.Session() as s:
+        values = s.run([x + doubles, doubles - x, gf.maximum(x, doubles)], {x: doubles})
+    assert [v.tolist() for v in values] == [[2.0] * 3, [0.0] * 3, [1.0] * 3]
+
+
+def test_fetched_arrays_are_exported_by_dlpack() -> None:
+    x = gf.placeholder("float32", (3,))
+    v = gf.variable(ONES)
+    with gf.Session() as s:
+        for value in [*s.run([x, x * 2, v, gf.constant(ONES)], {x: ONES}), s.get(v)]:
+            assert np.shares_memory(np.from_dlpack(value), value)
+            value.__dlpack__()  # consumers of the older protocol take no read-only arrays
+
+
+def test_tensors_of_a_graph_have_no_memory_to_export() -> None:
+    x = gf.placeholder("float32", (3,), name="p")
+    with pytest.raises(gf.errors.GraphError, match=r"p \(made at .*use .*Session\.run for values"):
+        np.from_dlpack(x)
 
 
 @pytest.mark.parametrize("value", [np.float64(1e300), -1e300, [0, 1e39], np.array([[0.0, 1e300]])])

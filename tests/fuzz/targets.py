@@ -71,7 +71,6 @@ from graphflow.runtime.wire.messages import (
     Close,
     Commit,
     Compute,
-    Computed,
     Done,
     Envelope,
     Hello,
@@ -89,6 +88,7 @@ from graphflow.runtime.wire.messages import (
     Welcome,
     Write,
 )
+from graphflow.runtime.wire.step_values import Computed
 from graphflow.runtime.worker import worker_status as status
 from tests.runtime.programs import CPU, placed
 

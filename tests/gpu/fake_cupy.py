@@ -25,7 +25,7 @@ import pytest
 
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.measure_gpu import gpu_product
-from graphflow.placement.clusters import machine_devices
+from graphflow.placement.clusters.machine import machine_devices
 from tests.gpu.cuda_on_cpu import OnCpu
 from tests.placement.speeds import profile, speeds
 

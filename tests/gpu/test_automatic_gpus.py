@@ -19,7 +19,7 @@ import graphflow as gf
 from graphflow.cli.main import app
 from graphflow.errors import ArgumentError, DeviceError, SessionError
 from graphflow.placement.calibration import calibrate
-from graphflow.placement.clusters import host_facts, machine_devices
+from graphflow.placement.clusters.machine import host_facts, machine_devices
 from graphflow.runtime.diagnostics import crash_recorder
 from graphflow.runtime.gpu.gpu_backend import GpuBackend
 from graphflow.runtime.host.host import DeviceHost

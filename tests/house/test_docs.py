@@ -166,7 +166,7 @@ def test_pages_that_everybody_reads_stay_short() -> None:
     unreleased, newest = re.split(r"^## \[", changes, flags=re.MULTILINE)[1:3]
     assert unreleased.startswith("Unreleased]") and _words(unreleased) <= 600
     assert newest.startswith(f"{gf.__version__}]") and 50 < _words(newest) <= 600
-    assert _words((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")) <= 2500
+    assert _words((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")) <= 2700
 
 
 def test_pages_for_users_are_short() -> None:

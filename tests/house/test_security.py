@@ -26,6 +26,7 @@ ALLOWED = {
 IMPORTS_BY_NAME = {
     "graphflow": "attributes that the package lists",
     "graphflow.data": "a table of public names",
+    "graphflow.ir.nodes.tensor_operators": "a literal",
     "graphflow.linear": "a table of estimators",
     "graphflow.base.process.user_modules": "modules that the worker was started with",
     "graphflow.passes.base": "files of the passes' own folder",

@@ -122,6 +122,22 @@ def test_a_module_that_is_called_says_what_to_use() -> None:
             operator.attrgetter(each)(gf)
 
 
+@pytest.mark.parametrize("given", [([1.0, 2.0],), (3,), (2, 3), ()])
+def test_a_tensor_that_is_made_as_in_torch_says_what_to_use(given: Any) -> None:
+    told = r"gf\.Tensor\(…\) at .*test_numpy_interop.*gf\.constant\(value\) makes a tensor"
+    with pytest.raises(ArgumentError, match=told):
+        gf.Tensor(*given)
+    with pytest.raises(ArgumentError, match=told):
+        gf.Tensor(*given, dtype="float32")
+
+
+def test_a_dataset_that_is_made_as_in_tensorflow_says_what_to_use() -> None:
+    with pytest.raises(AttributeError, match=r"Dataset has .*; it is gf\.data\.arrays\(x=…, y=…\)"):
+        gf.data.Dataset.from_tensor_slices([1.0])
+    with pytest.raises(AttributeError, match=r"Dataset has no attribute 'other'$"):
+        gf.data.Dataset.other  # noqa: B018
+
+
 def test_a_name_with_a_slip_is_told_what_was_meant() -> None:
     for slip, name in (
         ("placholder", "placeholder"),
@@ -139,6 +155,13 @@ def test_an_attribute_that_tensors_have_elsewhere_is_told_what_stands_for_it() -
             getattr(x, name)
     with pytest.raises(AttributeError, match=r"no attribute 'sumn'$"):
         x.sumn  # type: ignore[attr-defined]  # noqa: B018
+    for name, told in (
+        ("isnan", "gf.isnan(x, …)"), ("cumprod", "gf.cumprod(x, …)"), ("tan", "gf.tan(x, …)"),
+        ("slogdet", "gf.linalg.slogdet(x, …)"), ("unfold", "gf.nn.unfold(x, …)"),
+        ("amax", "gf.max"),
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {re.escape(told)}$"):
+            getattr(x, name)
     with pytest.raises(GraphError, match=r"x \(made at .* at .*test_numpy_interop.*gf.scatter"):
         x[0] = 1
 

@@ -130,7 +130,7 @@ def test_what_lives_elsewhere_now_is_forgotten_at_its_old_home(
                 s._life.hosts.read(int(home.split("/")[1].split(":")[1]), name)
         else:
             kept = s._life.hosts._host._sessions[""]._variables
-            assert [name in kept[device] for device in cluster.devices].count(True) == 1
+            assert [name in kept.of_device(device) for device in cluster.devices].count(True) == 1
         assert s.run(fetches, {x: data(1)})[0].shape == ()
 
 

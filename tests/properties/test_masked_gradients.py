@@ -26,8 +26,9 @@ Place = tuple[int, ...]
 # These add up products, some of which have a factor that is 0 (a weight of an interpolation, the
 # padding of a convolution, the other triangle, a probability): arithmetic, not a choice.
 SUMS_OF_PRODUCTS = (
-    "attention", "cholesky", "conv", "gram", "qr", "resize", "roi_", "triangular_solve",
+    "attention", "cholesky", "conv", "gram", "lu", "qr", "resize", "roi_", "triangular_solve",
 )  # fmt: skip
+WITHOUT = "gammainc_slope"  # its derivative by the first argument is NaN everywhere
 _LONG = ("lstm", "lstm_grad", "gru", "gru_grad")  # every step's cotangent through every step: 30 s
 CASES = [
     pytest.param(
@@ -36,7 +37,7 @@ CASES = [
     for op in REGISTRY.values()
     for i, sample in enumerate(op.samples)
     if is_differentiable(op, sample) and not op.random
-    if not op.name.startswith(SUMS_OF_PRODUCTS)
+    if not op.name.startswith((*SUMS_OF_PRODUCTS, WITHOUT))
     if not any(spec.dtype.kind == "c" for spec in sample.inputs)  # their products mix both parts
 ]
 

@@ -35,7 +35,7 @@ from graphflow.recovery.replay_log import ReplayLog
 from graphflow.runtime.checkpoint import load
 from graphflow.runtime.checkpoint.folder import read_manifest
 from graphflow.runtime.host.host_interface import LocalHosts
-from graphflow.runtime.wire.messages import step_of
+from graphflow.runtime.wire.step_values import step_of
 
 
 def counting(name: str = "count") -> tuple[gf.Tensor, gf.Tensor]:

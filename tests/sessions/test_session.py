@@ -414,7 +414,7 @@ def test_what_a_closed_session_took_is_free_at_once_though_it_is_kept() -> None:
             for _ in range(3):
                 s.run(step)
             hosts: Any = s._life.hosts
-            (held,) = hosts._host._sessions[""]._variables.values()
+            (held,) = hosts._host._sessions[""]._variables._by_device.values()
             value = weakref.ref(held["w"])
             del held
         assert value() is None

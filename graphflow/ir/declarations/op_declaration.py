@@ -155,6 +155,19 @@ def sample(
     return Sample(inputs, attrs, low, high, classes, make, fixed)
 
 
+@dataclass(frozen=True)
+class WeightLayout:
+    """The input of an op that its kernel on a CPU reads in another layout.
+
+    Attributes:
+        operand: index of the input.
+        nbytes: (*specs, **attrs) -> bytes of its layout; 0 if the kernel reads it where it is.
+    """
+
+    operand: int
+    nbytes: Callable[..., int]
+
+
 @dataclass(frozen=True, eq=False)
 class Op:
     """One operation, declared in one block.
@@ -172,6 +185,10 @@ class Op:
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
+        records: where `into` has generated kernels, it consists of native calls, which a program
+            records once and repeats (ops/kernels/jit/kernel_recording.py).
+        layout: the input of which a CPU's kernel makes a layout, and its bytes. `into` then takes
+            `kept=`, a place where the layout stays (`KeptLayouts`).
         native: (*specs, **attrs) -> the generated CPU kernel for inputs of these sizes, a
             `KernelTask` (ops/kernels/jit/compiler.py) with the same bits; None where there is none.
         ufunc: the name in xp of the ufunc that is the whole op.
@@ -220,6 +237,8 @@ class Op:
     rows: Callable[..., Rows] | None = None
     refuse: Callable[..., None] | None = None
     native: Callable[..., Any] | None = None
+    records: bool = False
+    layout: WeightLayout | None = None
     ufunc: str | None = None
     vjp: Callable[..., Sequence[Any]] | None = None
     joint: Callable[..., Sequence[Any] | None] | None = None

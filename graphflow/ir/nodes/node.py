@@ -11,12 +11,12 @@ import numpy as np
 
 from graphflow.base.notebook_html import html_table
 from graphflow.base.source_location import Location, user_location
-from graphflow.errors import GraphError, ShapeError, VariableError
+from graphflow.errors import ArgumentError, GraphError, ShapeError, VariableError
 from graphflow.ir import numpy_interop
 from graphflow.ir.declarations.op_declaration import Op
 from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.device_name import DeviceName
-from graphflow.ir.name_hints import attribute_hint, unsupported_message
+from graphflow.ir.name_hints import MODULE_CALL_HINTS, attribute_hint, unsupported_message
 from graphflow.ir.nodes.tensor_operators import TensorOperators
 from graphflow.ir.spec import Equation, Shape, Size, TensorSpec, show_shape
 
@@ -32,9 +32,14 @@ class Tensor(TensorOperators):
 
     __slots__ = ("__weakref__", "index", "node")
 
-    def __init__(self, node: Node, index: int) -> None:
-        self.node = node
-        self.index = index
+    def __init__(self, node: Any = None, index: Any = None, *_: Any, **__: Any) -> None:
+        if not isinstance(node, Node):  # as torch.Tensor([1.0, 2.0])
+            raise ArgumentError(
+                f"gf.Tensor(…) at {user_location()}: tensors are outputs of nodes; "
+                f"{MODULE_CALL_HINTS['tensor']}"
+            )
+        self.node: Node = node
+        self.index: int = index
 
     @property
     def spec(self) -> TensorSpec:
@@ -65,6 +70,11 @@ class Tensor(TensorOperators):
     def name(self) -> str:
         """The name of the node."""
         return self.node.name
+
+    @property
+    def device(self) -> str:
+        """The device that the user pinned the node to; "" if the planner chooses."""
+        return str(self.node.device)
 
     @property
     def real(self) -> Tensor:
@@ -117,8 +127,16 @@ class Tensor(TensorOperators):
     def __float__(self) -> float:
         raise self._no_value_error("float value")
 
+    def __complex__(self) -> complex:
+        raise self._no_value_error("complex value")
+
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value_error("array")
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise self._no_value_error("memory to export")
+
+    __dlpack_device__ = __dlpack__
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """Apply one of Python's operators to a numpy array and a tensor; refuse other ufuncs."""

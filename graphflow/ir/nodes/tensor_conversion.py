@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from graphflow.base.argument_checks import format_value
-from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range
+from graphflow.base.array_conversion import NoArrayError, array_of, cast_in_range, is_foreign
 from graphflow.base.source_location import with_location
 from graphflow.errors import DTypeError
 from graphflow.ir.declarations.registry import FUNCTIONS, REGISTRY
@@ -25,8 +25,9 @@ _PLAIN_DTYPES = {np.dtype(given): np.dtype(taken) for given, taken in DEFAULT_DT
 def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     """Convert a value to a tensor.
 
-    A tensor stays as it is. Arrays, lists and Python scalars become constants; without a dtype,
-    Python floats become float32 and complex numbers complex64. A symbolic size becomes an int64
+    A tensor stays as it is. Arrays (also those of other libraries that have DLPack), lists and
+    Python scalars become constants; without a dtype, Python floats become float32 and complex
+    numbers complex64. A symbolic size becomes an int64
     tensor.
 
     Raises:
@@ -47,7 +48,7 @@ def as_tensor(value: Any, dtype: Any = None) -> Tensor:
     except NoArrayError as error:
         why = f"no regular array: {error.__cause__}" if error.__cause__ is not None else error
         raise DTypeError(f"{format_value(value)} is {why}") from None
-    if dtype is None and not isinstance(value, np.ndarray | np.generic):
+    if dtype is None and not is_foreign(value):
         dtype = _PLAIN_DTYPES.get(array.dtype)
     given = as_dtype(array.dtype)
     wanted = given if dtype is None else as_dtype(dtype)

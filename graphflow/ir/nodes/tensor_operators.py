@@ -6,10 +6,12 @@ Each one looks its function up by name in `FUNCTIONS`, so this module knows no p
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from graphflow.errors import ArgumentError
 from graphflow.ir.declarations.registry import FUNCTIONS
 from graphflow.ir.spec import Dim
 
@@ -73,6 +75,17 @@ class TensorOperators:
     var, std, any, all = map(_method, ("var", "std", "any", "all"))
     argmax, argmin, conj = _method("argmax"), _method("argmin"), _method("conj")
     astype, squeeze = _method("astype"), _method("squeeze")
+    to_device = _method("to_device")
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """Return `gf.array_api`, the functions of the array API standard for tensors."""
+        namespace = import_module("graphflow.array_api")
+        if api_version not in (None, *namespace.VERSIONS):
+            raise ArgumentError(
+                f"version {api_version!r} of the array API is not supported; use one of "
+                f"{', '.join(namespace.VERSIONS)}"
+            )
+        return namespace
 
     def reshape(self, *shape: Any, **named: Any) -> Any:
         """`gf.reshape(self, shape)`; sizes may be separate arguments, as for numpy's arrays."""
@@ -87,4 +100,4 @@ _OPERANDS = (
 
 def is_operand(value: Any) -> bool:
     """Return True for a tensor, and for a value of a type that becomes a constant."""
-    return isinstance(value, _OPERANDS)
+    return isinstance(value, _OPERANDS) or hasattr(value, "__dlpack__")

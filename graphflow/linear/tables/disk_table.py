@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.errors import LinearModelError
 from graphflow.linear.losses import Floats
-from graphflow.placement.clusters.host_facts import free_memory
+from graphflow.placement.clusters.machine.host_facts import free_memory
 
 _SHARE = 0.5
 """Share of the free memory that a fit may use by default."""

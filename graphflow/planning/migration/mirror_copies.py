@@ -22,7 +22,7 @@ from graphflow.ir.spec import nbytes
 from graphflow.ops.tensors.take import take
 from graphflow.planning.deployment import Deployment
 from graphflow.planning.mirrors.mirrors import Mirrors, make_mirror
-from graphflow.runtime.host.session_state import MIRROR
+from graphflow.runtime.host.host_variables import MIRROR
 from graphflow.runtime.partitioning.partition import partition
 
 Array = np.ndarray[Any, Any]

@@ -235,7 +235,7 @@ class ServerChanges:
         before = {piece for node in moves.shards for piece in state.shards[node].nodes}
         after = {piece for pieces in moves.shards.values() for piece in pieces.nodes}
         state.move_shards(moves.shards)
-        deployment.change_strategy(self._strategy, moves.strategy)
+        deployment.strategies.replace(self._strategy, moves.strategy)
         assert isinstance(moves.strategy, ServedStrategy)
         self._strategy = moves.strategy
         programs = [each.program for each in sets if each.program]
@@ -292,7 +292,7 @@ def _sets_of(deployment: Deployment, strategy: Strategy) -> list[CompiledFetches
         each
         for each in deployment.compiled.values()
         if each.division is not None
-        and any(deployment.strategy_for(node) is strategy for node in each.division.variables)
+        and any(deployment.strategies.find(node) is strategy for node in each.division.variables)
     ]
 
 

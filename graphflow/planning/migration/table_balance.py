@@ -33,7 +33,7 @@ def find_row_moves(deployment: Deployment) -> RowMoves | None:
             for table, found in compiled.division.count_rows(compiled.id_feeds).items():
                 counts[table] = counts.get(table, 0) + found
     for table in counts:
-        find = getattr(deployment.strategy_for(table), "move_rows", None)
+        find = getattr(deployment.strategies.find(table), "move_rows", None)
         if find is not None:  # a session's tables have one strategy
             moves: RowMoves | None = find(counts, deployment.state.shards, deployment.state.homes)
             return moves

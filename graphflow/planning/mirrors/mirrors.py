@@ -28,7 +28,7 @@ from graphflow.planning.mirrors.mirror_devices import choose_mirror_device
 from graphflow.planning.mirrors.mirror_graph import MirroredGraph, add_mirrors
 from graphflow.runtime.checkpoint.manifest import list_some
 from graphflow.runtime.host.host_interface import Hosts
-from graphflow.runtime.host.session_state import MIRROR
+from graphflow.runtime.host.host_variables import MIRROR
 from graphflow.runtime.partitioning.partition import Partition, partition
 from graphflow.strategy import VariableShards
 

@@ -36,7 +36,7 @@ from graphflow.ir.spec import evaluate, kind
 from graphflow.ops.kernels.jit.compiler import limit_compilation
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.host_facts import cores, host_memory
+from graphflow.placement.clusters.machine.host_facts import cores, host_memory
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.planning.feedback.node_observations import node_seconds, observe_steps

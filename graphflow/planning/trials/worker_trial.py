@@ -29,7 +29,7 @@ from graphflow.ir.op import Node
 from graphflow.placement.calibration.cluster_rates import device_classes, link_matrices
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.clusters.host_facts import cores
+from graphflow.placement.clusters.machine.host_facts import cores
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.building.step_totals import session_kind

@@ -18,7 +18,7 @@ from graphflow.ops.kernels.codegen.vector_writer import (
     VectorWriter,
     transpose_registers,
 )
-from graphflow.ops.kernels.jit.call_recorder import current_recorder
+from graphflow.ops.kernels.jit.call_recorder import RecordedCall, current_recorder
 from graphflow.ops.kernels.jit.compiler import NativeFunction, name_module
 
 Value = int | str
@@ -291,10 +291,9 @@ def call_native(
 ) -> None:
     """Run a native function without the GIL, or add it to the current recorder."""
     table = array("q", (*pointers, *sizes))
-    place = table.buffer_info()[0]
     recorder = current_recorder()
     if recorder is None:
+        place = table.buffer_info()[0]
         function.releasing_gil(place, place + 8 * len(pointers), start, stop)
     else:
-        meta = place + 8 * len(pointers)
-        recorder.add(function.address, place, meta, range(start, stop), table)
+        recorder.calls.append(RecordedCall(function.address, table, len(pointers), start, stop))

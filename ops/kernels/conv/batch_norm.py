@@ -1,4 +1,4 @@
-"""Batch normalisation, channel by channel, while a channel is in the cache.
+"""Batch normalisation and sums, channel by channel, while a channel is in the cache.
 
 One thread sums a channel in a fixed order: vectors of float32 along a plane, and planes in float64.
 So neither threads nor the number of planes change bits or degrade the sums.
@@ -14,11 +14,11 @@ import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
-from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 
-_THREADING_ELEMENTS = 1 << 15  # elements from which handing a part to another thread pays
+_THREADING_ELEMENTS = 1 << 14  # elements from which handing a part to another thread pays
 
 
 def is_supported(xp: Any, x: Any, channel: int) -> bool:
@@ -36,38 +36,47 @@ def _plane_size(x: Any, channel: int) -> int:
 
 
 def normalize(
-    y: Any, mean: Any, variance: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float
-) -> None:
-    """Write y = scale·(x - mean)/√(variance + epsilon) + bias, and the moments."""
-    _run(_forward(), x, channel, epsilon, (x, scale, bias), (y, mean, variance))
+    y: Any, mean: Any, variance: Any, x: Any, scale: Any, bias: Any, channel: int, epsilon: float,
+    correction: float = 1.0,
+) -> None:  # fmt: skip
+    """Write y = scale·(x - mean)/√(variance + epsilon) + bias, and the moments.
+
+    Args:
+        correction: factor of the variance that is written.
+    """
+    _run(_forward(), x, channel, (epsilon, correction), (x, scale, bias), (y, mean, variance))
 
 
 def normalize_gradients(
     dx: Any, dscale: Any, dbias: Any, g: Any, x: Any, scale: Any, channel: int, epsilon: float
 ) -> None:
     """Write the gradients of `normalize` for a cotangent g of y."""
-    _run(_backward(), x, channel, epsilon, (g, x, scale), (dx, dscale, dbias))
+    _run(_backward(), x, channel, (epsilon, 1.0), (g, x, scale), (dx, dscale, dbias))
 
 
 def scale_and_shift(y: Any, x: Any, factor: Any, shift: Any, channel: int) -> None:
     """Write y = factor·x + shift, with one factor and shift for each channel."""
-    _run(_affine(), x, channel, 0.0, (x, factor, shift), (y,))
+    _run(_affine(), x, channel, (0.0, 1.0), (x, factor, shift), (y,))
+
+
+def sum_channels(out: Any, x: Any, channel: int) -> None:
+    """Write the sum of each channel."""
+    _run(_sums(), x, channel, (0.0, 1.0), (x,), (out,))
 
 
 def _run(
     function: NativeFunction,
     x: Any,
     channel: int,
-    epsilon: float,
+    given: tuple[float, float],
     operands: tuple[Any, ...],
     results: tuple[Any, ...],
 ) -> None:
-    arrays = [np.ascontiguousarray(a) for a in operands]
-    number = np.array([epsilon, 0.0])
+    arrays = [as_contiguous(a) for a in operands]
     channels, inner = x.shape[channel], _plane_size(x, channel)
     images = x.size // max(1, channels * inner)
-    number[1] = 1.0 / max(1, images * inner)
-    places = [address(a) for a in (*arrays, *results, number)]
+    number = np.array([given[0], 1.0 / max(1, images * inner), given[1]])
+    places = [operand_place(a) for a in (*arrays, *results, number)]
     sizes = (images, inner, channels * inner * 4, inner * 4)
     parts = min(channels, max(1, x.size // _THREADING_ELEMENTS))
 
@@ -183,16 +192,21 @@ class _ChannelWriter:
 def _forward() -> NativeFunction:
     """Write the forward kernel.
 
-    Pointers: x, scale, bias, y, mean, variance, (epsilon, 1 / elements of a channel).
+    Pointers: x, scale, bias, y, mean, variance, (epsilon, 1 / elements of a channel, correction of
+    the variance).
     """
     planes = _ChannelWriter(7)
     nest = planes.nest
-    x, scale, bias, y, mean, variance, _ = nest.pointers
+    x, scale, bias, y, mean, variance, numbers = nest.pointers
+    factor = nest.write(f"load double, ptr {nest.gep(numbers, 16)}, align 8")
+    correction = planes.to_float(factor)
 
     def channel(c: str) -> None:
         centre, spread, per_deviation = planes.moments(c, x)
         planes.store_scalar(mean, c, centre)
-        planes.store_scalar(variance, c, planes.to_float(spread))
+        planes.store_scalar(
+            variance, c, nest.write(f"fmul float {planes.to_float(spread)}, {correction}")
+        )
         wide = nest.write(f"fpext float {planes.load_scalar(scale, c)} to double")
         factor = nest.splat(planes.to_float(planes.write(f"fmul double {wide}, {per_deviation}")))
         middle, shift = nest.splat(centre), nest.splat(planes.load_scalar(bias, c))
@@ -201,6 +215,20 @@ def _forward() -> NativeFunction:
 
     nest.loop("%start", "%stop", channel)
     return compiler().function(*nest.source())
+
+
+@cache
+def _sums() -> NativeFunction:
+    """Write the kernel of `sum_channels`. Pointers: x, sums, (unused)."""
+    planes = _ChannelWriter(3)
+    x, sums, _ = planes.nest.pointers
+
+    def channel(c: str) -> None:
+        (total,) = planes.sum_elements(c, [x], lambda v: [v], 1)
+        planes.store_scalar(sums, c, planes.to_float(total))
+
+    planes.nest.loop("%start", "%stop", channel)
+    return compiler().function(*planes.nest.source())
 
 
 @cache

@@ -9,13 +9,14 @@ channels of a block, so chunks and threads do not change bits. float32, on CPUs.
 from __future__ import annotations
 
 import math
+from array import array
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.direct_text import copy_rows
+from graphflow.ops.kernels.conv.direct.direct_text import copy_rows
 from graphflow.ops.kernels.conv.implicit_gemm_text import (
     DEEP,
     pack_weights,
@@ -37,9 +38,16 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     row_slots,
 )
 from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.call_recorder import (
+    CallRecorder,
+    RecordedCall,
+    current_recorder,
+)
 from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.compiler import vector_width
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts, lay_out
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _CHUNK_POSITIONS = 1024  # positions of a chunk
@@ -73,7 +81,7 @@ class _ChannelRows:
     def planes(self, block: int, image: int) -> int:
         channels: int = self.array.shape[1]
         first = (self.images.start + image) * channels + block * PANEL
-        place: int = address(self.array) + first * self.count * 4
+        place: int = operand_place(self.array) + first * self.count * 4
         return place
 
     def read(self, block: int, image: int, images: int) -> None:
@@ -119,7 +127,7 @@ class _BlockedWeights:
     all taps would compete for the same lines of the cache.
     """
 
-    def __init__(self, w: Any, transposed: bool) -> None:
+    def __init__(self, w: Any, transposed: bool, kept: KeptLayouts | None = None) -> None:
         self.w, self.transposed = w, transposed
         self.depth: int
         self.columns: int
@@ -127,28 +135,41 @@ class _BlockedWeights:
         self.depth, self.columns = w.shape[:2] if transposed else w.shape[1::-1]
         self.rows = block_count(self.depth)
         self.apart = self.taps * _tap_bytes(PANEL)
-        self._memory = ScratchBytes(
-            "gathered weights", block_count(self.columns) * self.rows * self.apart
-        )
+        nbytes = block_count(self.columns) * self.rows * self.apart
+        key = w.shape, transposed
+        self._memory = lay_out(kept, "gathered weights", key, nbytes, self._write)
 
     def place(self, column: int, row: int) -> int:
-        place: int = self._memory.place + (column * self.rows + row) * self.apart
+        return self._place_in(self._memory, column, row)
+
+    def _place_in(self, memory: Any, column: int, row: int) -> int:
+        place: int = operand_place(memory) + (column * self.rows + row) * self.apart
         return place
 
-    def prepare(self, column: int, row: int) -> None:
+    def _write(self, memory: Any) -> None:
+        def part(i: int) -> None:
+            column, row = divmod(i, self.rows)
+            self._write_block(column, row, self._place_in(memory, column, row))
+
+        run_native_parts(part, block_count(self.columns) * self.rows)
+
+    def _write_block(self, column: int, row: int, goal: int) -> None:
         count, wide = block_width(self.depth, row), block_width(self.columns, column)
         if not self.transposed:
             plane = self.depth * self.taps * 4
-            source = address(self.w) + column * PANEL * plane + row * PANEL * self.taps * 4
-            places = source, self.place(column, row), address(_weight_offsets(self.taps, count))
+            source = operand_place(self.w) + column * PANEL * plane + row * PANEL * self.taps * 4
+            places = (
+                source,
+                goal,
+                operand_place(_weight_offsets(self.taps, count)),
+            )
             sizes = (self.taps * count, wide, plane)
             call_native(pack_weights(), places, sizes, 0, -(-wide // vector_width()))
             return
         rows, between = pack_tap_rows(
-            address(self.w), self.w.shape[1], self.taps,
+            operand_place(self.w), self.w.shape[1], self.taps,
             (row * PANEL, count), (column * PANEL, wide), self.transposed,
         )  # fmt: skip
-        goal = self.place(column, row)
         moves = (between, ROW, 0, ROW, _tap_bytes(count), 0)
         call_native(
             copy_rows("rows"),
@@ -171,23 +192,35 @@ def _weight_offsets(taps: int, count: int) -> Any:
 # Convolution ------------------------------------------------------------------------------------
 
 
-def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = False) -> None:
+def blocked_bytes(outputs: int, inputs: int, taps: int) -> int:
+    """Return the bytes of all blocks of weights."""
+    return block_count(outputs) * block_count(inputs) * taps * _tap_bytes(PANEL)
+
+
+def convolve(
+    out: Any,
+    x: Any,
+    w: Any,
+    windows: Windows,
+    transposed: bool = False,
+    kept: KeptLayouts | None = None,
+) -> None:
     """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation].
 
     Args:
+        kept: where the blocks of weights stay for later calls.
         transposed: compute the adjoint, from x[n, o, p] to out[n, c, …].
     """
-    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
-    weights = _BlockedWeights(w, transposed)
+    x, w = as_contiguous(x), as_contiguous(w)
+    weights = _BlockedWeights(w, transposed, kept)
     columns = block_count(weights.columns)
-    run_parts(lambda i: weights.prepare(*divmod(i, weights.rows)), columns * weights.rows)
     window_map = WindowMap(out.shape[2:] if transposed else x.shape[2:], windows, transposed)
     nbytes = row_slots(math.prod(x.shape[2:])) * ROW * weights.rows
     passes, each = _plan_passes(x.shape[0], nbytes, math.prod(window_map.positions))
     for images in passes:
         source = _ChannelRows("gathered", x, images)
         cuts = _split_range(len(images), each)
-        run_parts(
+        run_native_parts(
             lambda i, source=source, cuts=cuts: source.read(  # type: ignore[misc]
                 i % weights.rows, cuts[i // weights.rows].start, len(cuts[i // weights.rows])
             ),
@@ -198,7 +231,7 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
             cut, column = cuts[i // columns], i % columns
             _multiply(out, source, weights, window_map, cut, column)
 
-        run_parts(part, len(cuts) * columns)
+        run_native_parts(part, len(cuts) * columns)
 
 
 class _ProductCalls(NamedTuple):
@@ -218,11 +251,24 @@ class _ProductCalls(NamedTuple):
 
     def run(self, base: np.ndarray[Any, Any]) -> None:
         """Run the calls for the addresses from which pointers are counted."""
-        entries, pointers = self.entries.copy(), self.pointers + base
+        pointers, recorder = self.pointers + base, current_recorder()
+        if recorder is not None:
+            self._record(recorder, pointers)
+            return
+        entries = self.entries.copy()
         number = np.arange(len(entries))
         entries[:, 1] = address(pointers) + number * pointers.strides[0]
         entries[:, 2] = address(self.sizes) + number * self.sizes.strides[0]
         driver().walk.releasing_gil(address(entries), None, 0, len(entries))
+
+    def _record(self, recorder: CallRecorder, pointers: np.ndarray[Any, Any]) -> None:
+        for _, table, _ in self.tables:
+            for part in (table.sources, table.targets, table.taps):
+                recorder.keep(part)
+        rows = np.concatenate([pointers, self.sizes], axis=1)
+        for entry, row in zip(self.entries.tolist(), rows.tolist(), strict=True):
+            call = RecordedCall(entry[0], array("q", row), pointers.shape[1], 0, entry[4])
+            recorder.calls.append(call)
 
 
 @lru_cache(maxsize=256)
@@ -274,7 +320,7 @@ def _multiply(
     first_image = source.images.start + cut.start
     result = out[first_image : first_image + len(cut)]
     channels, plane = result.shape[1], math.prod(result.shape[2:])
-    goal = address(result) + column * PANEL * plane * 4
+    goal = operand_place(result) + column * PANEL * plane * 4
     given = (plane, wide, plane * 4, channels * plane * 4, slots * ROW)
     call_native(unpack_planes(), (rows.place, goal), given, 0, len(cut))
 
@@ -287,7 +333,7 @@ _SHARES = 3  # parts into which taps are split if there are few pairs of blocks
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
     """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
-    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
+    x, g = as_contiguous(x), as_contiguous(g)
     taps, (outputs, inputs) = math.prod(windows.kernel), out.shape[:2]
     rows, columns = block_count(inputs), block_count(outputs)
     window_map = WindowMap(x.shape[2:], windows, False)
@@ -309,7 +355,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
             source = pair[which >= rows]
             source.read(which - rows if which >= rows else which, cut.start, len(cut))
 
-        run_parts(prepare, len(cuts) * (rows + columns))
+        run_native_parts(prepare, len(cuts) * (rows + columns))
 
         def part(
             i: int, pair: Any = (seen, given), cuts: list[range] = cuts, number: int = number
@@ -327,16 +373,16 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
                     places, counts, tap_major_table(window_map, len(cut)), some, number + turn > 0
                 )
 
-        run_parts(part, rows * columns * shares)
+        run_native_parts(part, rows * columns * shares)
 
     def finish(which: int) -> None:
         row, column = divmod(which, columns)
         count, wide = block_width(inputs, row), block_width(outputs, column)
-        goal = address(out) + (column * PANEL * inputs + row * PANEL) * taps * 4
+        goal = operand_place(out) + (column * PANEL * inputs + row * PANEL) * taps * 4
         sizes = (taps * count, wide, inputs * taps * 4, 0, 0)
         call_native(unpack_planes(), (totals.place + which * block, goal), sizes, 0, 1)
 
-    run_parts(finish, rows * columns)
+    run_native_parts(finish, rows * columns)
 
 
 def _accumulate_weights(
@@ -348,7 +394,8 @@ def _accumulate_weights(
     for first, vectors in _vector_blocks(counts[1]):
         moved = first * vector_width() * 4
         pointers = (
-            x, g + moved, totals + moved, address(table.sources), address(table.targets),
+            x, g + moved, totals + moved,
+            operand_place(table.sources), operand_place(table.targets),
         )  # fmt: skip
         sizes = (-(-counts[0] // DEEP), len(table.targets), apart, int(adds))
         call_native(weight_sums(vectors), pointers, sizes, taps.start, taps.stop)

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.conv import (
-    direct,
     im2col,
     implicit_gemm,
     one_image,
@@ -25,6 +24,8 @@ from graphflow.ops.kernels.conv import (
     winograd,
     winograd_weight_gradient,
 )
+from graphflow.ops.kernels.conv.direct import direct
+from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
@@ -88,14 +89,17 @@ class ConvKernel(NamedTuple):
         back_to_input: (shape, x, g, w) writes x.
         back_to_weight: (shape, w, x, g) writes w.
         task: the forward kernel as a native call for x and w; None if it takes several calls.
+        layout_bytes: bytes of the weights as the kernel reads them, if it takes the time to lay
+            them out; else 0. `forward` and `back_to_input` then take a `KeptLayouts` as well.
     """
 
     name: str
     fits: Callable[[ConvShape, Target], bool]
-    forward: Callable[[ConvShape, Any, Any, Any], None]
-    back_to_input: Callable[[ConvShape, Any, Any, Any], None]
+    forward: Callable[..., None]
+    back_to_input: Callable[..., None]
     back_to_weight: Callable[[ConvShape, Any, Any, Any], None]
     task: Callable[[ConvShape], KernelTask | None] = lambda s: None
+    layout_bytes: Callable[[ConvShape, Target], int] = lambda s, target: 0
 
 
 # One small image ----------------------------------------------------------------------------------
@@ -179,7 +183,7 @@ def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
 
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
     windows = s.transposed._replace(stride=(1,) * len(s.space))
-    direct.convolve(x, g, _flip(s, w), windows, s.groups, s.windows.stride)
+    direct.convolve(x, g, flip_weights(w, s.groups), windows, s.groups, s.windows.stride)
 
 
 # A strided view -----------------------------------------------------------------------------------
@@ -324,9 +328,12 @@ TABLE = (
     ConvKernel(
         "implicit_gemm",
         _fits_implicit_gemm,
-        lambda s, y, x, w: implicit_gemm.convolve(y, x, w, s.windows),
-        lambda s, x, g, w: implicit_gemm.convolve(x, g, w, s.windows, transposed=True),
+        lambda s, y, x, w, kept=None: implicit_gemm.convolve(y, x, w, s.windows, kept=kept),
+        lambda s, x, g, w, kept=None: implicit_gemm.convolve(x, g, w, s.windows, True, kept),
         lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
+        layout_bytes=lambda s, target: implicit_gemm.blocked_bytes(
+            s.outputs, s.inputs, math.prod(s.windows.kernel)
+        ),
     ),
     # Anything, by products of columns.
     ConvKernel(

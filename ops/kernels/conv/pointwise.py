@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ops.kernels.conv.direct.plane_copies import (
+    copies_natively,
+    gather_positions,
+    scatter_positions,
+)
 from graphflow.ops.kernels.gemm.contiguous_products import plan_contiguous
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm
-from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
@@ -26,9 +31,9 @@ _PARTS = 4  # into which copies of channels are split, for threads
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
     """Write out[n, o, p] = Σ w[o, c] · x[n, c, p·stride]."""
     product = plan(len(x), x.shape[1], len(w), windows, out.dtype.name)
-    w, seen = np.ascontiguousarray(w), np.ascontiguousarray(_visible_elements(x, windows))
+    w, seen = as_contiguous(w), as_contiguous(_visible_elements(x, windows))
     operands = (seen, w) if _are_rows(len(x), windows) else (w, seen)
-    product.run(address(out), *map(address, operands))
+    product.run(operand_place(out), *map(operand_place, operands))
 
 
 def plan(images: int, inputs: int, outputs: int, windows: Windows, dtype: str) -> MatrixProduct:
@@ -73,7 +78,10 @@ def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
     channels, kernel = w.shape[1], windows.kernel
     some = scratch(np, "pointwise", (len(g), channels, *kernel, *g.shape[2:]), out.dtype)
     flat = some.reshape(len(g), matrix.shape[1], -1)
-    gemm(flat, np.ascontiguousarray(matrix), _as_matrices(g), transpose_a=True)
+    gemm(flat, as_contiguous(matrix), _as_matrices(g), transpose_a=True)
+    if copies_natively(out):
+        scatter_positions(out, some, windows)
+        return
     if kernel != windows.stride:
         out[...] = 0
 
@@ -108,9 +116,11 @@ def _position_index(windows: Windows, tap: Ints | None = None) -> Any:
 
 def _visible_elements(x: Any, windows: Windows) -> Any:
     """Return the elements that windows see, contiguous."""
-    part = x[_position_index(windows)]
-    if part.shape == x.shape:
+    if (*x.shape[:2], *windows.out) == x.shape:
         return x
+    if copies_natively(x):
+        return gather_positions(x, windows)
+    part = x[_position_index(windows)]
     result = scratch(np, "pointwise", part.shape, x.dtype)
     np.copyto(result, part)
     return result

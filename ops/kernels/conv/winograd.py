@@ -36,8 +36,8 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     row_slots,
     tile_count,
 )
-from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.kernel_recording import operand_place
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
@@ -68,7 +68,7 @@ class ImagePlanes(NamedTuple):
 
 
 def image_planes(array: Any) -> ImagePlanes:
-    return ImagePlanes(address(array), array.shape[1], array.shape[2] * array.shape[3])
+    return ImagePlanes(operand_place(array), array.shape[1], array.shape[2] * array.shape[3])
 
 
 def transform_tiles(
@@ -90,7 +90,7 @@ def transform_tiles(
     )
     vectors = vector_count(block_width(source.channels, number))
     sizes = (band.tiles, vectors, slots * ROW, band.tiles * ROW, 0, ROW, 0, apart)
-    call_native(transform(kind), (rows.place, target, address(table)), sizes, 0, chunk.images)
+    call_native(transform(kind), (rows.place, target, operand_place(table)), sizes, 0, chunk.images)
 
 
 def inverse_transform_tiles(tiles: int, number: int, chunk: TileChunk, result: ImagePlanes) -> None:
@@ -102,7 +102,11 @@ def inverse_transform_tiles(tiles: int, number: int, chunk: TileChunk, result: I
     apart = number_stride(chunk.tiles)
     sizes = (band.tiles, vectors, band.tiles * ROW, slots * ROW, ROW, 0, apart, 0)
     call_native(
-        transform("output"), (tiles, rows.place, address(band.table_out)), sizes, 0, chunk.images
+        transform("output"),
+        (tiles, rows.place, operand_place(band.table_out)),
+        sizes,
+        0,
+        chunk.images,
     )
     start = result.pixel_address(chunk.image, number, band.first_out)
     given = result.sizes(band.pixels_out, number, slots)
@@ -188,7 +192,7 @@ def convolve(out: Any, x: Any, w: Any, windows: Windows, transposed: bool = Fals
         transposed: sum over w's first axis, with its windows turned round: the gradient in the
             input.
     """
-    weights = WinogradWeights(address(w), w.shape[0], w.shape[1], transposed)
+    weights = WinogradWeights(operand_place(w), w.shape[0], w.shape[1], transposed)
     where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
     source, result = image_planes(x), image_planes(out)
     images, rows = x.shape[0], tile_count(where.out[0])

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.conv.direct.float_loops import clear_floats
 from graphflow.ops.kernels.conv.winograd_text import PANEL, ROW
-from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.kernel_recording import operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Ints
 
@@ -151,12 +152,8 @@ class ScratchBytes:
 
     def __init__(self, slot: str, nbytes: int) -> None:
         self._array = scratch(np, f"winograd {slot}", (nbytes,), np.uint8)
-        self.place: int = address(self._array)
+        self.place: int = operand_place(self._array)
 
     def clear(self) -> None:
         """Fill with zeros."""
-        self._array[...] = 0
-
-    def floats(self, parts: int) -> Any:
-        """Return the memory as float32, in parts."""
-        return self._array.view(np.float32).reshape(parts, -1)
+        clear_floats(self.place, self._array.nbytes // 4)

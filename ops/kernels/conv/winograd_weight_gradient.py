@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.conv.direct.float_loops import add_floats
 from graphflow.ops.kernels.conv.winograd import (
     ImagePlanes,
     image_planes,
@@ -35,8 +34,8 @@ from graphflow.ops.kernels.conv.winograd_tiles import (
     plan_chunks,
     row_slots,
 )
-from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Windows
 
 _TILE_BYTES_AT_ONCE = 24 << 20  # bytes of transformed tiles that are kept for a product
@@ -48,11 +47,13 @@ _SUM_BYTES = NUMBERS * number_stride(PANEL)  # bytes of the sums of a pair of bl
 
 def weight_gradient(out: Any, x: Any, g: Any, windows: Windows) -> None:
     """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p - before + k]."""
-    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
+    x, g = as_contiguous(x), as_contiguous(g)
     where = ConvGeometry(x.shape[2], x.shape[3], windows.before, windows.out)
     chunks = plan_chunks(where, x.shape[0], x.shape[1] + g.shape[1])
     passes = _plan_passes(chunks, x.shape[1] + g.shape[1])
-    gradient = _WeightGradient(image_planes(x), image_planes(g), len(passes) > 1, address(out))
+    gradient = _WeightGradient(
+        image_planes(x), image_planes(g), len(passes) > 1, operand_place(out)
+    )
     if gradient.pairs == 1 and len(chunks) > 1:
         gradient.accumulate_in_cache(chunks)
         return
@@ -111,7 +112,7 @@ class _WeightGradient:
                 target = spread.place + number * NUMBERS * size + at
                 transform_tiles("spread", self.g, number, chunk, target, size)
 
-        run_parts(prepare, len(chunks) * each)
+        run_native_parts(prepare, len(chunks) * each)
         shares = _SHARES if self.kept else 1
 
         def part(i: int) -> None:
@@ -137,7 +138,7 @@ class _WeightGradient:
             if not self.kept:
                 self._store(pair, sums)
 
-        run_parts(part, self.pairs * shares)
+        run_native_parts(part, self.pairs * shares)
 
     def accumulate_in_cache(self, chunks: tuple[TileChunk, ...]) -> None:
         """Compute all while the sums and a chunk's tiles are in the cache together.
@@ -164,16 +165,14 @@ class _WeightGradient:
                     transposed=True,
                 )
 
-        run_parts(part, shares)
-        each = sums.floats(shares)
-        with np.errstate(all="ignore"):  # the gaps between numbers hold any bits
-            for more in each[1:]:
-                np.add(each[0], more, out=each[0])
+        run_native_parts(part, shares)
+        for share in range(1, shares):
+            add_floats(sums.place, sums.place + share * _SUM_BYTES, _SUM_BYTES // 4)
         self._store(0, sums.place)
 
     def finish(self) -> None:
         if self.kept:
-            run_parts(
+            run_native_parts(
                 lambda pair: self._store(pair, self.sums.place + pair * _SUM_BYTES),
                 self.pairs,
             )

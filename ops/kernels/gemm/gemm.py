@@ -27,6 +27,7 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.spec import broadcast_shapes
+from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.gemm import macrokernel
 from graphflow.ops.kernels.gemm.kernel_form import (
     ACCUMULATE,
@@ -40,6 +41,7 @@ from graphflow.ops.kernels.gemm.kernel_form import (
 )
 from graphflow.ops.kernels.gemm.tiling import ELEMENTS, choose_tiling
 from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
+from graphflow.ops.kernels.jit.call_recorder import current_recorder
 from graphflow.ops.kernels.jit.compiler import (
     KernelTask,
     NativeFunction,
@@ -49,8 +51,9 @@ from graphflow.ops.kernels.jit.compiler import (
     name_module,
     vector_width,
 )
+from graphflow.ops.kernels.jit.kernel_recording import operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool
+from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool, run_native_parts
 
 _THREADING_NANOSECONDS = 20_000
 """Nanoseconds of work from which threads share it."""
@@ -134,6 +137,9 @@ class MatrixProduct:
         """
         x, y = (b, a) if self.swapped else (a, b)
         given = (x, y, out) if addend is None else (x, y, addend, out)
+        if current_recorder() is not None:
+            self._record(given)
+            return
         pool = current_pool() if self.nanoseconds > _THREADING_NANOSECONDS else None
         if pool is None or pool.threads < 2:
             function = (
@@ -144,6 +150,24 @@ class MatrixProduct:
             function(_Pointers(*given, _scratch(self.scratch)), self._table_pointer, 0, self.units)
             return
         self._run_shared(pool, given)
+
+    def _record(self, given: Sequence[int]) -> None:
+        """Add the product's shares to the current recorder."""
+        recorder = current_recorder()
+        assert recorder is not None
+        count = 1 if recorder.recording is None else recorder.recording.threads
+        is_long = self.nanoseconds > _THREADING_NANOSECONDS
+        shares = self.cut(count) if is_long else [TaskShare(0, self.units)]
+
+        def part(i: int) -> None:
+            share = shares[i]
+            own = operand_place(scratch(np, "product", (self.scratch,), np.uint8))
+            places = [g + by for g, by in zip_longest(given, share.offsets, fillvalue=0)]
+            call_native(
+                self.function, (*places, own), share.sizes or self.sizes, share.start, share.stop
+            )
+
+        run_native_parts(part, len(shares))
 
     def _run_shared(self, pool: Pool, given: Sequence[int]) -> None:
         """Run the product on the threads of a pool."""
@@ -332,7 +356,7 @@ def gemm(
         out.shape, a.shape, b.shape, out.strides, a.strides, b.strides, out.dtype, a.dtype,
         b.dtype, transpose_a, transpose_b, accumulate,
     )  # fmt: skip
-    _plan_for_arrays(*key).run(address(out), address(a), address(b))
+    _plan_for_arrays(*key).run(operand_place(out), operand_place(a), operand_place(b))
 
 
 @lru_cache(maxsize=4096)

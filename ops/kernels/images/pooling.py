@@ -13,12 +13,12 @@ from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.images.pooling_scatter_text import window_scatter
 from graphflow.ops.kernels.images.pooling_text import window_reduction
-from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import NativeFunction
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
-_THREADING_TAPS = 1 << 16  # taps from which handing a part to another thread pays
+_THREADING_TAPS = 1 << 14  # taps from which handing a part to another thread pays
 
 
 def is_supported(xp: Any, x: Any, windows: Windows) -> bool:
@@ -66,7 +66,7 @@ def _stride(windows: Windows) -> int:
 
 
 def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, windows: Windows) -> None:
-    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    a, b = as_contiguous(a), as_contiguous(b)
     (kernel, stride, before, dilation, count), extent = windows, sizes
     if len(sizes) == 1:
         extent, count, kernel = (1, *sizes), (1, *count), (1, *kernel)
@@ -78,7 +78,7 @@ def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, window
     planes = a.shape[0] * a.shape[1]
     work = planes * count[0] * count[1] * kernel[0] * kernel[1]
     parts = min(planes, max(1, work // _THREADING_TAPS))
-    places = address(a), address(b), address(out)
+    places = operand_place(a), operand_place(b), operand_place(out)
 
     def part(i: int) -> None:
         call_native(function, places, numbers, planes * i // parts, planes * (i + 1) // parts)

@@ -1,53 +1,83 @@
-"""Collects the native calls of a part instead of running them.
+"""Collects native calls instead of running them.
 
-Parts of a kernel that only call native functions (`call_native`) spend time in Python before each
-call. Threads that run such parts take turns with Python's global lock. Instead, the caller's
-thread collects the calls of all parts, and the threads run them without Python.
+Some kernels are lists of native calls (`call_native`), with Python before each call. Threads that
+run parts of such a kernel would take turns with Python's global lock. Instead, the caller's thread
+collects the calls of all parts (`CallRecorder`), and the threads run them without Python.
+
+A program goes further: it collects the calls of a whole kernel once (`kernel_recording.py`).
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from array import array
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 _local = threading.local()
 
 
+class RecordedCall(NamedTuple):
+    """A native call that has not run yet.
+
+    Attributes:
+        function: address of the code.
+        table: its pointers, then its sizes.
+        pointers: how many of the table's numbers are pointers.
+        start, stop: its rows.
+    """
+
+    function: int
+    table: array[int]
+    pointers: int
+    start: int
+    stop: int
+
+
+class Recording(Protocol):
+    """A recording of a whole kernel, as its recorders use it (`kernel_recording.py`)."""
+
+    threads: int
+    kept: dict[int, Any]
+
+    def is_between_parts(self, recorder: CallRecorder) -> bool:
+        """Return True if a recorder is not that of a share."""
+
+    def add_parts(self, part: Callable[[int], None], parts: int) -> None:
+        """Append a stage of part(0) to part(parts - 1), which threads may run in any order."""
+
+    def scratch(self, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a stand-in for scratch memory."""
+
+
 class CallRecorder:
     """Context in which this thread's native calls are collected for one share of a job.
 
-    Scratch memory lasts until the calls have run. Each share has its own, and in it a place for
+    Memory that calls use lasts until they have run. Each share has its own, and in it a place for
     each size, since a part may prepare memory that an earlier part of another size still reads.
 
     Args:
         share: number of the share.
+        recording: the recording of a whole kernel that the calls belong to.
     """
 
-    def __init__(self, share: int) -> None:
+    def __init__(self, share: int, recording: Recording | None = None) -> None:
+        self.calls: list[RecordedCall] = []
+        self.recording = recording
         self._share = share
-        self._words: list[int] = []
         self._kept: list[Any] = []
         self._sizes: dict[str, list[int]] = {}
+        self._outer: CallRecorder | None = None
 
     def __enter__(self) -> CallRecorder:
+        self._outer = current_recorder()
         _local.recorder = self
         return self
 
     def __exit__(self, *raised: object) -> None:
-        _local.recorder = None
-
-    def add(self, function: int, pointers: int, sizes: int, rows: range, kept: Any) -> None:
-        """Append a call.
-
-        Args:
-            function, pointers, sizes: addresses.
-            rows: its rows.
-            kept: holds the pointers and sizes.
-        """
-        self._words += (function, pointers, sizes, rows.start, rows.stop)
-        self._kept.append(kept)
+        _local.recorder = self._outer
 
     def slot(self, name: str, nbytes: int) -> str:
         """Return the name of this share's scratch memory of a name and size."""
@@ -56,13 +86,20 @@ class CallRecorder:
             sizes.append(nbytes)
         return f"{name}, share {self._share}, size {sizes.index(nbytes)}"
 
-    def keep(self, array: Any) -> None:
-        """Keep scratch memory until the calls have run."""
-        self._kept.append(array)
+    def keep(self, kept: Any) -> None:
+        """Keep memory that calls use until they have run."""
+        if self.recording is None:
+            self._kept.append(kept)
+        else:
+            self.recording.kept[id(kept)] = kept
 
     def entries(self) -> np.ndarray[Any, Any]:
         """Return the calls as a table of the driver."""
-        return np.array(self._words, np.int64)
+        words: list[int] = []
+        for call in self.calls:
+            place = call.table.buffer_info()[0]
+            words += (call.function, place, place + 8 * call.pointers, call.start, call.stop)
+        return np.array(words, np.int64)
 
 
 def current_recorder() -> CallRecorder | None:

@@ -32,6 +32,8 @@ def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
     recorder = current_recorder()
     if recorder is not None:
         slot = recorder.slot(slot, nbytes)
+        if recorder.recording is not None:
+            return recorder.recording.scratch(slot, shape, dtype)
     buffer = kept.get(slot)
     if nbytes > _MOST_KEPT_BYTES:
         buffer = empty_aligned(nbytes)

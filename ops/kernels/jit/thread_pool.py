@@ -219,8 +219,10 @@ def current_pool() -> Pool | None:
 
 def run_parts(part: Part, parts: int) -> None:
     """Run part(0) to part(parts - 1) on the current pool, or in order without one."""
-    pool = current_pool()
-    if pool is None or current_recorder() is not None:
+    pool, recorder = current_pool(), current_recorder()
+    if recorder is not None:
+        _record_parts(recorder, part, parts)
+    elif pool is None:
         _run_alone(part, parts)
     else:
         pool.run(part, parts)
@@ -232,9 +234,12 @@ def run_native_parts(part: Part, parts: int) -> None:
     The calls are collected on this thread, so that threads run them without Python. Arrays that
     the calls use must outlive the parts, or be scratch memory.
     """
-    pool = current_pool()
+    pool, recorder = current_pool(), current_recorder()
+    if recorder is not None:
+        _record_parts(recorder, part, parts)
+        return
     shares = 1 if pool is None else min(pool.threads, parts, MOST_SHARES)
-    if pool is None or shares < 2 or current_recorder() is not None:
+    if pool is None or shares < 2:
         _run_alone(part, parts)
         return
     recorders = [CallRecorder(share) for share in range(shares)]
@@ -246,6 +251,15 @@ def run_native_parts(part: Part, parts: int) -> None:
     walk = driver().walk.address
     words = [(walk, address(table), 0, 0, table.size // WORDS) for table in tables]
     pool.run_entries(np.array(words, np.int64), shares)
+
+
+def _record_parts(recorder: CallRecorder, part: Part, parts: int) -> None:
+    """Collect the calls of parts: as a stage of a recorded kernel, or within a share."""
+    recording = recorder.recording
+    if recording is not None and recording.is_between_parts(recorder):
+        recording.add_parts(part, parts)
+    else:
+        _run_alone(part, parts)
 
 
 def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = None) -> None:

@@ -5,8 +5,9 @@ Threads claim entries one by one, the caller too. So a job ends without helpers 
 and no thread waits for one that the system has not started yet. A thread prefers its own entries,
 so that the rows of one kernel stay in the cache of the thread that computes the next kernel.
 
-Threads poll for a job only for some tens of microseconds after the last one, and offer their core
-to other threads meanwhile (`sched_yield`). Then they sleep.
+Threads poll for a job only for some hundred microseconds after the last one, which is longer than
+a step's lines of Python take, and offer their core to other threads meanwhile (`sched_yield`). Then
+they sleep.
 
 Memory of a team, in words of 8 bytes:
 
@@ -33,10 +34,11 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.jit.array_address import address, empty_aligned
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, name_module
 from graphflow.ops.kernels.jit.denormals import is_x86
+from graphflow.ops.kernels.jit.processor_spread import ProcessorSpread
 
 MOST_SHARES = 63
 """Entries of a job at most."""
-_POLLS = 200
+_POLLS = 600
 """Polls before a thread sleeps, of about half a microsecond each."""
 _FIRST_SEAT, _SEAT = 32, 32
 _ENTRIES, _EACH, _BUSY, _MODE, _CALLS, _SPINS, _THREADS = 16, 17, 18, 19, 24, 29, 30
@@ -416,6 +418,7 @@ class ThreadTeam:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self._spread = ProcessorSpread()
         functions = _functions()
         self._serve = functions.serve.releasing_gil
         self._share = functions.share
@@ -460,12 +463,20 @@ class ThreadTeam:
         self._share.releasing_gil(ctypes.c_void_p(address(frame)), None, 0, 1)
 
     def rouse(self) -> None:
-        """Wake the helpers that sleep, since a job is about to come."""
+        """Wake the helpers that sleep, since a job is about to come; move them off the caller's
+        processor."""
+        self.leave_processor()
         self._rouse(self.address, None, 1, self.threads)
+
+    def leave_processor(self) -> None:
+        """Move the helpers off the caller's processor, if it has moved."""
+        self._spread.leave_processor()
 
     def serve(self, thread: int, answered: int) -> int:
         """Run shares on the calling thread, until there is a request beyond `answered`; returns
         the number of requests."""
+        if not answered:
+            self._spread.add_thread()
         seat = self._seat(thread)
         self._serve(ctypes.c_void_p(self.address), ctypes.c_void_p(seat), thread, answered)
         return int(self._memory[_FIRST_SEAT + _SEAT * thread + _REQUESTED])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
@@ -33,7 +35,7 @@ def _exponential(xp: Any, x: Any) -> Any:
     x is divided by 2ˢ, so that the approximant is accurate, and its result is squared s times.
     """
     n = x.shape[-1]
-    norm = xp.abs(x).sum(-2).max(-1, initial=0)
+    norm = xp.abs(x).sum(-2).max(-1)
     times = xp.ceil(xp.log2(xp.maximum(norm / _LARGEST_NORM, 1)))
     times = xp.where(xp.isfinite(times), times, 0)
     a = x * xp.asarray(xp.ldexp(1.0, -times.astype("int32")), x.real.dtype)[..., None, None]
@@ -47,14 +49,16 @@ def _exponential(xp: Any, x: Any) -> Any:
     high = xp.matmul(a6, a6 * c[12] + a4 * c[10] + a2 * c[8])
     even = high + a6 * c[6] + a4 * c[4] + a2 * c[2] + one * c[0]
     result = xp.linalg.solve(even - odd, even + odd)
-    for i in range(int(times.max(initial=0))):
+    for i in range(int(times.max())):
         squared = xp.matmul(result, result)
         result = xp.where((times > i)[..., None, None], squared, result)
     return result
 
 
 def _kernel(xp: Any, x: Any) -> Any:
-    with xp.errstate(all="ignore"):
+    if not x.size:
+        return x.copy()
+    with np.errstate(all="ignore"):
         found = call_lapack(
             xp, lambda a: _exponential(xp, a), x, "has no exponential: does it hold NaN or inf?"
         )

@@ -89,10 +89,10 @@ def _factor_panel(xp: Any, a: Any) -> Any:
     order = xp.broadcast_to(xp.arange(a.shape[-2]), a.shape[:-1])[..., None].copy()
     for j in range(a.shape[-1]):
         pivot = xp.abs(a[..., j:, j]).argmax(-1)[..., None, None]
+        places = xp.arange(a.shape[-2] - j)[:, None]
+        exchanged = xp.where(places == 0, pivot, xp.where(places == pivot, 0, places))
         for rows in (order[..., j:, :], a[..., j:, :]):
-            first = rows[..., :1, :].copy()
-            rows[..., :1, :] = xp.take_along_axis(rows, pivot, -2)
-            xp.put_along_axis(rows, pivot, first, -2)
+            rows[...] = xp.take_along_axis(rows, exchanged, -2)
         top = a[..., j : j + 1, j : j + 1]
         a[..., j + 1 :, j : j + 1] /= xp.where(top == 0, 1, top)
         a[..., j + 1 :, j + 1 :] -= a[..., j + 1 :, j : j + 1] * a[..., j : j + 1, j + 1 :]

@@ -11,7 +11,7 @@ from typing import Any
 from graphflow.ir.op import Node, Tensor
 from graphflow.ops.control_flow.concurrent import concurrent
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
-from graphflow.runtime.native_calls.native_segments import KernelCall, PointerSource
+from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerSource
 from graphflow.runtime.program.bodies.body_loops import BodyResults, make_body_runner
 from graphflow.runtime.program.bodies.concurrent_parties import make_concurrent_runner
 from graphflow.runtime.program.bodies.native_loops import NativeBody, make_native_runner

@@ -18,7 +18,7 @@ from graphflow.ops.communication.channel_scheduler import ChannelScheduler
 from graphflow.ops.communication.channels import CHANNEL_OPS
 from graphflow.ops.control_flow.concurrent import parties_of
 from graphflow.runtime.program.bodies.body_loops import BodyFunction, BodyResults
-from graphflow.runtime.wire.messages import step_of
+from graphflow.runtime.wire.step_values import step_of
 
 
 def make_concurrent_runner(

@@ -15,7 +15,7 @@ from typing import Any
 from graphflow.ops.communication.channels import wanted_channel
 from graphflow.runtime.program.generated_call_support import EdgeChannel
 from graphflow.runtime.transport.nontemporal_copy import copy_array
-from graphflow.runtime.wire.messages import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
+from graphflow.runtime.wire.step_values import EDGE_BITS, SEND_PREFIX, WAIT_PREFIX
 
 MAX_TENSORS_AHEAD = 64
 """Tensors of one edge that a sender may be ahead of the receiver."""

@@ -20,13 +20,8 @@ from graphflow.ops.control_flow.control import iteration_indices, scan
 from graphflow.ops.kernels.fusion.region_kernels import GIL_RELEASE_NANOSECONDS
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.call_table_driver import copy_task, driver, loop_frame
-from graphflow.runtime.native_calls.native_segments import (
-    CANCEL_CHECK_NANOSECONDS,
-    KernelCall,
-    NativeSegment,
-    PointerSource,
-    RuntimeOperand,
-)
+from graphflow.runtime.native_calls.native_segments import CANCEL_CHECK_NANOSECONDS, NativeSegment
+from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerSource, RuntimeOperand
 from graphflow.runtime.program.bodies.body_loops import BodyResults, CheckCancelled, describe_loop
 
 _UNBOUNDED = 1 << 40

@@ -20,6 +20,11 @@ DRAWS: dict[str, tuple[Any, Any]] = {
     "gamma": (lambda d: gf.random.gamma(COUNT, 2.5, 2.0, d), stats.gamma(2.5, scale=2.0)),
     "gamma below 1": (lambda d: gf.random.gamma(COUNT, 0.3, dtype=d), stats.gamma(0.3)),
     "beta": (lambda d: gf.random.beta(COUNT, 0.5, 2.0, d), stats.beta(0.5, 2.0)),
+    "beta below 1": (lambda d: gf.random.beta(COUNT, 0.3, 0.7, d), stats.beta(0.3, 0.7)),
+    "a share": (
+        lambda d: gf.random.dirichlet([0.5, 2.0, 1.5], COUNT, d)[..., 1],
+        stats.beta(2.0, 2.0),
+    ),
     "two sigma": (
         lambda d: gf.random.truncated_normal(COUNT, 1.0, 0.5, dtype=d),
         stats.truncnorm(-2, 2, 1.0, 0.5),
@@ -48,6 +53,40 @@ def test_draws_have_their_distribution(name: str, dtype: str) -> None:
     (value,) = evaluate([drawn])
     assert value.dtype == dtype and value.shape == COUNT and np.isfinite(value).all()
     assert stats.kstest(value.astype("float64"), wanted.cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize("alpha", [[2.0], [1e-3] * 3, [1e-310, 1e-305], [1e6, 1.0, 1e-2]])
+def test_dirichlet_shares_add_up_to_one_also_where_gamma_numbers_are_zero(alpha: Any) -> None:
+    draws = [gf.random.dirichlet(alpha, (50, 4)), gf.random.dirichlet(np.array(alpha), (0,))]
+    shares, none = evaluate(draws)
+    assert shares.shape == (50, 4, len(alpha)) and none.shape == (0, len(alpha))
+    np.testing.assert_allclose(shares.sum(-1), 1.0, rtol=1e-6)
+    assert (shares >= 0).all()
+
+
+def test_small_beta_numbers_are_zeros_and_ones() -> None:
+    (value,) = evaluate([gf.random.beta(COUNT, 1e-3, 1e-3)])
+    assert np.isfinite(value).all() and abs(value.mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(
+    "alpha",
+    [
+        3.0,
+        [],
+        [1.0, 0.0],
+        [1.0, -2.0],
+        ["a"],
+        [[1.0]],
+        [np.nan],
+        [[1.0], [2.0, 3.0]],
+        gf.ones((2,)),
+    ],
+    ids=repr,
+)
+def test_dirichlet_takes_a_list_of_numbers_above_zero(alpha: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"random.dirichlet at .*test_distributions.*alpha"):
+        gf.random.dirichlet(alpha)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.frontend.builders import placeholder
 from graphflow.frontend.interpreter import evaluate
-from graphflow.ir.op import FUNCTIONS, Tensor
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor
 from graphflow.transforms.reverse_mode import gradients
 
 G = FUNCTIONS
@@ -220,3 +220,20 @@ def test_buffers_of_any_layout_of_reduction_get_the_bits_of_the_kernel() -> None
             out = np.empty(wanted.shape, wanted.dtype)
             op.into(np, out, array, axis=axis, keepdims=False)
             assert out.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40), (9, 5, 3, 7), (4, 6, 2, 3, 5), (2, 3, 0, 4)])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_sums_of_channels_lose_no_digit_and_have_the_same_bits_in_place(
+    shape: tuple[int, ...], keepdims: bool
+) -> None:
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    axes = tuple(i for i in range(x.ndim) if i != 1)
+    attrs = {"axis": axes, "keepdims": keepdims}
+    (found,) = REGISTRY["sum"].run(np, [x], attrs)
+    want = x.sum(axes, "float64", keepdims=keepdims)
+    np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-5)
+    into, out = REGISTRY["sum"].into, np.empty_like(found)
+    assert into is not None and found.shape == want.shape
+    into(np, out, x, **attrs)
+    assert out.tobytes() == found.tobytes()

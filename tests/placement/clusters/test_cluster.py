@@ -13,7 +13,7 @@ import pytest
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement import WIRES, Cluster, Device, Link, Worker
 from graphflow.placement.clusters.devices import MAX_DEVICES
-from graphflow.placement.clusters.host_facts import cores, device_memory, host_memory
+from graphflow.placement.clusters.machine.host_facts import cores, device_memory, host_memory
 
 TWO = """
 insecure = true

@@ -418,7 +418,9 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
             "snapshot",
             lambda snapshot: (
                 lambda self: {
-                    name: value for held in self._variables.values() for name, value in held.items()
+                    name: value
+                    for held in self._variables._by_device.values()
+                    for name, value in held.items()
                 }
             ),
         ),

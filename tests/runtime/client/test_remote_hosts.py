@@ -37,7 +37,8 @@ from graphflow.runtime.client.remote_hosts import RemoteHosts
 from graphflow.runtime.host.session_state import FAILED
 from graphflow.runtime.launch.local import LocalWorkers
 from graphflow.runtime.wire.array_codec import CHUNK_BYTES
-from graphflow.runtime.wire.messages import Compute, StepResult
+from graphflow.runtime.wire.messages import Compute
+from graphflow.runtime.wire.step_values import StepResult
 from tests.faults.running import stop
 from tests.interrupts import interrupt_after
 

@@ -27,7 +27,7 @@ from graphflow.runtime.collectives.shared_memory_edges import (
 from graphflow.runtime.host.session_state import MAX_AGREED_FORMS
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import TensorParcel
+from graphflow.runtime.wire.step_values import TensorParcel
 from tests.faults import hazards
 from tests.runtime.collectives.test_transports import together
 from tests.runtime.workers import segments_of

@@ -16,7 +16,7 @@ from graphflow.ir.graph import Graph
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.host.session_state import FAILED
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
-from graphflow.runtime.wire.messages import Computed, TensorParcel
+from graphflow.runtime.wire.step_values import Computed, TensorParcel
 from tests.runtime.collectives.test_shared_memory_edges import needs_memory
 from tests.runtime.programs import CPU, placed
 

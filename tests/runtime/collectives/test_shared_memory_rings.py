@@ -20,7 +20,7 @@ from graphflow.runtime.collectives.shared_memory_rings import LoopRings, agree_o
 from graphflow.runtime.memory.ring_sizes import RING_BYTES, slot_count
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import EDGE_BITS
+from graphflow.runtime.wire.step_values import EDGE_BITS
 
 pytestmark = pytest.mark.skipif(not has_shared_memory(), reason="no shared memory here")
 EDGES = {1: spec("float64", (3,)), 2: spec("float64", (3,)), 3: spec("float64", (0,))}

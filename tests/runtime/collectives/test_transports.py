@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,7 +32,7 @@ from graphflow.runtime.collectives.shared_memory_transport import (
     shared_bytes,
 )
 from graphflow.runtime.transport import nontemporal_copy as bypass
-from graphflow.runtime.wire.messages import TensorParcel
+from graphflow.runtime.wire.step_values import TensorParcel
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64", "bool",
           "complex64", "complex128")  # fmt: skip
@@ -129,9 +130,10 @@ def same_bits(ones: Sequence[Array], others: Sequence[Array]) -> bool:
 
 
 class Box:
-    """Parcels between the threads of a test."""
+    """Parcels between the threads of a test, and the bytes from rank to rank."""
 
     def __init__(self) -> None:
+        self.sent: Counter[tuple[int, int]] = Counter()
         self.changed = threading.Condition()
         self.arrays: dict[Any, Array] = {}
 
@@ -139,6 +141,8 @@ class Box:
         with self.changed:
             assert parcel.edge not in self.arrays
             self.arrays[parcel.edge] = parcel.array
+            source, target = str(parcel.edge).removeprefix("collective/p/0/").split("/")[:2]
+            self.sent[int(source), int(target)] += parcel.array.nbytes
             self.changed.notify_all()
 
     def take(self, step: int, key: Any, what: str) -> Array:
@@ -163,6 +167,27 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
     finally:
         parcels.CHUNK_BYTES = before
     assert box.arrays == {}
+    if what.kind != "broadcast" and (what.kind != "all_reduce" or what.algorithm == "direct"):
+        pairs = {(a, b) for a, b in product(what.workers, what.workers) if a != b}
+        went = {(a, b, between(what, box.sent, a, b)) for a, b in pairs}
+        assert counted(what) == {each for each in went if each[2]}
+
+
+def counted(what: Collective) -> set[tuple[int, int, int]]:
+    """Return the bytes that workers count for a collective: from, to, bytes."""
+    found = set()
+    for worker in set(what.workers):
+        for how, peer, nbytes in what.traffic(
+            [r for r, w in enumerate(what.workers) if w == worker]
+        ):
+            found.add((worker, peer, nbytes) if how == "sent" else (peer, worker, nbytes))
+    return found
+
+
+def between(what: Collective, sent: Mapping[tuple[int, int], int], a: int, b: int) -> int:
+    """Return the bytes that ranks of one worker have sent to those of another."""
+    ends = {(x, y) for (x, y) in sent if (what.workers[x], what.workers[y]) == (a, b)}
+    return sum(sent[end] for end in ends)
 
 
 def in_shared_memory(what: Collective, xs: Sequence[Array], ys: Sequence[Array]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import DeviceError
-from graphflow.placement.clusters.host_facts import gpu_memory
+from graphflow.placement.clusters.machine.host_facts import gpu_memory
 from tests.gpu import cuda_on_cpu, fake_cupy
 
 pytestmark = pytest.mark.skipif(

@@ -33,7 +33,7 @@ from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Part
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.graph_codec import encode
-from graphflow.runtime.wire.messages import Computed, TensorParcel
+from graphflow.runtime.wire.step_values import Computed, TensorParcel
 from tests.interrupts import interrupt_after
 from tests.runtime.programs import CPU, OTHER, placed
 

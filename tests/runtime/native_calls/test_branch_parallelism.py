@@ -18,7 +18,7 @@ from graphflow.runtime.memory import memory_layout as layout
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.native_calls import branch_parallelism as wide
 from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches, schedule_branches
-from graphflow.runtime.native_calls.native_segments import KernelCall
+from graphflow.runtime.native_calls.pointer_table import KernelCall
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import random_case, same_bits

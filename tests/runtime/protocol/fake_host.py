@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import DeviceLost, GraphflowError, GraphLimitError, OpError, StepTimeout
-from graphflow.runtime.wire.messages import Computed, HostUsage, TensorParcel
+from graphflow.runtime.wire.step_values import Computed, HostUsage, TensorParcel
 
 
 class FakeHost:

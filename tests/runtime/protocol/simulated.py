@@ -40,13 +40,13 @@ from graphflow.runtime.wire.messages import (
     Close,
     Commit,
     Compute,
-    Computed,
     Done,
     Hello,
     Open,
     Read,
     Write,
 )
+from graphflow.runtime.wire.step_values import Computed
 from graphflow.runtime.worker.peer_link import PeerLink
 
 DEADLINE = 3.0  # seconds of a step

@@ -28,7 +28,6 @@ from graphflow.runtime.wire.messages import (
     Abort,
     Commit,
     Compute,
-    Computed,
     Done,
     Envelope,
     Hello,
@@ -37,6 +36,7 @@ from graphflow.runtime.wire.messages import (
     replace_fields,
 )
 from graphflow.runtime.wire.step_frame_codec import StepCodec
+from graphflow.runtime.wire.step_values import Computed
 
 SESSION, TOKEN = "5" * 32, "7" * 32
 LANE = b"lane 1"

@@ -21,16 +21,8 @@ from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol import worker_events as w
 from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.protocol.worker import WorkerMachine
-from graphflow.runtime.wire.messages import (
-    Abort,
-    Adopt,
-    Commit,
-    Compute,
-    Computed,
-    Hello,
-    Join,
-    Open,
-)
+from graphflow.runtime.wire.messages import Abort, Adopt, Commit, Compute, Hello, Join, Open
+from graphflow.runtime.wire.step_values import Computed
 
 SESSION, TOKEN, STEPS = "s0", "secret", 7
 MIRROR = "<mirror>/"

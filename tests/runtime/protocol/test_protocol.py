@@ -38,7 +38,6 @@ from graphflow.runtime.wire.messages import (
     Close,
     Commit,
     Compute,
-    Computed,
     Done,
     Draining,
     Envelope,
@@ -57,6 +56,7 @@ from graphflow.runtime.wire.messages import (
     Welcome,
     Write,
 )
+from graphflow.runtime.wire.step_values import Computed
 from tests.runtime.protocol.simulator import Violation, World, check, small_windows
 
 SEEDS = 2000

@@ -17,7 +17,7 @@ from graphflow.errors import ArgumentError, GraphError, GraphLimitError, Protoco
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.ir.spec import TensorSpec, kind
-from graphflow.placement.clusters.host_facts import host_memory
+from graphflow.placement.clusters.machine.host_facts import host_memory
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.wire.graph_codec import LIMITS, decode, encode
 from graphflow.runtime.wire.graph_limits import GraphLimits

@@ -17,19 +17,18 @@ from graphflow.runtime.security.keys import COORDINATOR as COORDINATOR_KEY
 from graphflow.runtime.telemetry.metrics import Meters
 from graphflow.runtime.wire.messages import (
     COORDINATOR,
-    EDGE_BITS,
     Abort,
     Close,
     Commit,
     Compute,
     Envelope,
     Forget,
-    HostUsage,
     Load,
     Open,
     Read,
     Status,
 )
+from graphflow.runtime.wire.step_values import EDGE_BITS, HostUsage
 from graphflow.runtime.worker.worker_activity import WorkerActivity
 from graphflow.runtime.worker.worker_status import MAX_WAITS, make_report
 from tests import loaded

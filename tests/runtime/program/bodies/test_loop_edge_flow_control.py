@@ -16,7 +16,7 @@ import graphflow as gf
 from graphflow.runtime.program.bodies import loop_edge_flow_control as windows
 from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel, credit_size
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
-from graphflow.runtime.wire.messages import EDGE_BITS
+from graphflow.runtime.wire.step_values import EDGE_BITS
 from tests.faults import hazards
 from tests.runtime.programs import NO_RINGS, NoRings
 

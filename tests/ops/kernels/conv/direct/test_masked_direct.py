@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from graphflow.ops.kernels.conv import direct, masked_direct
+from graphflow.ops.kernels.conv.direct import direct, masked_direct
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.windows.window_arguments import Windows

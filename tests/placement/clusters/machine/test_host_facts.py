@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import graphflow as gf
-from graphflow.placement.clusters import host_facts as host
+from graphflow.placement.clusters.machine import host_facts as host
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.launch import local
 
@@ -85,7 +85,7 @@ def test_a_share_of_a_containers_time_is_no_core_of_ones_own(
 
 _KEPT = """
 import os
-from graphflow.placement.clusters.host_facts import cores, on_all_cores, pin_to_cores
+from graphflow.placement.clusters.machine.host_facts import cores, on_all_cores, pin_to_cores
 free = os.sched_getaffinity(0)
 one = min(free)
 pin_to_cores([])

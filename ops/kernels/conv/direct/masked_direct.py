@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value
-from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
 from graphflow.ops.kernels.jit.compiler import (
     KernelTask,
     compiler,
     vector_width,
 )
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _SUMS = 20
@@ -109,18 +109,17 @@ def plan(
 
 def convolve(out: Any, x: Any, w: Any, planned: DirectPlan) -> None:
     """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]."""
-    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
+    x, w = as_contiguous(x), as_contiguous(w)
     function = compiler().function(*_source(planned.form))
     parts = min(planned.units, max(1, planned.steps // _PART_STEPS))
-    table = np.array(planned.sizes, np.int64)
 
     def part(i: int) -> None:
         start, stop = (planned.units * n // parts for n in (i, i + 1))
         zeros = scratch(np, "zeros", (planned.zeros,), np.uint8)
-        pointers = np.array([*map(address, (x, w, out, zeros))], np.int64)
-        function.releasing_gil(address(pointers), address(table), start, stop)
+        pointers = [*map(operand_place, (x, w, out, zeros))]
+        call_native(function, pointers, planned.sizes, start, stop)
 
-    run_parts(part, parts)
+    run_native_parts(part, parts)
 
 
 @cache

@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv import masked_direct
-from graphflow.ops.kernels.conv.direct_text import (
+from graphflow.ops.kernels.conv.direct import masked_direct
+from graphflow.ops.kernels.conv.direct.direct_text import (
     copy_rows,
     correlation,
     sum_registers,
     weight_sums,
 )
-from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.conv.direct.float_loops import clear_floats
+from graphflow.ops.kernels.conv.direct.plane_copies import interleave_images
 from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
@@ -38,7 +40,7 @@ _SHORT_COLUMNS, _JOINED_IMAGES = (
 _LEAST_PARTS = 8  # for threads, at least
 _PLANE_BYTES = 1 << 22  # bytes of padded planes that a part holds
 _THREADING_ELEMENTS = (
-    1 << 15
+    1 << 13
 )  # elements of results from which handing a part to another thread pays
 
 
@@ -105,7 +107,11 @@ class PaddedPlanes(NamedTuple):
                 cleared,
             )  # fmt: skip
             call_native(
-                copy_rows(kind), (address(x) + start, target + goal, target), sizes, 0, len(images)
+                copy_rows(kind),
+                (operand_place(x) + start, target + goal, target),
+                sizes,
+                0,
+                len(images),
             )
             cleared = 0
 
@@ -145,8 +151,8 @@ class _PlaneBuffer:
     def __init__(self, planes: PaddedPlanes, count: int) -> None:
         size = count * planes.nbytes // 4 + 4 * vector_width()
         self._array = scratch(np, "planar", (size,), np.float32)
-        self._array[size - 4 * vector_width() :] = 0
-        self.place = address(self._array)
+        self.place = operand_place(self._array)
+        clear_floats(self.place + 4 * (size - 4 * vector_width()), 4 * vector_width())
 
 
 def _equal_blocks(outputs: int, most: int) -> list[tuple[int, int, int]]:
@@ -170,31 +176,32 @@ class _OutputBlocks(NamedTuple):
         first: the first output.
         number: blocks.
         apart: outputs between blocks.
-        weights: (number, inputs, taps, size).
+        weights: (number, inputs, taps, size), in scratch memory.
     """
 
     first: int
     size: int
     number: int
     apart: int
-    weights: np.ndarray[Any, Any]
+    weights: Any
 
 
 def _split_outputs(w: Any, groups: int) -> list[_OutputBlocks]:
     outputs, inputs = w.shape[0] // groups, w.shape[1]
     taps = math.prod(w.shape[2:])
     blocks = [(0, outputs, groups)] if groups > 1 else _equal_blocks(outputs, WIDEST)
-    return [
-        _OutputBlocks(
-            first, size, count, size,
-            np.ascontiguousarray(
-                w[first : first + size * count]
-                .reshape(count, size, inputs, taps)
-                .transpose(0, 2, 3, 1)
-            ),
-        )
-        for first, size, count in blocks
-    ]  # fmt: skip
+    output = inputs * taps * 4
+    result = []
+    for i, (first, size, count) in enumerate(blocks):
+        weights = scratch(np, f"direct weights {i}", (count, inputs, taps, size), np.float32)
+        source, target = operand_place(w) + first * output, operand_place(weights)
+        sizes = (
+            inputs, taps, size, 4, taps * 4, size * output,
+            size * 4, taps * size * 4, size * output, output, 0,
+        )  # fmt: skip
+        call_native(copy_rows("gather"), (source, target, target), sizes, 0, count)
+        result.append(_OutputBlocks(first, size, count, size, weights))
+    return result
 
 
 def convolve(
@@ -208,8 +215,8 @@ def convolve(
     """
     out, x, w = (
         _as_2d_planes(out),
-        _as_2d_planes(np.ascontiguousarray(x)),
-        _as_2d_planes(np.ascontiguousarray(w)),
+        _as_2d_planes(as_contiguous(x)),
+        _as_2d_planes(as_contiguous(w)),
     )
     windows = _as_2d_windows(windows)
     if set(input_dilation or ()) <= {1}:
@@ -220,7 +227,9 @@ def convolve(
     planes = _plan_planes(windows, (1, 1, *(input_dilation or (1, 1)))[-2:])
     offsets, units = planes.offsets(windows), _split_outputs(w, groups)
     images, channels = x.shape[:2]
-    each = max(1, _THREADING_ELEMENTS // max(1, out[0].size), -(-images // _LEAST_PARTS))
+    each = max(
+        1, _THREADING_ELEMENTS // max(1, math.prod(out.shape[1:])), -(-images // _LEAST_PARTS)
+    )
     each = min(each, max(1, _PLANE_BYTES // (channels * planes.nbytes)))
 
     def part(i: int) -> None:
@@ -260,7 +269,7 @@ def _convolve_images(
     vectors = min(2, -(-width // lanes) if lanes == 16 else max(1, width // lanes))
     most = max(1, min(6, height, sum_registers() // (unit.size * vectors)))
     most = next((r for r in range(most, most // 2, -1) if height % r == 0), most)
-    goal = address(out) + (images.start * out.shape[1] + unit.first) * plane
+    goal = operand_place(out) + (images.start * out.shape[1] + unit.first) * plane
     row = planes.pitch * planes.stride[0]
     grouped = inputs < channels
     whole = height - height % most
@@ -270,11 +279,12 @@ def _convolve_images(
         sizes = (
             blocks, width, inputs, len(offsets),
             channels * planes.nbytes, inputs * planes.nbytes if grouped else 0, planes.nbytes, row,
-            unit.weights[0].nbytes,
+            unit.weights.nbytes // unit.number,
             out.shape[1] * plane, unit.apart * plane, plane, width * 4, unit.number,
         )  # fmt: skip
         pointers = (
-            x + start * row, address(unit.weights), goal + start * width * 4, address(offsets),
+            x + start * row, operand_place(unit.weights), goal + start * width * 4,
+            operand_place(offsets),
         )  # fmt: skip
         call_native(correlation(unit.size, high, vectors), pointers, sizes, 0, len(images))
 
@@ -288,7 +298,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     windows = _as_2d_windows(windows)
     if windows.out[1] < _SHORT_COLUMNS and windows.stride[1] == 1 and len(x) >= _JOINED_IMAGES:
         x, g, windows = _join_images(x, g, windows)
-    x, g = np.ascontiguousarray(x), np.ascontiguousarray(g)
+    x, g = as_contiguous(x), as_contiguous(g)
     planes = _plan_planes(windows, (1, 1))
     offsets = planes.offsets(windows)
     images, channels = x.shape[:2]
@@ -297,46 +307,72 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     height, width = g.shape[2:]
     plane = height * width * 4
     most = min(sum_registers(), 20)  # of sums: the factor of an output needs a register, too
+    pieces = [
+        (first, size, blocks, *piece)
+        for first, size, blocks in _equal_blocks(outputs, _WEIGHT_BLOCK)
+        for piece in _even_pieces(taps, max(1, most // size))
+    ]
+
+    def add(piece: tuple[int, ...], some: range, place: int, held: int) -> None:
+        """Compute some taps of some outputs for some channels of the `held` ones at a place."""
+        first, size, blocks, tap, several = piece
+        sums = scratch(np, "planar sums", (sum_registers() * vector_width(),), np.float32)
+        # A unit is a channel of x; with groups it has outputs of its own.
+        sizes = (
+            images, height, width, held * planes.nbytes, planes.nbytes,
+            planes.pitch * planes.stride[0],
+            g.shape[1] * plane, outputs * plane if groups > 1 else 0, plane, width * 4,
+            outputs * taps * 4 if groups > 1 else taps * 4, inputs * taps * 4, blocks,
+        )  # fmt: skip
+        begin = some.start * outputs if groups > 1 else 0
+        goal = begin * taps if groups > 1 else some.start * taps
+        pointers = (
+            place,
+            operand_place(g) + (begin + first) * plane,
+            operand_place(out) + (goal + first * inputs * taps + tap) * 4,
+            operand_place(offsets) + tap * offsets.itemsize,
+            operand_place(sums),
+        )
+        call_native(weight_sums(size, several), pointers, sizes, 0, len(some))
+
     each = max(
         1, _THREADING_ELEMENTS // max(1, images * height * width), -(-channels // _LEAST_PARTS)
     )
+    cuts = [range(c, min(c + each, channels)) for c in range(0, channels, each)]
 
     def part(i: int) -> None:
-        some = range(i * each, min((i + 1) * each, channels))
-        count = len(some)
-        room = _PlaneBuffer(planes, images * count)
-        planes.fill(room.place, x, range(images), some)
-        sums = scratch(np, "planar sums", (sum_registers() * vector_width(),), np.float32)
-        for first, size, blocks in _equal_blocks(outputs, _WEIGHT_BLOCK):
-            for tap, several in _even_pieces(taps, max(1, most // size)):
-                # A unit is a channel of x; with groups it has outputs of its own.
-                sizes = (
-                    images, height, width, count * planes.nbytes, planes.nbytes,
-                    planes.pitch * planes.stride[0],
-                    g.shape[1] * plane, outputs * plane if groups > 1 else 0, plane, width * 4,
-                    outputs * taps * 4 if groups > 1 else taps * 4, inputs * taps * 4, blocks,
-                )  # fmt: skip
-                begin = some.start * outputs if groups > 1 else 0
-                goal = begin * taps if groups > 1 else some.start * taps
-                pointers = (
-                    room.place,
-                    address(g) + (begin + first) * plane,
-                    address(out) + (goal + first * inputs * taps + tap) * 4,
-                    address(offsets[tap:]),
-                    address(sums),
-                )
-                call_native(weight_sums(size, several), pointers, sizes, 0, count)
+        room = _PlaneBuffer(planes, images * len(cuts[i]))
+        planes.fill(room.place, x, range(images), cuts[i])
+        for piece in pieces:
+            add(piece, cuts[i], room.place, len(cuts[i]))
 
-    run_native_parts(part, -(-channels // each))
+    if len(cuts) >= _LEAST_PARTS // 2:
+        run_native_parts(part, len(cuts))
+        return
+    # Too few parts: taps and outputs make more of them, after all planes are there.
+    room = _PlaneBuffer(planes, images * channels)
+    several = min(images, _LEAST_PARTS)
+
+    def fill(i: int) -> None:
+        some = range(images * i // several, images * (i + 1) // several)
+        target = room.place + some.start * channels * planes.nbytes
+        planes.fill(target, x, some, range(channels))
+
+    run_native_parts(fill, several)
+
+    def piece_part(i: int) -> None:
+        some = cuts[i // len(pieces)]
+        place = room.place + some.start * planes.nbytes
+        add(pieces[i % len(pieces)], some, place, channels)
+
+    run_native_parts(piece_part, len(cuts) * len(pieces))
 
 
 def _join_images(x: Any, g: Any, windows: Windows) -> tuple[Any, Any, Windows]:
     """Interleave images, so that rows are long: elements at one place of all images become
     neighbours."""
     images = len(x)
-    x, g = (
-        np.ascontiguousarray(a.reshape(images, -1).T).reshape(1, *a.shape[1:3], -1) for a in (x, g)
-    )
+    x, g = (interleave_images(a, name) for a, name in ((x, "joined x"), (g, "joined g")))
     kernel, stride, (down, right), (dy, dx), (height, width) = windows
     wide = Windows(
         kernel, stride, (down, right * images), (dy, dx * images), (height, width * images)

@@ -1,0 +1,1 @@
+"""Direct convolutions: vector loops over the taps, without a matrix of patches."""

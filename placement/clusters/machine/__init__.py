@@ -1,0 +1,1 @@
+"""This machine: its memory, cores and GPUs, and the devices that a process takes by itself."""
