@@ -63,7 +63,7 @@ def run_program(main: Callable[[], None]) -> None:
         raise SystemExit(1) from None
     except ModuleNotFoundError as error:
         _exit_with(
-            f"{error}; install the examples' libraries: pip install '.[demo,viz,onnx,metrics]'"
+            f"{error}; install the examples' libraries: pip install '.[demo,viz,data,onnx,metrics]'"
         )
     except (gf.errors.GraphflowError, OSError) as error:
         _exit_with(str(error).partition("\n")[0])

@@ -1,5 +1,6 @@
 """Train on a Parquet file that is larger than the memory which the program may use.
 
+    pip install '.[data]'
     python examples/larger_than_memory.py
     python examples/larger_than_memory.py --rows 2000000 --memory 300 --out /tmp/large
 
