@@ -146,8 +146,8 @@ def test_layers_keep_their_state_in_float32_along_a_sequence() -> None:
     x = gf.placeholder("float16", (5, 2, 3))
     y, last = layer(x)
     assert {y.dtype.name, last.dtype.name} == {"float16"}
-    (scan,) = (n for n in Graph([y]).nodes if n.op.name == "scan")
-    assert {s.dtype.name for s in scan.specs} == {"float32"}
+    (gru,) = (n for n in Graph([y]).nodes if n.op.name == "gru")
+    assert {s.dtype.name for s in gru.specs} == {"float32"}
     cell = gf.nn.LSTMCell(3, 4, dtype="float16")
     assert [s.dtype.name for s in cell(x[0])] == ["float16"] * 2
 
