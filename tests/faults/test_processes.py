@@ -375,6 +375,7 @@ with gf.Session(gf.Cluster.local(workers=2, threads=1), ops=["tests.faults.hazar
 """  # noqa: E501
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.fault(7)
 def test_local_workers_do_not_outlive_the_process_that_started_them(

@@ -27,6 +27,7 @@ ENVIRONMENT.pop("GRAPHFLOW_TEST", None)
 needs_forks = pytest.mark.skipif(not can_fork(), reason="processes have no descriptors here")
 
 
+@pytest.mark.every(2)
 @needs_forks
 @pytest.mark.parametrize("how", ["text", "file"])
 def test_a_fork_says_of_itself_what_a_process_says_that_is_started(

@@ -88,6 +88,7 @@ def smooth(op: Op, arrays: list[Any], sample: Sample) -> bool:
     return op.vjp is not None and specs is not None and any(is_half(s.dtype) for s in specs)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("op, sample", [c for c in CASES if c.values[1].make is None])
 def test_gradients_in_16_bits_are_near_those_in_float32(op: Op, sample: Sample, half: str) -> None:

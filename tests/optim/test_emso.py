@@ -173,6 +173,7 @@ def test_new_rows_of_a_hash_table_go_on_from_their_initial_values(inner: Any, ga
             np.testing.assert_allclose(have, d.get(dense), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("strategy", [
     Data(2), Data(3, shard_state=True), Data(2, accumulate=2),
     Shard({"m": 2}, {"w1": (None, "m"), "w2": ("m",)}),

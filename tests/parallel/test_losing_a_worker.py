@@ -59,7 +59,7 @@ def trained(strategy: Any, dying: int | None, **options: Any) -> list[Any]:
         return [*found, *(s.get(v.outputs[0]) for v in Graph([loss]).variables)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(15)
 @pytest.mark.parametrize(
     "name", [*STRATEGIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 )  # slow: each starts five processes, two to four seconds

@@ -82,6 +82,7 @@ CASES: dict[str, Callable[[], Step]] = {
 QUICK = ("vocabulary", "stale sums")
 
 
+@pytest.mark.every(13)
 @pytest.mark.parametrize(
     "name",
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES],

@@ -26,6 +26,7 @@ def count(report: Any) -> dict[str, int]:
 # Data -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -612,6 +613,7 @@ def test_rows_of_tables_scaled_losses_and_short_floats_go_with_strategies(
     assert difference(lookup(strategy, **options), lookup(None, **options)) < near
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("rule", [("m",), (None, "m")], ids=["rows", "columns"])
 @pytest.mark.parametrize("optimizer", [
     gf.optim.SGD(0.1), gf.optim.Adam(0.1), gf.optim.Adam(0.1, sparse=True), gf.optim.Adagrad(0.1),

@@ -452,6 +452,7 @@ def alternating(monkeypatch: pytest.MonkeyPatch) -> str:
     return "alternating"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["calls", "stream", pytest.param("killed", marks=pytest.mark.slow)])
 def test_workers_whose_steps_are_slower_together_leave_them_to_one(
     alternating: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

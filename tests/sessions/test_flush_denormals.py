@@ -22,6 +22,7 @@ def product(values: np.ndarray) -> np.ndarray:
     return values * np.float32(1e-20)  # 1e-40 is denormal
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("flush", [False, True], ids=["kept", "flushed"])
 @pytest.mark.parametrize(
     "cluster",

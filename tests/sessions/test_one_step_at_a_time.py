@@ -143,7 +143,7 @@ def test_a_function_of_a_step_may_use_another_session() -> None:
             assert outer.run(called + gf.sum(x), {x: np.ones(3, "float32")}) == 9
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("use", USES)
 def test_a_handler_that_comes_in_the_midst_of_a_step_is_told_so(use: Uses) -> None:
     v = gf.variable(np.float32(1))

@@ -291,6 +291,7 @@ def counted(file: Path, name: str, steps: int) -> float:
         return float(session.get(count))
 
 
+@pytest.mark.every(2)
 @pytest.mark.fault(27)
 @pytest.mark.parametrize("secured", [False, True], ids=["without keys", "with keys"])
 def test_what_was_recorded_of_one_session_does_nothing_in_another(

@@ -55,7 +55,7 @@ def lines() -> dict[int, list[bytes]]:
     return found
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(12)
 @pytest.mark.fault(7)
 @pytest.mark.parametrize("last", [BACK, BACK + 4, BEFORE + 12])
 @pytest.mark.parametrize("every", ["5", "20ms"])

@@ -88,7 +88,7 @@ def start(
     return script(TRAINING, cluster, str(folder), every, str(steps), str(pause))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.fault(10)
 @pytest.mark.parametrize("cluster", ["here", "local", "stream"])
 def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(

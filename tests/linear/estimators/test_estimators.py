@@ -21,6 +21,7 @@ ALL = (
 )  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_checks_pass_without_exclusions(name: str) -> None:

@@ -289,6 +289,7 @@ def test_a_feed_of_two_batches_tells_them_apart() -> None:
     assert "placeholder#2.shape[0] = 2 from" in str(told.value)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 def test_what_a_loop_reads_sums_its_gradient_in_float32(half: str) -> None:
     xs, w = gf.placeholder(half, (4096,)), gf.placeholder(half, ())

@@ -16,6 +16,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("shape, columns", CASES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_product_with_its_transpose(shape: tuple[int, int], dtype: str, columns: bool) -> None:

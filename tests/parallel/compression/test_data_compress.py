@@ -83,6 +83,7 @@ def test_what_was_sent_and_what_is_kept_is_the_sum_of_the_gradients(
         assert not np.allclose(a, wanted, atol=1e-3)  # something was kept
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rule", FILTERS, ids=repr)
 @pytest.mark.parametrize("how", [{}, {"accumulate": 3}, {"shard_state": True}])
 def test_training_with_a_filter_comes_near_training_without(rule: Any, how: Any) -> None:

@@ -69,6 +69,7 @@ def test_top_k_of_differences_is_that_by_hand(
         assert np.abs(kept).max() > 0.01
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rule", [FixedPoint(8), TopK(0.2), PowerSGD(1)], ids=repr)
 @pytest.mark.parametrize(
     "how",
@@ -103,6 +104,7 @@ def test_bytes_are_those_of_the_filter_and_of_the_period() -> None:
     assert report.bytes == report.filtered[0]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("saved_at", [1, 2, 3, 4])
 @pytest.mark.parametrize("rule", [FixedPoint(4), TopK(0.2), PowerSGD(1)], ids=repr)
 def test_a_run_goes_on_from_any_turn_with_the_same_bits(

@@ -104,7 +104,7 @@ CASES: list[tuple[str, int, dict[str, Any], int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("consistency", "servers", "options", "orders"), CASES)
 def test_a_thousand_orders_keep_their_promises(
     consistency: Any, servers: int, options: dict[str, Any], orders: int

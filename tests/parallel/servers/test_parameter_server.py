@@ -349,6 +349,7 @@ def test_graphs_that_do_not_train_read_what_servers_have() -> None:
 # Staleness ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_read_is_older_than_the_bound_in_any_order(bound: int) -> None:
     """From the log alone: at each push, its worker is at most `bound` turns ahead of all others

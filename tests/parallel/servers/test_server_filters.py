@@ -49,6 +49,7 @@ def rows_of(count: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=(count, 8, 5))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("consistency", "options"), CONSISTENCIES)
 @pytest.mark.parametrize(
     "rule",
@@ -113,6 +114,7 @@ def test_a_window_with_filters_both_ways_is_the_loop_by_hand(
             seen = np.stack([w] * 3)  # a window begins with whole values
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("consistency", "options"), CONSISTENCIES)
 def test_training_comes_near_training_without(consistency: Any, options: Any) -> None:
     losses = []

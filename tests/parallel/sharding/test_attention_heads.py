@@ -58,6 +58,7 @@ KINDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("options", KINDS, ids=lambda o: ",".join(o) or "plain")
 @pytest.mark.parametrize("shards", [2, 4])
 def test_a_block_takes_two_all_reduces_each_way_and_gathers_nothing(

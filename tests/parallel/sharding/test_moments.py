@@ -61,6 +61,7 @@ def test_a_synchronised_norm_takes_one_exchange_each_way() -> None:
     assert report.count("all-reduce") == len(report.collectives) == 5
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -126,6 +127,7 @@ def test_short_floats_hold_the_moments_of_more_values_than_they_can_count(dtype:
     assert abs(float(found) - float(value.astype("float64").var())) < 2e-2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "strategy, workers",
     [(Pipeline(2, microbatches=3), 2), (Pipeline(2, microbatches=2) * Data(2), 4)],

@@ -63,7 +63,7 @@ SEEDS = 2000
 BLOCKS = 20
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_in_every_world_all_steps_are_done_exactly_once_whatever_happens(block: int) -> None:
     check(range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))

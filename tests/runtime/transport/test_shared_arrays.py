@@ -115,6 +115,7 @@ def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.Monke
         assert [len(slots) for each in lenders for slots in each._slots.values()] == [1, 1]
 
 
+@pytest.mark.every(2)
 @needs_memory
 @pytest.mark.parametrize("number", [signal.SIGKILL])
 @pytest.mark.parametrize("victim", [0, 1])
@@ -259,6 +260,7 @@ def test_a_lent_array_that_contradicts_itself_is_refused(field: str, value: Any)
         ChunkAssembler(1 << 50).add(0, wrong, borrowed)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_slow_consumer_holds_its_producer_and_memory_stays_bounded(
     monkeypatch: pytest.MonkeyPatch, shared: bool

@@ -459,6 +459,7 @@ def test_any_bytes_give_a_partition_or_a_protocol_error(data: st.DataObject) -> 
             decode(spoilt, MESSAGE[1], GraphLimits(nbytes=10**6))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", [op for op in REGISTRY.values() if op.samples], ids=lambda o: o.name)
 def test_no_shape_rule_makes_more_of_hostile_attributes_than_a_protocol_error(op: Op) -> None:
     rng = np.random.default_rng(0)

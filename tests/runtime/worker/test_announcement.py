@@ -17,6 +17,7 @@ from graphflow.runtime.worker.announcement import Announcement, keep_announced
 _WORKER = [sys.executable, "-m", "graphflow", "worker", "--listen", "tcp://127.0.0.1:*"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_announces_itself_in_a_file_until_it_ends(
     tmp_path: Path, end: signal.Signals

@@ -52,6 +52,7 @@ def worker(*arguments: str, **more: Any) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_prints_one_line_and_ends_cleanly_on_a_signal(number: int) -> None:
     process = worker("--listen", "tcp://127.0.0.1:*", "--device", "cpu:0", "--device", "cpu:1")

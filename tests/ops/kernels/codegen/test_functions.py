@@ -84,6 +84,7 @@ def inputs(name: str, dtype: str) -> Array:
     return found.astype(dtype)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", UNARY)
 def test_functions_are_close_over_their_whole_range(name: str, dtype: str) -> None:
