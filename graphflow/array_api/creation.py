@@ -18,6 +18,7 @@ from graphflow.ir.op import Tensor, as_tensor
 from graphflow.ir.op import device as device_scope
 from graphflow.ops.pointwise import convert
 from graphflow.ops.tensors import creation as ours
+from graphflow.ops.tensors.slicing import stack
 
 
 def pin_to(device: Any) -> AbstractContextManager[None]:
@@ -27,7 +28,8 @@ def pin_to(device: Any) -> AbstractContextManager[None]:
 
 @checks_argument_names(ArgumentError)
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Any = None) -> Tensor:
-    """Return a tensor of an array, a number or nested lists; a tensor stays as it is.
+    """Return a tensor of an array, a number or nested lists, which may hold tensors of one shape;
+    a tensor stays as it is.
 
     Args:
         copy: False refuses values that are no tensors yet, since constants are copies. Tensors
@@ -42,7 +44,17 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Any = N
     if copy is False:
         raise ArgumentError("asarray: a constant is a copy of its value; leave copy=False out")
     with pin_to(device):
+        if _holds_tensors(obj):
+            stacked = stack([asarray(each) for each in obj])
+            return stacked if dtype is None else astype(stacked, dtype)
         return constant(obj, dtype)
+
+
+def _holds_tensors(obj: Any) -> bool:
+    """Return True for nested lists with a tensor among their leaves."""
+    if isinstance(obj, list | tuple):
+        return any(isinstance(each, Tensor) or _holds_tensors(each) for each in obj)
+    return False
 
 
 @checks_argument_names(ArgumentError)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.array_api.data_types import DTYPES, isdtype
+from graphflow.placement.clusters.machine.machine_devices import find_gpus
 
 VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 """Versions of the standard whose functions are here, the oldest first."""
@@ -24,8 +25,8 @@ class NamespaceInfo:
         return ""
 
     def devices(self) -> list[str]:
-        """Return the names that fit every machine: the planner's choice, or any CPU or GPU."""
-        return ["", "cpu", "gpu"]
+        """Return the names that fit this machine: the planner's choice, any CPU, any GPU."""
+        return ["", "cpu", "gpu"] if find_gpus().names else ["", "cpu"]
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of tensors that are made without one, by kind."""

@@ -69,8 +69,21 @@ def test_a_namespace_has_versions_dtypes_and_devices() -> None:
     assert set(info.dtypes(kind="unsigned integer")) == {"uint8", "uint16", "uint32", "uint64"}
     assert not info.capabilities()["data-dependent shapes"]
     assert info.default_device() == x.device and x.device in info.devices()
+    for device in info.devices():  # each is there
+        with gf.Session() as s:
+            assert s.run(xp.zeros((), device=device)) == 0
     with pytest.raises(gf.errors.ArgumentError, match=r"'2030\.01'.*use one of .*2024\.12"):
         x.__array_namespace__(api_version="2030.01")
+
+
+def test_nested_lists_may_hold_tensors() -> None:
+    xp, x = gf.array_api, gf.placeholder("int32", ())
+    with gf.Session() as s:
+        found = s.run(xp.asarray([[x, x + 1], [3, x]]), {x: 5})
+        half = s.run(xp.asarray([x, x], dtype=xp.float32), {x: 5})
+    np.testing.assert_array_equal(found, [[5, 6], [3, 5]])
+    assert found.dtype == "int64"  # as numpy does with a Python int beside an int32
+    assert half.dtype == "float32" and half.tolist() == [5, 5]
 
 
 def test_devices_pin_nodes() -> None:
