@@ -57,7 +57,7 @@ def _forward_natively(
     loop = native_function(gru_loops.forward, element_of(z.dtype), gates)
 
     def part(start: int, stop: int) -> None:
-        many, rows = stop - start, BatchRows(*_order(steps, reverse), start)
+        many, rows = stop - start, BatchRows.in_order(steps, reverse, start)
         product = weights.product(many)
         sums, memory = np.empty((many, 3 * size), z.dtype), empty_aligned(product.scratch)
         here, added = StepOperand(address(sums)), StepOperand(address(bias))
@@ -83,7 +83,7 @@ def _forward_in_halves(
     )
 
     def part(start: int, stop: int) -> None:
-        many, rows = stop - start, BatchRows(*_order(steps, reverse), start)
+        many, rows = stop - start, BatchRows.in_order(steps, reverse, start)
         first, second = (w.product(many, out_row=3 * size) for w in (both, last))
         memory = empty_aligned(max(first.scratch, second.scratch))
         sums = np.empty((many, 3 * size), z.dtype)
@@ -99,11 +99,6 @@ def _forward_in_halves(
             chain.run(begin, end)
 
     split_batch(batch, _forward_nanoseconds(y), part)
-
-
-def _order(steps: int, reverse: bool) -> tuple[int, int]:
-    """Return the first step, and 1 or -1 from each step to the next."""
-    return (steps - 1, -1) if reverse else (0, 1)
 
 
 def _forward_nanoseconds(y: Any) -> float:
@@ -182,7 +177,7 @@ def _backward_natively(
     loop = native_function(gru_loops.backward, element_of(dz.dtype), gates, True)
 
     def part(start: int, stop: int) -> None:
-        many, rows = stop - start, BatchRows(*_order(steps, not reverse), start)
+        many, rows = stop - start, BatchRows.in_order(steps, not reverse, start)
         product = weights.product(many)
         memory = empty_aligned(product.scratch)
         sums, carried = np.empty((many, 3 * size), dz.dtype), np.zeros((many, size), dz.dtype)
@@ -213,7 +208,7 @@ def _backward_in_halves(
     reset_loop = native_function(gru_loops.backward_reset, element, gates)
 
     def part(start: int, stop: int) -> None:
-        many, rows = stop - start, BatchRows(*_order(steps, not reverse), start)
+        many, rows = stop - start, BatchRows.in_order(steps, not reverse, start)
         first, second = last.product(many), both.product(many, row=3 * size)
         memory = empty_aligned(max(first.scratch, second.scratch))
         reset, carried = (np.zeros((many, size), dz.dtype) for _ in range(2))

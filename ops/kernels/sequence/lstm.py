@@ -54,10 +54,9 @@ def _forward_natively(
     dtype = z.dtype
     weights = PackedWeights(r.T)
     loop = native_function(lstm_loops.forward, element_of(dtype), gates)
-    first, way = (steps - 1, -1) if reverse else (0, 1)
 
     def part(start: int, stop: int) -> None:
-        many, rows = stop - start, BatchRows(first, way, start)
+        many, rows = stop - start, BatchRows.in_order(steps, reverse, start)
         product = weights.product(many)
         sums, memory = np.empty((many, 4 * size), dtype), empty_aligned(product.scratch)
 
@@ -129,10 +128,9 @@ def _backward_natively(
     dtype = dz.dtype
     weights = PackedWeights(r)
     loop = native_function(lstm_loops.backward, element_of(dtype), gates)
-    first, way = (0, 1) if reverse else (steps - 1, -1)
 
     def part(start: int, stop: int) -> None:
-        many, rows = stop - start, BatchRows(first, way, start)
+        many, rows = stop - start, BatchRows.in_order(steps, not reverse, start)
         product = weights.product(many)
         memory = empty_aligned(product.scratch)
 

@@ -98,6 +98,11 @@ class BatchRows(NamedTuple):
     way: int
     start: int
 
+    @classmethod
+    def in_order(cls, steps: int, reverse: bool, start: int) -> BatchRows:
+        """Return rows from `start` in steps from the first to the last, or from the last one."""
+        return cls(steps - 1, -1, start) if reverse else cls(0, 1, start)
+
     def at_step(self, array: Any, ahead: int = 0) -> StepOperand:
         """Return the rows of an array (T, B, …), `ahead` steps from the current one."""
         step, row = array.strides[:2]
