@@ -1,10 +1,12 @@
 """Convolutions and their gradients in the input and the weight, kernel against kernel.
 
     python benchmarks/kernels/conv.py [--threads 1] [--rounds 10] [--output results/conv.json]
+    python benchmarks/kernels/conv.py --random 120 [--seed 0] [--parts forward …] [--numbers 3 …]
 
 The layers of ResNet-18 on images of 32×32, and others. torch (oneDNN) runs in its own layout and in
 channels_last, with its arrays in that layout already; JAX is compiled. Ours are (batch, channels,
-height, width) and what a session runs, without the session. Results must agree first.
+height, width) and what a session runs, without the session. Drawn convolutions (--random) run in
+sessions. Results must agree first.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
-from peers import Steps, interleaved, optional, pinned_arguments, report, write
+from peers import Steps, arguments, interleaved, optional, pinned, report, write
+from random_convolutions import PARTS, measure, summarize
 
 GOAL = 0.8  # for 3×3 windows over 64 channels and more
-PARTS = ("forward", "gradient in x", "gradient in the weight")
 
 
 class Case(NamedTuple):
@@ -153,7 +155,27 @@ def jax_steps(case: Case) -> list[Callable[[], object]]:
 
 
 def main() -> None:
-    options = pinned_arguments("convolutions", rounds=10)
+    parser = arguments("convolutions")
+    parser.add_argument("--threads", type=int, default=1, help="processors for each contender")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="draw N convolutions")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawn convolutions")
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS, help="of drawn ones")
+    parser.add_argument("--numbers", nargs="*", type=int, help="measure these drawn ones only")
+    parser.set_defaults(rounds=10)
+    options = parser.parse_args()
+    pinned(options.threads)
+    if options.random or options.numbers:
+        numbers = options.numbers or range(options.random)
+        drawn = [
+            result
+            for number in numbers
+            for result in measure(
+                options.seed, number, options.parts, options.threads, options.rounds
+            )
+        ]
+        summarize(drawn)
+        write("conv_random", drawn, options.output)
+        return
     results = []
     for case in CASES:
         ours = graphflow_steps(case, options.threads)

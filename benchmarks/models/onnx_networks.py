@@ -1,9 +1,10 @@
 """Whole networks by ONNX: gf.onnx against onnxruntime and torch, inference of one image.
 
-    python benchmarks/models/onnx_networks.py [--threads 1] [--rounds 20] [--only resnet18 …]
+    python benchmarks/models/onnx_networks.py [--threads 1] [--only resnet18 … | --all]
 
-The networks are torchvision's, and a U-Net, with random weights; torch.onnx exports them. A support
-vector machine of ai.onnx.ml, which torch cannot run, has random vectors. Results must agree first.
+The networks are torchvision's, a U-Net, and transformers over ids whose batch and length are
+dynamic, with random weights; torch.onnx exports them. A support vector machine of ai.onnx.ml, which
+torch cannot run, has random vectors. Results must agree first.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from peers import arguments, pinned, report, write
 from step_timing import time_by_turns
 
 GOAL = 1.2
-VISION: dict[str, Callable[[Any], Any]] = {
-    "resnet18": lambda models: models.resnet18(),
-    "mobilenet_v3_small": lambda models: models.mobilenet_v3_small(),
-    "efficientnet_b0": lambda models: models.efficientnet_b0(),
-    "deeplabv3_mobilenet": lambda models: models.segmentation.deeplabv3_mobilenet_v3_large(
-        weights=None, weights_backbone=None
-    ),
-    "vit_b_16": lambda models: models.vit_b_16(),
-}
-NAMES = (*VISION, "unet", "svm")
+WITHOUT_WEIGHTS = {"weights": None, "weights_backbone": None}
+VISION = ("resnet18", "mobilenet_v3_small", "efficientnet_b0", "vit_b_16")
+MORE_VISION = (
+    "squeezenet1_1", "shufflenet_v2_x1_0", "mnasnet1_0", "mobilenet_v2", "densenet121", "googlenet",
+    "inception_v3", "regnet_y_400mf", "convnext_tiny", "swin_t", "vgg11", "resnext50_32x4d",
+    "resnet50", "efficientnet_v2_s", "maxvit_t",
+)  # fmt: skip
+SEGMENTATION = {"deeplabv3_mobilenet": "deeplabv3_mobilenet_v3_large"}
+MORE_SEGMENTATION = {"fcn_resnet50": "fcn_resnet50", "lraspp": "lraspp_mobilenet_v3_large"}
+TEXTS = ("encoder", "decoder")
+NAMES = (*VISION, *SEGMENTATION, "unet", "svm")
+MORE_NAMES = (*MORE_VISION, *MORE_SEGMENTATION, *TEXTS)
+LENGTH, VOCABULARY = 128, 1000
 
 
 def unet(depth: int = 4, width: int = 16) -> Any:
@@ -68,24 +72,63 @@ def unet(depth: int = 4, width: int = 16) -> Any:
     return UNet()
 
 
+def text_model(causal: bool, layers: int = 4, width: int = 256, heads: int = 4) -> Any:
+    """A transformer over ids, as BERT is one, or as GPT if `causal`."""
+    import torch
+    from torch import nn
+
+    class TextModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(VOCABULARY, width)
+            self.places = nn.Embedding(LENGTH, width)
+            layer = nn.TransformerEncoderLayer(
+                width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=causal
+            )
+            self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            self.last = nn.Linear(width, VOCABULARY)
+
+        def forward(self, ids: Any) -> Any:
+            length = ids.shape[1]
+            x = self.words(ids) + self.places(torch.arange(length))
+            mask = torch.triu(torch.full((length, length), float("-inf")), 1) if causal else None
+            return self.last(self.layers(x, mask=mask, is_causal=causal))
+
+    return TextModel()
+
+
+def vision_model(name: str) -> Any:
+    from torchvision import models
+
+    if name == "unet":
+        return unet()
+    if name in (segmentation := SEGMENTATION | MORE_SEGMENTATION):
+        return getattr(models.segmentation, segmentation[name])(**WITHOUT_WEIGHTS)
+    return getattr(models, name)()
+
+
 def network(name: str) -> tuple[bytes, np.ndarray, Callable[[np.ndarray], Any] | None]:
     """A network as an ONNX file, an input, and what torch computes."""
     if name == "svm":
-        return support_vectors(), np.random.default_rng(0).normal(size=(100, 20)), None
+        x = np.random.default_rng(0).normal(size=(100, 20)).astype("float32")
+        return support_vectors(), x, None
     import torch
 
     torch.manual_seed(0)
-    if name == "unet":
-        model = unet().eval()
-    else:
-        from torchvision import models
-
-        model = VISION[name](models).eval()
-    x = torch.randn(1, 3, 224, 224)
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, (x,), file, dynamo=False, opset_version=17)
+        if name in TEXTS:
+            model = text_model(causal=name == "decoder").eval()
+            x = torch.randint(0, VOCABULARY, (1, LENGTH))
+            sizes = {
+                0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=LENGTH),
+            }  # fmt: skip
+            torch.onnx.export(model, (x,), file, dynamic_shapes=(sizes,), verbose=False)
+        else:
+            model = vision_model(name).eval()
+            x = torch.randn(1, 3, 224, 224)
+            torch.onnx.export(model, (x,), file, dynamo=False, opset_version=17)
 
     def run(x: np.ndarray) -> Any:
         with torch.no_grad():
@@ -129,7 +172,6 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
     import graphflow.onnx
 
     file, x, torch_run = network(name)
-    x = x.astype("float32")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     peer = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
@@ -159,12 +201,14 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = arguments("networks by ONNX")
     parser.add_argument("--threads", type=int, default=1, help="processors for each contender")
-    parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="*", default=NAMES, choices=(*NAMES, *MORE_NAMES))
+    which.add_argument("--all", action="store_true", help="also networks that nobody tuned for")
     parser.set_defaults(rounds=20)
     options = parser.parse_args()
     pinned(options.threads)
     results = []
-    for name in options.only:
+    for name in (*NAMES, *MORE_NAMES) if options.all else options.only:
         try:
             results.append(measure(name, options.threads, options.rounds))
         except ImportError as error:

@@ -24,7 +24,7 @@ from graphflow.ir.spec import Shape, Size, TensorSpec, equate, product, show_sha
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.conv import kernel_table
-from graphflow.ops.kernels.conv.kernel_table import ConvShape
+from graphflow.ops.kernels.conv.conv_shape import ConvShape
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
 from graphflow.ops.windows import sharding_rules as window_sharding

@@ -11,73 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphflow.ops.kernels.conv import (
     im2col,
-    implicit_gemm,
     one_image,
     pointwise,
     strided_view,
     winograd,
     winograd_weight_gradient,
 )
+from graphflow.ops.kernels.conv.conv_shape import ConvShape, Target
 from graphflow.ops.kernels.conv.direct import direct
 from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
+from graphflow.ops.kernels.conv.durations import direct_nanoseconds, implicit_nanoseconds
+from graphflow.ops.kernels.conv.implicit import implicit_gemm
+from graphflow.ops.kernels.conv.implicit.channel_rows import blocked_bytes, row_bytes
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
 from graphflow.ops.kernels.jit.compiler import KernelTask
-from graphflow.ops.windows.window_arguments import Ints, Windows
-
-Target = Literal["y", "x", "w"]
-"""The array that is computed: the result, or the gradient in the input or in the weight."""
-
-
-class ConvShape(NamedTuple):
-    """The properties of a convolution that its kernel is chosen by.
-
-    Attributes:
-        images, inputs, outputs: size of the batch, and channels of x and y, of all groups.
-        space: the spatial axes of x; those of y are `windows.out`.
-        exact: whether Winograd, whose sums lose about a digit, is ruled out.
-    """
-
-    xp: Any
-    dtype: np.dtype[Any]
-    images: int
-    inputs: int
-    outputs: int
-    space: Ints
-    windows: Windows
-    groups: int
-    exact: bool = False
-
-    @property
-    def is_native(self) -> bool:
-        """Whether generated kernels may compute it: on a CPU, in float32."""
-        return self.xp is np and self.dtype == np.float32 and is_jit_enabled()
-
-    @property
-    def group_inputs(self) -> int:
-        return self.inputs // self.groups
-
-    @property
-    def group_outputs(self) -> int:
-        return self.outputs // self.groups
-
-    @property
-    def has_unit_stride(self) -> bool:
-        return set(self.windows.stride) == {1}
-
-    @property
-    def transposed(self) -> Windows:
-        """The windows, turned round, that the gradient in the input slides over the cotangent."""
-        w = self.windows
-        axes = zip(w.kernel, w.dilation, w.before, strict=True)
-        return w._replace(before=tuple((k - 1) * d - b for k, d, b in axes), out=self.space)
 
 
 class ConvKernel(NamedTuple):
@@ -142,7 +97,7 @@ def _fits_winograd(s: ConvShape, target: Target) -> bool:
     )
 
 
-_NARROW_CHANNELS, _NARROW_SUM = 24, 56
+_NARROW_CHANNELS, _NARROW_SUM, _PATCH_CHANNELS = 24, 56, 4
 
 
 def _is_narrow(s: ConvShape) -> bool:
@@ -157,28 +112,35 @@ def _is_narrow(s: ConvShape) -> bool:
 def _fits_direct(s: ConvShape, target: Target) -> bool:
     if not s.is_native or len(s.space) > 2 or math.prod(s.windows.kernel) == 1:
         return False
+    if _are_patches(s):
+        return False
+    narrow = target != "w" and (s.groups > 1 or _is_narrow(s))
+    if min(s.group_inputs, s.group_outputs) > direct.FEW_CHANNELS and not narrow:
+        # From more channels on, products of matrices reuse what they load more often.
+        return False
     if s.groups > 1:
-        # All outputs of a group are sums in registers. The gradient in the weight reads one input.
-        few = max(s.group_inputs, s.group_outputs) <= direct.WIDEST
-        return few and (target != "w" or s.group_inputs == 1)
-    # The gradient in the input would read only some taps of each position of a strided window.
-    if target == "x" and not s.has_unit_stride:
+        # The gradient in the weight reads one input.
+        if target == "w" and s.group_inputs > 1:
+            return False
+    elif target == "x" and not s.has_unit_stride:
+        # The gradient in the input would read only some taps of each position of a strided window.
         return False
-    # From more channels on, products of matrices reuse what they load more often.
-    narrow = _is_narrow(s) and target != "w"
-    if min(s.inputs, s.outputs) > direct.FEW_CHANNELS and not narrow:
-        return False
-    inputs, outputs = (s.outputs, s.inputs) if target == "x" else (s.inputs, s.outputs)
-    return not _overlaps_little(inputs, outputs, s.windows)
+    return not _can_gather(s) or direct_nanoseconds(s, target) <= implicit_nanoseconds(s, target)
 
 
-def _overlaps_little(inputs: int, outputs: int, windows: Windows) -> bool:
-    """Return whether windows overlap so little that columns pay, as for patches and spectrograms.
+def _are_patches(s: ConvShape) -> bool:
+    """Return whether windows of few channels overlap so little that columns pay.
 
     Columns are then not much larger than x, and high enough for products of matrices.
     """
-    taps, apart = math.prod(windows.kernel), math.prod(windows.stride)
-    return outputs > direct.FEW_CHANNELS and inputs * taps >= 32 and taps < 4 * apart
+    taps, apart = math.prod(s.windows.kernel), math.prod(s.windows.stride)
+    return (
+        s.groups == 1
+        and s.inputs <= _PATCH_CHANNELS
+        and s.outputs > direct.FEW_CHANNELS
+        and s.inputs * taps >= 32
+        and taps < 4 * apart
+    )
 
 
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
@@ -215,17 +177,28 @@ def _has_products(s: ConvShape) -> bool:
 # Implicit GEMM ------------------------------------------------------------------------------------
 
 
+_CACHED_ROWS = 2 << 20  # bytes
+
+
 def _fits_implicit_gemm(s: ConvShape, target: Target) -> bool:
-    return (
-        s.is_native
-        and s.groups == 1
-        # Windows of one element need no table: `pointwise`.
-        and math.prod(s.windows.kernel) > 1
-        # Rows are 64 channels wide; of fewer than 12 most of a row is computed for nothing.
-        and min(s.inputs, s.outputs) >= 12
-        # The rows of an image, which each tap reads anew, should stay in the second cache.
-        and max(math.prod(s.space), math.prod(s.windows.out)) <= 1 << 13
+    # Windows of one element need no table.
+    is_pointwise = math.prod(s.windows.kernel) == 1 and s.groups == 1
+    return _can_gather(s) and not is_pointwise and not _are_patches(s)
+
+
+def _can_gather(s: ConvShape) -> bool:
+    """Return whether an image's rows, which each tap reads anew, stay in the second cache."""
+    sides = (s.space, s.group_inputs), (s.windows.out, s.group_outputs)
+    return s.is_native and all(
+        math.prod(sizes) * row_bytes(channels) <= _CACHED_ROWS for sizes, channels in sides
     )
+
+
+def _blocked_bytes(s: ConvShape, target: Target) -> int:
+    depth, columns = s.group_inputs, s.group_outputs
+    if target == "x":
+        depth, columns = columns, depth
+    return blocked_bytes(depth, columns, math.prod(s.windows.kernel), s.groups)
 
 
 # Pointwise ----------------------------------------------------------------------------------------
@@ -328,12 +301,14 @@ TABLE = (
     ConvKernel(
         "implicit_gemm",
         _fits_implicit_gemm,
-        lambda s, y, x, w, kept=None: implicit_gemm.convolve(y, x, w, s.windows, kept=kept),
-        lambda s, x, g, w, kept=None: implicit_gemm.convolve(x, g, w, s.windows, True, kept),
-        lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows),
-        layout_bytes=lambda s, target: implicit_gemm.blocked_bytes(
-            s.outputs, s.inputs, math.prod(s.windows.kernel)
+        lambda s, y, x, w, kept=None: implicit_gemm.convolve(
+            y, x, w, s.windows, s.groups, kept=kept
         ),
+        lambda s, x, g, w, kept=None: implicit_gemm.convolve(
+            x, g, w, s.windows, s.groups, True, kept
+        ),
+        lambda s, w, x, g: implicit_gemm.weight_gradient(w, x, g, s.windows, s.groups),
+        layout_bytes=_blocked_bytes,
     ),
     # Anything, by products of columns.
     ConvKernel(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, call_native
-from graphflow.ops.kernels.conv.tap_tables import WindowMap, seen_pixels
+from graphflow.ops.kernels.conv.implicit.tap_tables import WindowMap, seen_pixels
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, plan_product
 from graphflow.ops.kernels.jit.array_address import address, align_up
 from graphflow.ops.kernels.jit.compiler import KernelTask, compiler, vector_width

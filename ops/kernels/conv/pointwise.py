@@ -73,7 +73,7 @@ def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
     """Write out[n, c, p·stride + k] = Σ w[o, c, k] · g[n, o, p], and zeros elsewhere."""
     matrix = w.reshape(len(w), -1)
     if math.prod(windows.stride) == 1 and out.shape[2:] == g.shape[2:]:
-        gemm(_as_matrices(out), np.ascontiguousarray(matrix.T), _as_matrices(g))
+        gemm(_as_matrices(out), as_contiguous(matrix), _as_matrices(g), transpose_a=True)
         return
     channels, kernel = w.shape[1], windows.kernel
     some = scratch(np, "pointwise", (len(g), channels, *kernel, *g.shape[2:]), out.dtype)

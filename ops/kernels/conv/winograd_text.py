@@ -214,8 +214,10 @@ def product(rows: int, vectors: int, transposed: bool) -> NativeFunction:
 
 
 @cache
-def pack_pixels() -> NativeFunction:
+def pack_pixels(pitch: int = ROW) -> NativeFunction:
     """Write planes, one for each channel, as rows of channels, and a row of zeros behind them.
+
+    Rows are `pitch` bytes apart.
 
     The row of zeros begins where a further vector of pixels would. Pointers: planes, rows. Sizes:
     elements of a plane, channels (up to `PANEL`), bytes between planes, and between outer ranges of
@@ -226,13 +228,13 @@ def pack_pixels() -> NativeFunction:
 
     def strip(planes: Rows, target: str, first: Value, mask: str | None) -> None:
         found = [nest.load(nest.gep(p, nest.mul(first, 4)), mask) for p in planes]
-        start = nest.gep(target, nest.mul(first, ROW))
+        start = nest.gep(target, nest.mul(first, pitch))
         for i, row in enumerate(nest.transpose(found)):
-            nest.store(row, nest.gep(start, i * ROW))
+            nest.store(row, nest.gep(start, i * pitch))
 
     def vector(planes: Rows, target: str) -> None:
         nest.loop_vectors(count, lambda first, mask: strip(planes, target, first, mask))
-        end = nest.mul(nest.mul(nest.vector_count(count), nest.width), ROW)
+        end = nest.mul(nest.mul(nest.vector_count(count), nest.width), pitch)
         nest.store(nest.floats.const(0.0), nest.gep(target, end))
 
     _loop_planes(nest, channels, vector, planes_first=True)
@@ -270,8 +272,8 @@ def pack_short_planes(count: int) -> NativeFunction:
 
 
 @cache
-def unpack_planes() -> NativeFunction:
-    """Write rows of channels back as planes.
+def unpack_planes(pitch: int = ROW) -> NativeFunction:
+    """Write rows of channels, `pitch` bytes apart, back as planes.
 
     Pointers: rows, planes. Sizes: elements of a plane, channels, bytes between planes, and between
     outer ranges of planes and rows.
@@ -280,8 +282,8 @@ def unpack_planes() -> NativeFunction:
     count, channels = nest.sizes[:2]
 
     def strip(planes: Rows, source: str, first: Value, mask: str | None) -> None:
-        start = nest.gep(source, nest.mul(first, ROW))
-        found = nest.transpose([nest.load(nest.gep(start, i * ROW)) for i in range(nest.width)])
+        start = nest.gep(source, nest.mul(first, pitch))
+        found = nest.transpose([nest.load(nest.gep(start, i * pitch)) for i in range(nest.width)])
         # In reverse: lanes beyond the last channel write to its plane, and must be overwritten.
         for plane, row in reversed(list(zip(planes, found, strict=True))):
             nest.store(row, nest.gep(plane, nest.mul(first, 4)), mask)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.conv.kernel_table import ConvShape, choose
+from graphflow.ops.kernels.conv.conv_shape import ConvShape
+from graphflow.ops.kernels.conv.kernel_table import choose
 from graphflow.ops.kernels.gemm.gemm import is_supported
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.windows.window_arguments import Windows

@@ -189,18 +189,24 @@ class _OutputBlocks(NamedTuple):
 def _split_outputs(w: Any, groups: int) -> list[_OutputBlocks]:
     outputs, inputs = w.shape[0] // groups, w.shape[1]
     taps = math.prod(w.shape[2:])
-    blocks = [(0, outputs, groups)] if groups > 1 else _equal_blocks(outputs, WIDEST)
     output = inputs * taps * 4
+    blocks = [(first, size, count, size) for first, size, count in _equal_blocks(outputs, WIDEST)]
+    if groups > 1:  # all groups' blocks at one place
+        blocks = [
+            (first + i * size, size, groups, outputs)
+            for first, size, count, _ in blocks
+            for i in range(count)
+        ]
     result = []
-    for i, (first, size, count) in enumerate(blocks):
+    for i, (first, size, count, apart) in enumerate(blocks):
         weights = scratch(np, f"direct weights {i}", (count, inputs, taps, size), np.float32)
         source, target = operand_place(w) + first * output, operand_place(weights)
         sizes = (
-            inputs, taps, size, 4, taps * 4, size * output,
-            size * 4, taps * size * 4, size * output, output, 0,
+            inputs, taps, size, 4, taps * 4, apart * output,
+            size * 4, taps * size * 4, size * inputs * taps * 4, output, 0,
         )  # fmt: skip
         call_native(copy_rows("gather"), (source, target, target), sizes, 0, count)
-        result.append(_OutputBlocks(first, size, count, size, weights))
+        result.append(_OutputBlocks(first, size, count, apart, weights))
     return result
 
 

@@ -82,18 +82,15 @@ def plan(
     steps = images * outputs * seen * taps * math.prod(windows.out)
     if vector_width() != 16 or len(space) != 2 or windows.stride[1] > 2:
         return None
-    if groups > 1:
-        size = each if each <= _WIDEST else 0
-    elif windows.stride[1] == 1 and steps > _FEW_STEPS:
+    if groups == 1 and windows.stride[1] == 1 and steps > _FEW_STEPS:
         return None  # padded planes are faster, since there is little to copy for many sums
-    else:
-        limit = max(1, min(_WIDEST, each, _MOST_STEPS // taps))
-        size = next(n for n in range(limit, 0, -1) if each % n == 0)
+    limit = max(1, min(_WIDEST, each, _MOST_STEPS // taps))
+    size = next(n for n in range(limit, 0, -1) if each % n == 0)
     height, width = windows.out
     vectors = 2 if width > 16 and size < 8 else 1
     tile = max(1, size * vectors)
     most = min(_SUMS // tile, _MOST_STEPS // (tile * taps), height)
-    if not size or most < 1:
+    if most < 1:
         return None
     # As few rows as possible are computed twice.
     rows = min(range(max(1, most // 2), most + 1), key=lambda n: (-(-height // n) * n, -n))
@@ -101,7 +98,7 @@ def plan(
     plane, plane_out = math.prod(space) * 4, math.prod(windows.out) * 4
     units = outputs // size
     sizes = (
-        *space, *windows.before, *windows.out, seen, units,
+        *space, *windows.before, *windows.out, seen, units, each // size,
         inputs * plane, seen * plane if groups > 1 else 0, plane, seen * taps * 4, plane_out,
     )  # fmt: skip
     return DirectPlan(form, sizes, images * units, steps, (space[1] + 64) * 4)
@@ -127,9 +124,9 @@ def _source(form: DirectForm) -> tuple[str, str]:
     """Write out[n, o, y, x] = Σ w[o, c, ky, kx] · x[n, c, y·stride + …].
 
     Pointers: x, w, out, memory for a row of zeros. Sizes: height and width of x, padding before
-    both, height and width of out, channels of a group, blocks of outputs; bytes of x between
-    images, blocks, channels; of w between outputs; of out between channels. The range is over
-    images and blocks.
+    both, height and width of out, channels of a group, blocks of outputs, and those of a group;
+    bytes of x between images, groups, channels; of w between outputs; of out between channels. The
+    range is over images and blocks.
     """
     return _DirectWriter(form).source()
 
@@ -139,11 +136,12 @@ class _DirectWriter:
 
     def __init__(self, form: DirectForm) -> None:
         self.form = form
-        self.nest = nest = LoopNestWriter(16, 4, 13)
+        self.nest = nest = LoopNestWriter(16, 4, 14)
         self.x, self.w, self.out, self.zeros = nest.pointers
         (
             self.height, self.width, self.down, self.right, self.high, self.wide, self.channels,
-            self.blocks, self.x_image, self.x_block, self.x_channel, self.w_output, self.plane_out,
+            self.blocks, self.group_blocks, self.x_image, self.x_group, self.x_channel,
+            self.w_output, self.plane_out,
         ) = nest.sizes  # fmt: skip
 
     def source(self) -> tuple[str, str]:
@@ -161,7 +159,8 @@ class _DirectWriter:
         nest, form = self.nest, self.form
         image = nest.write(f"sdiv i64 {i}, {self.blocks}")
         block = nest.sub(i, nest.mul(image, self.blocks))
-        x = nest.gep(self.x, nest.mul(image, self.x_image), nest.mul(block, self.x_block))
+        group = nest.write(f"sdiv i64 {block}, {self.group_blocks}")
+        x = nest.gep(self.x, nest.mul(image, self.x_image), nest.mul(group, self.x_group))
         w = nest.gep(self.w, nest.mul(nest.mul(block, form.outputs), self.w_output))
         out = nest.gep(self.out, nest.mul(nest.mul(i, form.outputs), self.plane_out))
         nest.loop(

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphflow.ops.kernels.conv.kernel_table import TABLE, ConvShape, Target, choose
+from graphflow.ops.kernels.conv.conv_shape import ConvShape, Target
+from graphflow.ops.kernels.conv.kernel_table import TABLE, choose
 from graphflow.ops.windows.window_arguments import Windows
 from tests.ops.kernels.sharing import HAS_PRODUCTS
 
@@ -32,8 +33,12 @@ CASES = {
     "3x3": (shape((64, 64), 32, 3), "winograd winograd winograd"),
     "exact": (shape((64, 64), 32, 3, exact=True), "implicit_gemm implicit_gemm implicit_gemm"),
     "strided": (shape((64, 128), 32, 3, stride=2), "implicit_gemm implicit_gemm implicit_gemm"),
-    "few inputs": (shape((3, 64), 32, 3), "direct direct direct"),
-    "few inputs, strided": (shape((3, 64), 32, 7, stride=2), "direct im2col direct"),
+    "few inputs": (shape((3, 64), 32, 3), "direct direct implicit_gemm"),
+    "few inputs, strided": (
+        shape((3, 64), 32, 7, stride=2), "implicit_gemm implicit_gemm implicit_gemm"
+    ),
+    "few channels of large images": (shape((3, 64), 224, 7, stride=2), "direct im2col direct"),
+    "patches": (shape((3, 64), 32, 8, stride=8), "im2col im2col im2col"),
     "one small image": (shape((64, 64), 7, 3, images=1), "one_image winograd winograd"),
     "spectrogram": (
         shape((1, 257), 4000, 512, rank=1)._replace(
@@ -44,8 +49,14 @@ CASES = {
     "few on both sides": (shape((16, 24), 32, 3), "direct direct winograd"),
     "1x1": (shape((128, 128), 28, 1), "pointwise pointwise pointwise"),
     "depthwise": (shape((128, 128), 28, 3, groups=128), "direct direct direct"),
-    "depthwise, 3 axes": (shape((8, 8), 9, 3, rank=3, groups=8), "im2col im2col im2col"),
-    "wide groups": (shape((64, 64), 16, 3, groups=4), "im2col im2col im2col"),
+    "depthwise, 3 axes": (
+        shape((8, 8), 9, 3, rank=3, groups=8), "implicit_gemm implicit_gemm implicit_gemm"
+    ),
+    "3 axes": (shape((6, 9), 9, 3, rank=3), "implicit_gemm implicit_gemm implicit_gemm"),
+    "groups": (shape((64, 64), 16, 3, groups=4), "direct direct implicit_gemm"),
+    "wide groups": (
+        shape((256, 256), 7, 3, groups=4), "implicit_gemm implicit_gemm implicit_gemm"
+    ),
     "large images": (shape((64, 64), 256, 5), "im2col im2col im2col"),
 }  # fmt: skip
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY
-from graphflow.ops.kernels.conv.kernel_table import ConvShape, choose
+from graphflow.ops.kernels.conv.conv_shape import ConvShape
+from graphflow.ops.kernels.conv.kernel_table import choose
 from graphflow.ops.windows.window_arguments import Windows
 from tests.ops.kernels.sharing import HAS_PRODUCTS, check_threads, chosen_kernel, three
 

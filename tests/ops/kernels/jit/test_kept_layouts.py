@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.ops.kernels.conv import implicit_gemm
+from graphflow.ops.kernels.conv.implicit import channel_rows
 from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts, KeptLayouts
 
 CASES = {
@@ -55,13 +55,13 @@ def test_results_follow_the_weights_with_the_same_bits(case: str, threads: int) 
 def test_weights_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     call, shape, kernel, options = CASES["strided"]
     calls = []
-    write = implicit_gemm._BlockedWeights._write
+    write = channel_rows.BlockedWeights._write
 
     def count(self: Any, memory: Any) -> None:
         calls.append(1)
         write(self, memory)
 
-    monkeypatch.setattr(implicit_gemm._BlockedWeights, "_write", count)
+    monkeypatch.setattr(channel_rows.BlockedWeights, "_write", count)
     x, w = gf.placeholder("float32", shape), gf.variable(np.ones(kernel, "float32"))
     image = np.ones(shape, "float32")
     with gf.Session(gf.Cluster.here(threads=1)) as s:

@@ -61,7 +61,8 @@ def test_values_and_gradients_are_those_of_plain_sums(
 LARGE = [
     pytest.param((5, 96, 30, 30), (96, 1, 3, 3), 1, 96, id="depthwise"),
     pytest.param((5, 40, 31, 30), (80, 1, 5, 5), 2, 40, id="depthwise, strided, two each"),
-    pytest.param((6, 3, 70, 64), (64, 3, 7, 7), 2, 1, id="few channels"),
+    pytest.param((6, 3, 70, 64), (6, 3, 7, 7), 2, 1, id="few channels"),
+    pytest.param((3, 36, 20, 33), (84, 3, 3, 3), 1, 12, id="groups"),
     pytest.param((9, 64, 20, 33), (3, 64, 3, 3), 1, 1, id="few outputs"),
     pytest.param((64, 7, 13, 12), (16, 7, 3, 3), 1, 1, id="short rows"),
 ]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphflow.ops.kernels.conv.implicit_gemm_text import BLOCK
+from graphflow.ops.kernels.conv.implicit.implicit_gemm_text import BLOCK
 from graphflow.ops.kernels.conv.winograd_text import ROW
 from graphflow.ops.kernels.conv.winograd_tiles import row_slots
 from graphflow.ops.kernels.jit.array_address import address
@@ -43,11 +43,14 @@ class WindowMap(NamedTuple):
         sizes: the spatial axes of the convolution's input.
         transposed: False: positions are windows over the input. True: positions are elements of the
             input, and pixels the windows' results.
+        pitch, pitch_out: bytes of a row of a pixel, and of a position.
     """
 
     sizes: Ints
     windows: Windows
     transposed: bool
+    pitch: int = ROW
+    pitch_out: int = ROW
 
     @property
     def positions(self) -> Ints:
@@ -74,7 +77,8 @@ def _tap_tables(window_map: WindowMap, images: int, split: bool) -> tuple[TapTab
         positions = _flatten_indices([a[0] for a in axes], window_map.positions)
         taps = _flatten_indices([a[1] for a in axes], kernel)
         place, inside = _combine_pixels(window_map, axes)
-        for some, seen in _split_positions(inside) if split else [_all_of(inside)]:
+        valid = [a[3] for a in axes]
+        for some, seen in _split_positions(inside, valid) if split else _all_of(inside):
             tables.append(
                 _repeat_for_images(
                     window_map, images, positions[some], taps[seen],
@@ -104,28 +108,47 @@ def _combine_pixels(
     return place, inside
 
 
-_SPLIT_GAIN = 0.75
-"""Part of the products that a split of the positions may leave, at most."""
+_SPLIT_GAIN = 0.8
+"""Part of the time that a split of the positions may leave, at most."""
+_LOAD_BLOCKS = 1
+"""Blocks of positions in whose time a tap's weights come to the first cache."""
 
 
-def _all_of(inside: Any) -> tuple[Any, Any]:
-    return tuple(np.arange(n) for n in inside.shape)  # type: ignore[return-value]
+def _block_taps(positions: int, taps: int) -> int:
+    """Return the time of some positions, in that of a block's products by one tap."""
+    return (-(-positions // BLOCK) + _LOAD_BLOCKS) * taps
 
 
-def _split_positions(inside: Any) -> list[tuple[Any, Any]]:
-    """Return the positions that see the same taps, and these taps; or all in one, if that is
+def _all_of(inside: Any) -> list[tuple[Any, Any]]:
+    positions, taps = inside.shape
+    return [(np.arange(positions), np.arange(taps))]
+
+
+def _split_positions(inside: Any, valid: list[Any]) -> list[tuple[Any, Any]]:
+    """Return positions that see nearly the same taps, and these taps; or all in one, if that is
     faster.
 
-    It depends on one image alone, since an infinite weight times padding is NaN.
+    It depends on one image alone, since an infinite weight times padding is NaN. Positions are
+    split along all axes near whose edges taps see padding only, or along some of these axes.
 
     Args:
         inside: whether each tap of each position sees a pixel, (positions, taps).
+        valid: the same along each axis.
     """
-    kinds, number = np.unique(inside, axis=0, return_inverse=True)
-    cuts = [(np.flatnonzero(number == i), np.flatnonzero(kind)) for i, kind in enumerate(kinds)]
-    cost = sum(-(-len(some) // BLOCK) * len(seen) for some, seen in cuts)
-    whole = -(-len(inside) // BLOCK) * inside.shape[1]
-    return cuts if cost <= _SPLIT_GAIN * whole else [_all_of(inside)]
+    kinds = [np.unique(axis, axis=0, return_inverse=True)[1].reshape(-1) for axis in valid]
+    best = _all_of(inside)
+    least = _SPLIT_GAIN * _block_taps(*inside.shape)
+    for chosen in pairs_of((False, True), repeat=len(kinds)):
+        number = np.zeros(1, np.int64)
+        for kind, is_split in zip(kinds, chosen, strict=True):
+            mine = kind if is_split else 0 * kind
+            number = (number[:, None] * len(kind) + mine).reshape(-1)
+        groups = [np.flatnonzero(number == n) for n in np.unique(number)]
+        cuts = [(some, np.flatnonzero(inside[some].any(0))) for some in groups]
+        time = sum(_block_taps(len(some), len(seen)) for some, seen in cuts)
+        if time <= least:
+            best, least = cuts, time
+    return best
 
 
 def _axis_table(window_map: WindowMap, axis: int, remainder: int) -> tuple[Any, Any, Any, Any]:
@@ -167,8 +190,8 @@ def _repeat_for_images(
     seen = np.where(inside, place, slots - 1) + number[:, None, None] * slots
     places = positions + number[:, None] * slots_out
     return TapTable(
-        np.ascontiguousarray(seen.reshape(places.size, len(taps)) * ROW, np.int32),
-        np.ascontiguousarray(places.reshape(-1) * ROW, np.int32),
+        np.ascontiguousarray(seen.reshape(places.size, len(taps)) * window_map.pitch, np.int32),
+        np.ascontiguousarray(places.reshape(-1) * window_map.pitch_out, np.int32),
         np.ascontiguousarray(taps, np.int32),
     )
 

@@ -6,6 +6,7 @@ of a window sees, so any stride, dilation and padding is a product without copie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value
@@ -53,17 +54,21 @@ def pack_weights() -> NativeFunction:
 
 
 @cache
-def product(vectors: int) -> NativeFunction:
+def product(vectors: int, taps_inside: bool) -> NativeFunction:
     """Write y[row of p] (+)= Σ over taps and k of x[row that p's tap sees, k]·w[tap, k].
 
     Pointers: x, w, y, rows seen (i32 bytes: block, tap, position), results (i32 bytes: block,
-    position), taps (i32), at least one. Sizes: taps, k, bytes of w between taps, whether to add to
-    y. The range is over blocks of `BLOCK` positions.
+    position), taps (i32), at least one. Sizes: taps, k, bytes of w between taps and between k,
+    whether to add to y. The range is over blocks of `BLOCK` positions.
+
+    Args:
+        taps_inside: keep sums in registers from tap to tap. Otherwise the weights of a tap stay in
+            the first cache while all blocks pass. The order of sums is the same.
     """
-    nest = LoopNestWriter(vector_width(), 6, 4)
+    nest = LoopNestWriter(vector_width(), 6, 5)
     f = nest.floats
     x, w, y, seen, results, taps = nest.pointers
-    count, depth, apart, adds = nest.sizes
+    count, depth, apart, pitch, adds = nest.sizes
     adding = nest.write(f"icmp ne i64 {adds}, 0")
     kind, zero = nest.kind, f.const(0.0)
 
@@ -78,34 +83,52 @@ def product(vectors: int) -> NativeFunction:
         for r, row in enumerate(rows):
             factor = nest.broadcast(nest.gep(row, moved))
             new += [f.fma(factor, given[v], sums[r * vectors + v]) for v in range(vectors)]
-        return [str(nest.add(moved, 4)), str(nest.gep(right, ROW)), *rows, *new]
+        return [str(nest.add(moved, 4)), str(nest.gep(right, pitch)), *rows, *new]
 
-    def block(t: str, b: str, right: str, add: str) -> None:
-        places = [
+    def weights(t: str) -> str:
+        return nest.gep(w, nest.mul(offset(taps, nest.mul(t, 4)), apart))
+
+    def places(b: str) -> list[str]:
+        return [
             nest.gep(y, offset(results, nest.mul(b, 4 * BLOCK), 4 * r), v * nest.nbytes)
             for r in range(BLOCK)
             for v in range(vectors)
         ]
-        begun = [
-            nest.write(f"select i1 {add}, {kind} {nest.load(p)}, {kind} {zero}") for p in places
-        ]
+
+    def begin(goals: list[str], add: str) -> list[str]:
+        return [nest.write(f"select i1 {add}, {kind} {nest.load(p)}, {kind} {zero}") for p in goals]
+
+    def tap_terms(t: str, b: str, right: str, sums: Sequence[str]) -> list[str]:
         mine = nest.gep(seen, nest.mul(nest.add(nest.mul(b, count), t), 4 * BLOCK))
         rows = [nest.gep(x, offset(mine, 4 * r)) for r in range(BLOCK)]
         carried = [
-            ("i64", "0"), ("ptr", right), *(("ptr", r) for r in rows), *((kind, s) for s in begun),
+            ("i64", "0"), ("ptr", right), *(("ptr", r) for r in rows), *((kind, s) for s in sums),
         ]  # fmt: skip
-        found = nest.loop(0, depth, term, carried)[2 + BLOCK :]
-        for place, value in zip(places, found, strict=True):
+        return nest.loop(0, depth, term, carried)[2 + BLOCK :]
+
+    def finish(goals: list[str], sums: list[str]) -> None:
+        for place, value in zip(goals, sums, strict=True):
             nest.store(value, place)
 
+    def block(t: str, b: str, right: str, add: str) -> None:
+        goals = places(b)
+        finish(goals, tap_terms(t, b, right, begin(goals, add)))
+
     def tap(t: str) -> None:
-        # A tap's weights stay in the first cache while all blocks pass.
-        right = nest.gep(w, nest.mul(offset(taps, nest.mul(t, 4)), apart))
+        right = weights(t)
         later = nest.write(f"icmp sgt i64 {t}, 0")
         add = nest.write(f"or i1 {adding}, {later}")
         nest.loop("%start", "%stop", lambda b: block(t, b, right, add))
 
-    nest.loop(0, count, tap)
+    def whole_block(b: str) -> None:
+        goals = places(b)
+        begun = [(kind, s) for s in begin(goals, adding)]
+        finish(goals, nest.loop(0, count, lambda t, *s: tap_terms(t, b, weights(t), s), begun))
+
+    if taps_inside:
+        nest.loop("%start", "%stop", whole_block)
+    else:
+        nest.loop(0, count, tap)
     return compiler().function(*nest.source())
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from graphflow.ops.kernels.conv.implicit_gemm_text import BLOCK
-from graphflow.ops.kernels.conv.tap_tables import WindowMap, block_tables
+from graphflow.ops.kernels.conv import kernel_table
+from graphflow.ops.kernels.conv.implicit.implicit_gemm_text import BLOCK
+from graphflow.ops.kernels.conv.implicit.tap_tables import WindowMap, block_tables
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.windows.window_arguments import Windows
 from tests.ops.kernels.sharing import check_threads, chosen_kernel, three
 
@@ -27,8 +29,12 @@ def draw_operands(
     if min(out) < 1:
         return []
     rng = np.random.default_rng(seed)
-    inputs, outputs = channels
-    shapes = (images, inputs, *size), (outputs, inputs, *kernel), (images, outputs, *out)
+    inputs, outputs = channels  # of a group
+    groups = attrs.get("groups", 1)
+    shapes = (
+        (images, groups * inputs, *size), (groups * outputs, inputs, *kernel),
+        (images, groups * outputs, *out),
+    )  # fmt: skip
     return [rng.normal(size=s).astype("float32") for s in shapes]
 
 
@@ -41,9 +47,11 @@ def cases(draw: Any) -> tuple[list[Array], dict[str, Any]]:
 
     attrs = {
         "kernel": each(1, 3), "stride": each(1, 3), "dilation": each(1, 2), "exact": True,
-        "padding": tuple(zip(each(0, 4), each(0, 4), strict=True)), "groups": 1,
+        "padding": tuple(zip(each(0, 4), each(0, 4), strict=True)),
+        "groups": draw(st.sampled_from([1, 1, 2, 5])),
     }  # fmt: skip
-    channels = draw(st.integers(12, 140)), draw(st.integers(12, 140))
+    counts = st.one_of(st.integers(1, 20), st.integers(12, 140))
+    channels = draw(counts), draw(counts)
     size = each(1, 12 if rank < 3 else 5)
     arrays = draw_operands(draw(st.integers(0, 9)), draw(st.integers(1, 4)), channels, size, attrs)
     assume(arrays)
@@ -61,28 +69,36 @@ def test_values_and_gradients_are_those_of_plain_sums(
 ) -> None:
     arrays, attrs = case
     wide = three(*(a.astype("float64") for a in arrays), attrs)
-    for have, want in zip(three(*arrays, attrs), wide, strict=True):
+    (kernel,) = (k for k in kernel_table.TABLE if k.name == "implicit_gemm")
+    with pytest.MonkeyPatch.context() as patch:
+        if is_jit_enabled():
+            patch.setattr(kernel_table, "choose", lambda *_: kernel)
+        found = three(*arrays, attrs)
+    for have, want in zip(found, wide, strict=True):
         assert_close(have, want)
 
 
 LARGE = [
-    pytest.param(20, (64, 130), (33, 30), 2, 1, id="chunks of images"),
-    pytest.param(9, (256, 80), (8, 8), 2, 1, id="many channels"),
-    pytest.param(3, (26, 40), (80, 90), 1, 2, id="dilated"),
+    pytest.param(20, (64, 130), (33, 30), 2, 1, 1, id="chunks of images"),
+    pytest.param(9, (256, 80), (8, 8), 2, 1, 1, id="many channels"),
+    pytest.param(3, (26, 40), (80, 90), 1, 2, 1, id="dilated"),
+    pytest.param(20, (7, 90), (33, 30), 2, 1, 1, id="few channels"),
+    pytest.param(5, (40, 66), (9, 8), 1, 1, 3, id="groups"),
 ]
 
 
-@pytest.mark.parametrize("images, channels, size, stride, dilation", LARGE)
+@pytest.mark.parametrize("images, channels, size, stride, dilation, groups", LARGE)
 def test_bits_do_not_depend_on_threads(
-    images: int, channels: tuple[int, int], size: tuple[int, int], stride: int, dilation: int
-) -> None:
+    images: int, channels: tuple[int, int], size: tuple[int, int], stride: int,
+    dilation: int, groups: int,
+) -> None:  # fmt: skip
     attrs: dict[str, Any] = {
         "stride": (stride,) * 2, "padding": ((1, 2),) * 2, "dilation": (dilation,) * 2,
+        "groups": groups,
     }  # fmt: skip
     x, w, g = draw_operands(0, images, channels, size, {**attrs, "kernel": (3, 3)})
     windows = Windows((3, 3), attrs["stride"], (1, 1), attrs["dilation"], g.shape[2:])
-    assert chosen_kernel(x, channels[1], windows, 1) == "implicit_gemm"
-    attrs["groups"] = 1
+    assert chosen_kernel(x, groups * channels[1], windows, groups) == "implicit_gemm"
     alone = three(x, w, g, attrs)
     for have, want in zip(
         alone, three(*(a.astype("float64") for a in (x, w, g)), attrs), strict=True

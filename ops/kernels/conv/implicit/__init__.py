@@ -1,0 +1,1 @@
+"""Implicit GEMM: convolutions as products of gathered rows of channels."""
