@@ -16,6 +16,7 @@ from benchmarks.twins import GraphflowStep, Twin
 from benchmarks.twins.description import UNIT_DESCENT
 
 CHECKED_STEPS = 3
+OTHER_WEIGHTS = 1_000_000  # added to a seed
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 2e-3
 """Of the largest element of a gradient."""
@@ -77,9 +78,20 @@ class Race:
 def check_twins(twin: Twin, threads: Sequence[int]) -> None:
     """Compare gradients, running moments and the first losses of both libraries, without dropout.
 
+    A number within rounding of the kink of a ReLU may have either gradient. So a twin that differs
+    has a second try with other weights and feeds.
+
     Raises:
         DisagreementError: they differ, or the numbers of threads of graphflow do.
     """
+    try:
+        check_once(twin, threads)
+    except DisagreementError:
+        check_once(replace(twin, seed=twin.seed + OTHER_WEIGHTS), threads)
+
+
+def check_once(twin: Twin, threads: Sequence[int]) -> None:
+    """Compare as `check_twins` does, with the weights and feeds of the twin's own seed."""
     from benchmarks.twins.torch_step import TorchStep
 
     twin = twin.without_dropout()
