@@ -25,7 +25,7 @@ import numpy as np
 from graphflow._version import __version__
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 from graphflow.placement.calibration.held_out import is_scatter
-from graphflow.placement.clusters.machine.host_facts import cores
+from graphflow.placement.clusters.machine.host_facts import cores, numa_nodes
 
 _DRAFT = ".part"  # suffix of a file that is being written
 _STALE_SECONDS = 3600.0  # since its last change: its writer was killed
@@ -91,6 +91,7 @@ def machine_key() -> dict[str, Any]:
         "processor": model,
         "features": features,
         "cores": cores(),
+        "numa": [len(node) for node in numa_nodes()],
         "numpy": np.__version__,
         "blas": _blas(),
         "graphflow": __version__,
