@@ -1,4 +1,4 @@
-"""When a session changes the placement of its fetches: on request, and after traced steps.
+"""Better placements for a session: on request, and after traced steps that drift.
 
 steps are traced → they drift from the prediction → migrate → the next steps confirm it, or not
 """
