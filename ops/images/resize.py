@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, Size, TensorSpec, normalize_shape, show_shape, spec
@@ -271,9 +272,7 @@ def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, lis
 
 
 def _is_factor(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return False
-    return 0 < float(value) < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
 def _scale_size(n: Size, factor: float) -> Size:
