@@ -15,7 +15,8 @@ agree (dropout aside), and graphflow's losses must have the same bits on all num
 All contenders then run by turns in this process: numpy arrays in, the loss as a Python float out.
 A line shows graphflow's milliseconds, its time over torch's, ± half of the interquartile range of
 the noisiest contender. First steps are not in the ratios; their seconds are in the column "first"
-(placement and compilation, with kernels that the check has left on disk). The exit status is 1 if models failed or differ.
+(placement and compilation, with kernels that the check has left on disk). The exit status is 1 if
+models failed or differ.
 """
 
 from __future__ import annotations
