@@ -23,6 +23,7 @@ from graphflow.ops.kernels.images.resample import (
     slice_table,
     table_for,
 )
+from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import spatial_axes
 
@@ -68,7 +69,8 @@ def _resize_into(
         if parts:
             rows = slice_table(rows, first, size, low, x.shape[axis])
         shape = (*source.shape[:axis], size, *source.shape[axis + 1 :])
-        target = out if position == len(order) - 1 else xp.empty(shape, x.dtype)
+        is_last = position == len(order) - 1
+        target = out if is_last else scratch(xp, f"resized {position}", shape, x.dtype)
         resample(xp, target, source, axis, rows)
         source = target
     if not order:
@@ -122,6 +124,7 @@ resize_op: Op = register(
         infer=_infer,
         kernel=_kernel,
         into=_resize_into,
+        records=True,
         vjp=_vjp,
         batch=batching.along("axes"),
         sharding=window_sharding.resize,
