@@ -22,7 +22,7 @@ from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 
-class Phase(NamedTuple):
+class StridePhase(NamedTuple):
     """Positions of one axis that see the same taps.
 
     Attributes:
@@ -45,13 +45,13 @@ def has_phases(windows: Windows) -> bool:
     return all(math.gcd(s, d) == 1 and k >= s for k, s, d in axes)
 
 
-def axis_phases(n: int, kernel: int, stride: int, before: int, dilation: int) -> list[Phase]:
+def axis_phases(n: int, kernel: int, stride: int, before: int, dilation: int) -> list[StridePhase]:
     """Return the phases of an axis of n positions."""
     found = []
     for first in range(min(stride, n)):
         seen = [k for k in range(kernel) if (first + before - k * dilation) % stride == 0]
         padding = (seen[-1] * dilation - first - before) // stride
-        found.append(Phase(first, -(-(n - first) // stride), seen[0], len(seen), padding))
+        found.append(StridePhase(first, -(-(n - first) // stride), seen[0], len(seen), padding))
     return found
 
 
@@ -72,7 +72,7 @@ def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
         _spread(out, results, phases, stride)
 
 
-def _turned_taps(w: Any, phases: tuple[Phase, ...], stride: Ints) -> Any:
+def _turned_taps(w: Any, phases: tuple[StridePhase, ...], stride: Ints) -> Any:
     """Return a phase's taps (c, o, *kernel), turned round, in scratch memory."""
     outputs, inputs, *kernel = w.shape
     sizes = [phase.kernel for phase in phases]
@@ -95,7 +95,7 @@ def _turned_taps(w: Any, phases: tuple[Phase, ...], stride: Ints) -> Any:
     return result
 
 
-def _spread(out: Any, results: Any, phases: tuple[Phase, ...], stride: Ints) -> None:
+def _spread(out: Any, results: Any, phases: tuple[StridePhase, ...], stride: Ints) -> None:
     """Write a phase's results (images, channels, *positions) to its positions of `out`."""
     (rows, columns), (down, right) = ((1, *sizes)[-2:] for sizes in (results.shape[2:], stride))
     y, x = (0, *(phase.first for phase in phases))[-2:]
