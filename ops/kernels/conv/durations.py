@@ -46,6 +46,12 @@ def direct_nanoseconds(s: ConvShape, target: Target) -> float:
     return _flops(s, math.prod(written)) / (rate * _used(written[-1]))
 
 
+def phases_nanoseconds(s: ConvShape) -> float:
+    """Return the time of `phases.py`, whose rows are every s-th element of the input's."""
+    columns = -(-s.space[-1] // s.windows.stride[-1])
+    return _flops(s, math.prod(s.windows.out)) / (_DIRECT * _used(columns))
+
+
 def implicit_nanoseconds(s: ConvShape, target: Target) -> float:
     """Return the time of `implicit_gemm.py`: vectors lie along the channels of a pixel."""
     depth, columns = s.group_inputs, s.group_outputs

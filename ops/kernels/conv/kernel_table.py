@@ -24,9 +24,13 @@ from graphflow.ops.kernels.conv import (
     winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.conv_shape import ConvShape, Target
-from graphflow.ops.kernels.conv.direct import direct
+from graphflow.ops.kernels.conv.direct import direct, phases
 from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
-from graphflow.ops.kernels.conv.durations import direct_nanoseconds, implicit_nanoseconds
+from graphflow.ops.kernels.conv.durations import (
+    direct_nanoseconds,
+    implicit_nanoseconds,
+    phases_nanoseconds,
+)
 from graphflow.ops.kernels.conv.implicit import implicit_gemm
 from graphflow.ops.kernels.conv.implicit.channel_rows import blocked_bytes, row_bytes
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
@@ -146,6 +150,23 @@ def _are_patches(s: ConvShape) -> bool:
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
     windows = s.transposed._replace(stride=(1,) * len(s.space))
     direct.convolve(x, g, flip_weights(w, s.groups), windows, s.groups, s.windows.stride)
+
+
+# Phases of a stride -------------------------------------------------------------------------------
+
+
+def _fits_phases(s: ConvShape, target: Target) -> bool:
+    return (
+        target == "x"
+        and s.is_native
+        and len(s.space) <= 2
+        and s.groups == 1
+        and not s.has_unit_stride
+        and min(s.inputs, s.outputs) <= direct.FEW_CHANNELS
+        and not _tiles_input(s)
+        and phases.has_phases(s.windows)
+        and not (_can_gather(s) and phases_nanoseconds(s) > implicit_nanoseconds(s, target))
+    )
 
 
 # A strided view -----------------------------------------------------------------------------------
@@ -296,6 +317,14 @@ TABLE = (
         _direct_back_to_input,
         lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
         lambda s: direct.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.groups),
+    ),
+    # A direct convolution for each remainder by the stride. Other targets: the rows further down.
+    ConvKernel(
+        "phases",
+        _fits_phases,
+        lambda s, y, x, w: im2col.convolve(s.xp, y, x, w, s.windows, s.groups),
+        lambda s, x, g, w: phases.input_gradient(x, g, w, s.windows),
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
     ),
     # No copies for each tap: products of rows whose addresses a table gives. For many channels.
     ConvKernel(

@@ -35,16 +35,16 @@ CASES = {
     "strided": (shape((64, 128), 32, 3, stride=2), "implicit_gemm implicit_gemm implicit_gemm"),
     "few inputs": (shape((3, 64), 32, 3), "direct direct implicit_gemm"),
     "few inputs, strided": (
-        shape((3, 64), 32, 7, stride=2), "implicit_gemm implicit_gemm implicit_gemm"
+        shape((3, 64), 32, 7, stride=2), "implicit_gemm phases implicit_gemm"
     ),
-    "few channels of large images": (shape((3, 64), 224, 7, stride=2), "direct im2col direct"),
-    "patches": (shape((3, 64), 32, 8, stride=8), "im2col im2col im2col"),
+    "few channels of large images": (shape((3, 64), 224, 7, stride=2), "direct phases direct"),
+    "patches": (shape((3, 64), 32, 8, stride=8), "im2col phases im2col"),
     "one small image": (shape((64, 64), 7, 3, images=1), "one_image winograd winograd"),
     "spectrogram": (
         shape((1, 257), 4000, 512, rank=1)._replace(
             windows=Windows((512,), (160,), (0,), (1,), (22,))
         ),
-        "strided_view im2col im2col",
+        "strided_view phases im2col",
     ),
     "few on both sides": (shape((16, 24), 32, 3), "direct direct winograd"),
     "1x1": (shape((128, 128), 28, 1), "pointwise pointwise pointwise"),
