@@ -24,7 +24,7 @@ _ROW_NANOSECONDS = 2.5
 _JOINED_IMAGES = 4
 
 
-def _used(count: int, block: int = _LANES) -> float:
+def _lane_share(count: int, block: int = _LANES) -> float:
     """Return the share of blocks that `count` elements fill."""
     return count / (-(-count // block) * block)
 
@@ -39,17 +39,17 @@ def direct_nanoseconds(s: ConvShape, target: Target) -> float:
     out, stride = s.windows.out, s.windows.stride[-1]
     if target == "w":
         is_joined = stride == 1 and s.images >= _JOINED_IMAGES
-        lanes = 1.0 if is_joined else _used(out[-1])
+        lanes = 1.0 if is_joined else _lane_share(out[-1])
         return _flops(s, math.prod(out)) / (_DIRECT_WEIGHT * lanes)
     written = s.space if target == "x" else out  # padding is computed, too
     rate = _STRIDED if target == "y" and stride > 1 else _DIRECT
-    return _flops(s, math.prod(written)) / (rate * _used(written[-1]))
+    return _flops(s, math.prod(written)) / (rate * _lane_share(written[-1]))
 
 
 def phases_nanoseconds(s: ConvShape) -> float:
     """Return the time of `phases.py`, whose rows are every s-th element of the input's."""
     columns = -(-s.space[-1] // s.windows.stride[-1])
-    return _flops(s, math.prod(s.windows.out)) / (_DIRECT * _used(columns))
+    return _flops(s, math.prod(s.windows.out)) / (_DIRECT * _lane_share(columns))
 
 
 def implicit_nanoseconds(s: ConvShape, target: Target) -> float:
@@ -62,6 +62,6 @@ def implicit_nanoseconds(s: ConvShape, target: Target) -> float:
         depth, columns = columns, depth
     rate = _IMPLICIT * depth / (depth + _TAP_CHANNELS)
     if target == "w":
-        rate = _IMPLICIT_WEIGHT * _used(depth, _DEEP)
-    rate *= _used(columns) * (1.0 if columns > _LANES else _ONE_VECTOR)
+        rate = _IMPLICIT_WEIGHT * _lane_share(depth, _DEEP)
+    rate *= _lane_share(columns) * (1.0 if columns > _LANES else _ONE_VECTOR)
     return rows + _flops(s, math.prod(s.windows.out)) / rate
