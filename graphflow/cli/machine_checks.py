@@ -73,12 +73,14 @@ def _check_environment() -> Iterator[Finding]:
 
 
 def _check_processor() -> Iterator[Finding]:
-    from graphflow.placement.clusters.machine.host_facts import cores, host_memory
+    from graphflow.placement.clusters.machine.host_facts import cores, host_memory, numa_nodes
 
     usable, all_cores = cores(), os.cpu_count() or 1
     of_all = "" if usable == all_cores else f" of {all_cores} (affinity or the cgroup's cpu.max)"
     memory = host_memory()
-    text = f"{show_count(usable, 'core')}{of_all}, {show_bytes(memory)} of memory"
+    nodes = numa_nodes()
+    of_nodes = f" in {len(nodes)} NUMA nodes" if len(nodes) > 1 else ""
+    text = f"{show_count(usable, 'core')}{of_all}{of_nodes}, {show_bytes(memory)} of memory"
     if memory < _LOW_MEMORY:
         remedy = "raise the cgroup's memory limit: a worker with numpy and LLVM takes about 100 MiB"
         yield Finding("processor", WARNING, text, remedy)
