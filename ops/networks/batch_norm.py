@@ -323,7 +323,7 @@ def batch_norm(
         if channel < x.ndim - 1 or wide.dtype.itemsize < 4:
             return astype(_channel_affine(*given, **attrs, name=name), x.dtype)
         with error_location("batch_norm"):
-            _infer_channel_affine(*(t.spec for t in given), **attrs)
+            _channel_affine.infer(*(t.spec for t in given), **attrs)
         factor = scale * rsqrt(spread + epsilon)  # fused with the ops around
         shifted = FUNCTIONS["add"](wide * factor, bias - average * factor, name=name)
         return astype(shifted, x.dtype)
