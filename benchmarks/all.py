@@ -30,11 +30,12 @@ PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", 
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "windows", "takeover",
           "block_methods", "auto", "checkpoints", "frameworks", "linear_random",
-          "linear_threads", "little_memory", "comparison")  # fmt: skip
+          "linear_threads", "little_memory", "comparison", "random_training")  # fmt: skip
 FEW = {"import_time": ["--runs", "5"], "first_step": ["--runs", "1"], "large_graphs":
        ["--nodes", "10000"], "placers": [], "memory": [], "linear_models": ["--quick", "--rounds",
        "2"], "linear_random": ["--random", "1", "--rounds", "2"],
        "windows": ["--draws", "1", "--only", "bsp", "pool"],
+       "random_training": ["--random", "4", "--rounds", "3"],
        "takeover": ["--sizes", "10M", "--kills", "1"]}  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_kinds import is_number
 from graphflow.base.initial_numbers import orthonormalize_rows
 from graphflow.base.initial_numbers import truncated_normal as normal_within_two
 from graphflow.base.lazy_dataclass import dataclass
@@ -200,7 +201,7 @@ def _make(kind: str, shape: Any, dtype: Any, a: float, b: float) -> Initializer:
     if kind != "constant":
         if kind_of(wanted) != "float":
             raise DTypeError(f"{_here()}: random values need a float dtype, not {wanted}")
-        if not all(_is_number(x) and math.isfinite(x) for x in (a, b)):
+        if not all(_is_number_or_flag(x) and math.isfinite(x) for x in (a, b)):
             raise ArgumentError(
                 f"{_here()}: the parameters must be finite numbers, not {a!r} and {b!r}"
             )
@@ -225,8 +226,8 @@ def _static_shape(shape: Any) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number)
+def _is_number_or_flag(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool)
 
 
 def _here() -> str:
@@ -261,7 +262,7 @@ def full(shape: Any, value: float, dtype: Any = "float32") -> Initializer:
         ArgumentError: the value is no number, or the dtype cannot hold it.
     """
     wanted = _dtype(dtype)
-    fits = _is_number(value) and (is_inexact(wanted) or _is_exact(value, wanted))
+    fits = _is_number_or_flag(value) and (is_inexact(wanted) or _is_exact(value, wanted))
     if not fits:
         raise ArgumentError(f"{_here()}: {value!r} is not a value of dtype {wanted}")
     return _make("constant", shape, dtype, value, 0.0)
@@ -278,7 +279,7 @@ def uniform(
     shape: Any, low: float = -0.05, high: float = 0.05, dtype: Any = "float32"
 ) -> Initializer:
     """Draw from the uniform distribution on [low, high)."""
-    if _is_number(low) and _is_number(high) and low > high:
+    if _is_number_or_flag(low) and _is_number_or_flag(high) and low > high:
         raise ArgumentError(f"{_here()}: low {low} is above high {high}")
     return _make("uniform", shape, dtype, low, high)
 
@@ -286,7 +287,7 @@ def uniform(
 @checks_argument_names(ArgumentError)
 def normal(shape: Any, mean: float = 0.0, std: float = 0.05, dtype: Any = "float32") -> Initializer:
     """Draw from the normal distribution with the given mean and standard deviation."""
-    if _is_number(std) and std < 0:
+    if _is_number_or_flag(std) and std < 0:
         raise ArgumentError(f"{_here()}: the standard deviation must not be negative: {std}")
     return _make("normal", shape, dtype, mean, std)
 

@@ -40,14 +40,20 @@ class Address:
         """True if only processes of this machine can reach the address."""
         if self.host == "localhost":
             return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_ip_address(self.host) and ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port or '*'}"
+
+
+def is_ip_address(host: str) -> bool:
+    """Return True if a host is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 Parser = Callable[[str], Address | None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args, get_origin
 
 import numpy as np
 
@@ -30,6 +30,13 @@ class Kind(NamedTuple):
     take: Callable[[Any], Any]
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Return True for a real number of Python or numpy; a flag and an array are none."""
+    return isinstance(value, int | float | np.number) and not isinstance(
+        value, bool | np.complexfloating
+    )
+
+
 def _to_flag(value: Any) -> Any:
     if isinstance(value, bool):
         return value
@@ -47,9 +54,7 @@ def _to_integer(value: Any) -> Any:
 def _to_number(value: Any) -> Any:
     if type(value) is int:
         return value
-    if isinstance(value, bool | complex | np.complexfloating) or not isinstance(
-        value, int | float | np.number
-    ):
+    if not is_number(value):
         return REFUSED
     if isinstance(value, int | np.integer):
         return int(value)

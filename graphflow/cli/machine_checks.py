@@ -90,14 +90,22 @@ def _check_environment() -> Iterator[Finding]:
 
 
 def _check_processor() -> Iterator[Finding]:
-    from graphflow.placement.clusters.machine.host_facts import cores, default_threads, host_memory
+    from graphflow.placement.clusters.machine.host_facts import (
+        cores,
+        default_threads,
+        host_memory,
+        numa_nodes,
+    )
 
     usable, all_cores = cores(), os.cpu_count() or 1
     of_all = "" if usable == all_cores else f" of {all_cores} (affinity or the cgroup's cpu.max)"
     memory = host_memory()
-    limit, threads = thread_limit(), default_threads()
-    told = "" if limit is None else f", {show_count(threads, 'thread')} (OMP_NUM_THREADS={limit})"
-    text = f"{show_count(usable, 'core')}{of_all}{told}, {show_bytes(memory)} of memory"
+    nodes = numa_nodes()
+    of_nodes = f" in {len(nodes)} NUMA nodes" if len(nodes) > 1 else ""
+    limit = thread_limit()
+    if limit is not None:
+        of_nodes += f", {show_count(default_threads(), 'thread')} (OMP_NUM_THREADS={limit})"
+    text = f"{show_count(usable, 'core')}{of_all}{of_nodes}, {show_bytes(memory)} of memory"
     if memory < _LOW_MEMORY:
         remedy = "raise the cgroup's memory limit: a worker with numpy and LLVM takes about 100 MiB"
         yield Finding("processor", WARNING, text, remedy)

@@ -11,8 +11,8 @@ from graphflow.base.environment import DEVICES, setting
 from graphflow.base.formatting import show_count
 from graphflow.base.process.interrupts import defer_signals
 from graphflow.errors import PlanError, SessionError
+from graphflow.placement.calibration.automatic_cluster import without_gpus
 from graphflow.placement.calibration.calibrate import LinkSpeed
-from graphflow.placement.clusters.automatic_cluster import without_gpus
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.clusters.machine.machine_devices import CPU, has_cupy

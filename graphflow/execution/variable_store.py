@@ -8,7 +8,7 @@ waits here, and so does a value that moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from graphflow.execution.checkpoint_matching import (
 )
 from graphflow.execution.compiled_fetches import worker_of
 from graphflow.execution.replica_rows import fit_rows, is_loadable
+from graphflow.execution.variable_mirrors import VariableMirrors
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import Span, index_of, nbytes
 from graphflow.runtime.checkpoint import Checkpoint, differences
@@ -65,9 +66,7 @@ class VariableStore:
         wholes: the partitioned variables by name; checkpoints store them whole.
         writes: how often values were set, loaded or restored.
         holders: the devices that have the parts of others, after losses; see `planning.mirrors`.
-        mirror_homes: the device of each variable's mirror.
-        mirror_reads: the other variables whose mirrors the update of its mirror reads.
-        mirrored: the variables whose mirrors have their values.
+        mirrors: the mirrors of variables.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -82,9 +81,7 @@ class VariableStore:
         self._pending_copies: dict[str, Copies] = {}
         self.writes = 0
         self.holders: dict[str, str] = {}
-        self.mirror_homes: dict[Node, str] = {}
-        self.mirror_reads: dict[Node, frozenset[Node]] = {}
-        self.mirrored: set[Node] = set()
+        self.mirrors = VariableMirrors()
         self._loaded_checkpoint: LoadedCheckpoint | None = None
 
     # Names ------------------------------------------------------------------------------------
@@ -185,17 +182,17 @@ class VariableStore:
         if name in self._pending:
             self._write(node, np.asarray(self._pending[name]))
             del self._pending[name]
-        elif node not in self._at_home and node in self.mirror_homes:
-            self.mirrored.add(node)  # both begin with the initial value
+        elif node not in self._at_home and node in self.mirrors.homes:
+            self.mirrors.current.add(node)  # both begin with the initial value
         self._at_home.add(node)
 
     def _write(self, node: Node, value: Array) -> None:
         """Set a variable and its mirror on their workers."""
         name = self.names[node]
         self._hosts.write(self._worker_of(node), name, value)
-        if node in self.mirror_homes:
-            self._hosts.write(worker_of(self.mirror_homes[node]), MIRROR + name, value)
-            self.note_mirrored([node])
+        if node in self.mirrors.homes:
+            self._hosts.write(worker_of(self.mirrors.homes[node]), MIRROR + name, value)
+            self.mirrors.note_current([node])
 
     def release_homes(self, nodes: Collection[Node]) -> dict[int, list[str]]:
         """Take variables from their homes, and keep their values here.
@@ -210,9 +207,8 @@ class VariableStore:
         leaving: dict[int, list[str]] = {}
         for node in nodes:
             leaving.setdefault(self._worker_of(node), []).append(self.names[node])
-            if (mirror := self.mirror_homes.pop(node, None)) is not None:
+            if (mirror := self.mirrors.drop(node)) is not None:
                 leaving.setdefault(worker_of(mirror), []).append(MIRROR + self.names[node])
-            self.mirrored.discard(node)
         self._pending.update(values)
         for node in nodes:
             del self.homes[node]
@@ -225,27 +221,20 @@ class VariableStore:
         Return the names that each worker may forget.
         """
         leaving: dict[int, list[str]] = {}
-        gone = {*nodes}
-        for node, others in self.mirror_reads.items():
-            if not gone.isdisjoint(others):  # its mirror has what it read of them
-                self.mirror_reads[node] = others - gone
+        self.mirrors.forget(nodes)
         for node in nodes:
             name = self.names.pop(node, None)
             if name is None:
                 continue
             if node in self._at_home:
                 leaving.setdefault(self._worker_of(node), []).append(name)
-            if (mirror := self.mirror_homes.pop(node, None)) is not None:
+            if (mirror := self.mirrors.drop(node)) is not None:
                 leaving.setdefault(worker_of(mirror), []).append(MIRROR + name)
-            self.mirrored.discard(node)
-            self.mirror_reads.pop(node, None)
             self._at_home.discard(node)
             self._pending.pop(name, None)
             self.homes.pop(node, None)
             del self.variables[name]
         return leaving
-
-    # Mirrors ----------------------------------------------------------------------------------
 
     def is_placed(self, node: Node) -> bool:
         """Return True if a worker holds a variable's value."""
@@ -259,36 +248,6 @@ class VariableStore:
         """Return the worker that holds a variable."""
         home = self.homes[node]
         return worker_of(self.holders.get(home, home))
-
-    def add_mirrors(self, homes: Mapping[Node, str], reads: Mapping[Node, frozenset[Node]]) -> None:
-        """Note the mirrors of a program that workers get.
-
-        Args:
-            homes: the device of each variable's mirror.
-            reads: the other variables whose mirrors the update of a mirror reads.
-        """
-        self.mirror_homes.update(homes)
-        for node, others in reads.items():
-            self.mirror_reads[node] = self.mirror_reads.get(node, frozenset()) | others
-
-    def note_mirrored(self, nodes: Iterable[Node]) -> None:
-        """Note that mirrors got the values of their variables.
-
-        A mirror keeps its value only if those that its update reads are right as well.
-        """
-        self.mirrored.update(nodes)
-        while wrong := [n for n in self.mirrored if not self.mirrored.issuperset(self.reads_of(n))]:
-            self.mirrored.difference_update(wrong)
-
-    def reads_of(self, node: Node) -> frozenset[Node]:
-        """Return the other variables whose mirrors the update of a variable's mirror reads."""
-        return self.mirror_reads.get(node, frozenset())
-
-    def drop_mirrors(self, nodes: Iterable[Node]) -> None:
-        """Note that variables have no mirrors any more."""
-        for node in nodes:
-            self.mirror_homes.pop(node, None)
-            self.mirrored.discard(node)
 
     # Pieces -----------------------------------------------------------------------------------
 
@@ -567,9 +526,7 @@ class VariableStore:
         self.writes += 1
         self._at_home.clear()
         self.holders.clear()
-        self.mirror_homes.clear()
-        self.mirror_reads.clear()
-        self.mirrored.clear()
+        self.mirrors.clear()
         if not homes:
             self.homes.clear()
         self._pending = {}

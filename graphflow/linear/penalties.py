@@ -7,11 +7,9 @@ can be applied to some of them at a time.
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import Any
-
-import numpy as np
 
 from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_kinds import is_number
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
@@ -195,7 +193,7 @@ class Bounds(Penalty):
         where = f"Bounds at {user_location()}"
         for name in ("low", "high"):
             given = getattr(self, name)
-            if not _is_number(given) or given != given:
+            if not is_number(given) or given != given:
                 raise ArgumentError(f"{where}: {name} must be a number, not {given!r}")
             object.__setattr__(self, name, float(given))
         if self.low > self.high:
@@ -221,16 +219,12 @@ def _set_strengths(penalty: Penalty, *names: str) -> None:
     """
     for name in names:
         given = getattr(penalty, name)
-        if not _is_number(given) or not isfinite(given) or given < 0:
+        if not is_number(given) or not isfinite(given) or given < 0:
             raise ArgumentError(
                 f"{type(penalty).__name__} at {user_location()}: {name} must be a finite number "
                 f"from 0, not {given!r}"
             )
         object.__setattr__(penalty, name, float(given))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _shrink(weights: Tensor, amount: Tensor) -> Tensor:

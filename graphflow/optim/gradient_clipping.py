@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-import numpy as np
-
 from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import kind, promote, real_dtype
@@ -85,7 +84,5 @@ def _check(what: str, grads: Any, name: str, limit: object) -> None:
     listed = isinstance(grads, list | tuple) and bool(grads)
     if not listed or not all(isinstance(g, Tensor) for g in grads):
         raise ArgumentError(f"{at}: give a list of gradients, not {grads!r}")
-    if not isinstance(limit, Tensor) and (
-        isinstance(limit, bool) or not (isinstance(limit, int | float | np.number) and limit > 0)
-    ):
+    if not isinstance(limit, Tensor) and not (is_number(limit) and limit > 0):
         raise ArgumentError(f"{at}: {name} must be a positive number, not {limit!r}")

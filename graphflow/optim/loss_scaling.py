@@ -14,6 +14,7 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import checks_argument_names
+from graphflow.base.argument_kinds import is_number
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
@@ -57,11 +58,11 @@ class LossScaling:
         if isinstance(given, Tensor):
             if given.node.op is not REGISTRY["variable"] or repr(given.spec) != "float32()":
                 self._refuse("initial must be a number or a float32 scalar variable", given)
-        elif not _is_number(given) or not LEAST <= given <= MOST:
+        elif not is_number(given) or not LEAST <= given <= MOST:
             self._refuse("initial must be a number from 2**-24 to 2**120", given)
-        if not _is_number(self.growth) or not 1 <= self.growth < np.inf:
+        if not is_number(self.growth) or not 1 <= self.growth < np.inf:
             self._refuse("growth must be a number from 1", self.growth)
-        if not _is_number(self.backoff) or not 0 < self.backoff <= 1:
+        if not is_number(self.backoff) or not 0 < self.backoff <= 1:
             self._refuse("backoff must be a number above 0, up to 1", self.backoff)
         if type(self.interval) is not int or self.interval < 1:
             self._refuse("interval must be an int from 1", self.interval)
@@ -118,7 +119,3 @@ def assign_if(finite: Tensor, update: Tensor) -> Tensor:
     variable, value = update.node.inputs
     with origin_scope(variable.node, "train/"):
         return assign(variable, FUNCTIONS["where"](finite, value, variable))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

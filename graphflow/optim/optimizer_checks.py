@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.argument_checks import format_value
+from graphflow.base.argument_kinds import is_number
 from graphflow.base.argument_names import explain_repeated
 from graphflow.errors import ArgumentError, DifferentiationError, VariableError
 from graphflow.ir.op import Tensor, user_location
@@ -62,8 +63,7 @@ def check_numbers(optimizer: Any, **values: Any) -> None:
                 )
             continue
         share = name in ("momentum", "beta1", "beta2", "decay")
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        number = number and bool(0 <= value < np.inf)
+        number = is_number(value) and bool(0 <= value < np.inf)
         if not number or (share and value > 1) or (name.startswith("beta") and value == 1):
             bound = "from 0 to 1" if share else "from 0"
             bound = "in [0, 1)" if name.startswith("beta") else bound

@@ -17,6 +17,7 @@ import numpy as np
 
 from graphflow import init
 from graphflow.base.argument_checks import checks_argument_names, require_count
+from graphflow.base.argument_kinds import is_number
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.frontend.builders import assign
@@ -290,7 +291,7 @@ def _half_cosine(share: Tensor) -> Tensor:
 
 
 def _number(what: str, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+    if not is_number(value):
         raise ArgumentError(f"{what} at {user_location()}: {name} must be a number, not {value!r}")
     number = float(value)
     if not 0 <= number < math.inf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from graphflow import init
 from graphflow.ir.op import REGISTRY, Tensor
 
@@ -13,3 +15,10 @@ def state_variable(name: str, initial: init.Initializer) -> Tensor:
         name=name,
     )  # fmt: skip
     return tensor
+
+
+def state_variables(owner: Tensor, initial: Mapping[str, init.Initializer]) -> dict[str, Tensor]:
+    """Return new variables that are not trained, by name, each named after the owner, too."""
+    return {
+        name: state_variable(f"{owner.node.name}/{name}", each) for name, each in initial.items()
+    }

@@ -26,7 +26,7 @@ from graphflow.parallel.pipelining.stage_report import (
 from graphflow.parallel.pipelining.timeline import ScheduleTimeline, draw
 from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
 from graphflow.passes import optimize
-from graphflow.placement.clusters.automatic_cluster import measured_cluster
+from graphflow.placement.calibration.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.strategy import Strategy, divide_with
 

@@ -23,7 +23,7 @@ from graphflow.parallel.searching.measurement import measure_best
 from graphflow.parallel.searching.search_arguments import check_arguments
 from graphflow.parallel.searching.search_result import Search
 from graphflow.parallel.searching.strategy_search import StrategySearch
-from graphflow.placement.clusters.automatic_cluster import measured_cluster
+from graphflow.placement.calibration.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 
 

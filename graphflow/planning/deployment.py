@@ -429,10 +429,10 @@ class Deployment:
         self.compiled[compiled.key] = compiled
         self._warn_of_graphs_in_loops(compiled)
         self.state.register(names)
-        self.state.add_mirrors(compiled.mirror_homes, compiled.mirror_reads)
+        self.state.mirrors.add(compiled.mirror_homes, compiled.mirror_reads)
         for node in graph.variables:
             self.state.assign_home(node, compiled.devices[node])
-        self.state.note_mirrored(())
+        self.state.mirrors.note_current(())
         compiled.program = program
 
     def _warn_of_graphs_in_loops(self, compiled: CompiledFetches) -> None:

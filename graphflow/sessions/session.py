@@ -11,7 +11,7 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -36,7 +36,6 @@ from graphflow.base.process.user_modules import import_allowed, module_names
 from graphflow.errors import (
     CheckpointError,
     FetchError,
-    MemoryLimitError,
     SessionError,
     VariableError,
 )
@@ -44,7 +43,7 @@ from graphflow.execution.checkpoint_matching import Loaded, check_rename
 from graphflow.execution.cluster_connection import cluster_of
 from graphflow.execution.compiled_fetches import CompiledFetches, key_of
 from graphflow.execution.memory_report import MemoryReport, memory_report
-from graphflow.execution.replan_policy import GAIN, Replanned, check_replan
+from graphflow.execution.replan_policy import Replanned, check_replan
 from graphflow.execution.replica_rows import is_loadable
 from graphflow.execution.step_prefetch import Decide, check_stream, not_begun
 from graphflow.execution.warmup_shapes import as_shape, by_placeholder
@@ -55,26 +54,21 @@ from graphflow.ir.op import Node, Tensor, error_location, user_location
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import get_placer
 from graphflow.placement.plans.plan import Plan
-from graphflow.planning.migration.replanning import advance_check, has_drifted, migrate
+from graphflow.planning.migration.placement_improvement import PlacementImprovement
 from graphflow.planning.migration.server_changes import ServerChanges, ServersChanged
-from graphflow.planning.migration.table_balance import balance_tables, find_row_moves
 from graphflow.planning.mirrors.mirror_devices import check_replicas
 from graphflow.planning.mirrors.mirror_report import MirrorReport, report_mirrors
 from graphflow.recovery.checkpoint_policy import CheckpointPolicy
-from graphflow.recovery.checkpoint_reader import read_checkpoint
-from graphflow.recovery.checkpoint_writer import save_in_shards
-from graphflow.runtime.checkpoint import Checkpoint
+from graphflow.recovery.named_checkpoints import NamedCheckpoints
 from graphflow.runtime.checkpoint.folder import signature
 from graphflow.runtime.checkpoint.pieced_arrays import LazyArray
 from graphflow.runtime.host.worker_state import WorkerState
-from graphflow.runtime.telemetry.logs import Log, configure_by_environment
+from graphflow.runtime.telemetry.logs import configure_by_environment
 from graphflow.runtime.tracing.trace import Trace, check_writable
 from graphflow.sessions.session_opening import open_session
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-_log = Log("graphflow.session")
-_HAS_LOSSES = "a worker was lost, and its mirrors have its place until the session is opened anew"
 DEADLINE = 300.0
 """Default time limit of a step, in seconds."""
 
@@ -170,7 +164,7 @@ class Session:
             check_flag("trial", trial)
             check_flag("check_finite", check_finite)
             check_flag("flush_denormals", flush_denormals)
-            self._automatic = check_replan(replan)
+            replans = check_replan(replan)
             names = module_names(ops, "ops")
             policy = CheckpointPolicy.from_arguments(
                 checkpoint, every, keep, rejoin, strict, rename
@@ -196,7 +190,7 @@ class Session:
             placer=placer,
             deadline=allowed,
             ops=names,
-            replans=self._automatic,
+            replans=replans,
             trial=trial,
             check_finite=check_finite,
             flush_denormals=flush_denormals,
@@ -208,6 +202,8 @@ class Session:
         self._deployment, self._runner, self._recovery, self._runs_cached = parts[4:]
         self._lock = self._life.lock
         self._compiled = self._deployment.compiled
+        self._placement = PlacementImprovement(self._deployment, replans)
+        self._checkpoints = NamedCheckpoints(self._recovery, self._state, self._steps)
 
     # Running ----------------------------------------------------------------------------------
 
@@ -281,7 +277,7 @@ class Session:
     ) -> list[Any]:
         """Run a step, repeated after losses of workers, and do what is due after it."""
         values = self._recovery.step(tensors, given, begun)
-        self._recovery.retry_on_loss(self._improve_placement)
+        self._recovery.retry_on_loss(self._placement.advance)
         self._life.after_step()
         return values
 
@@ -463,16 +459,7 @@ class Session:
             WorkerLost: a worker was lost while variables moved.
         """
         with self._life.own_lock(), self._life.operation():
-            self._learn()
-            retry = self._recovery.retry_on_loss
-            replanned = Replanned((), 0.0, 0.0, _HAS_LOSSES)
-            if not self._deployment.has_losses:
-                retry(self._planner.remeasure)
-                replanned = retry(lambda: migrate(self._deployment, 0.0))
-            if find_row_moves(self._deployment) is None:
-                return replanned
-            self._recovery.begin_anew()  # initial values are those of the ranges before
-            return retry(lambda: balance_tables(self._deployment, replanned))
+            return self._placement.replan(self._recovery.retry_on_loss, self._recovery.begin_anew)
 
     @checks_arguments(SessionError)
     @passes_interrupts
@@ -519,31 +506,6 @@ class Session:
             changed = self._recovery.retry_on_loss(lambda: change(changes))
             self._recovery.change_cluster(self._deployment.cluster)
             return changed
-
-    def _improve_placement(self) -> None:
-        """After a step: advance the comparison of placements. At the end of a traced window: learn,
-        and plan again if it drifted from the prediction."""
-        if self._deployment.should_replan:
-            self._deployment.should_replan = False
-            check = self._deployment.check
-            replanned = None
-            with suppress(MemoryLimitError):  # raised before anything has moved
-                replanned = migrate(self._deployment, 0.0)
-            if replanned is None or replanned.after == replanned.before:
-                self._deployment.begin_check(check)
-        elif self._deployment.check is not None:
-            advance_check(self._deployment)
-        improves = self._automatic and not self._deployment.has_losses
-        compiled = self._steps.last if improves else None
-        drift = has_drifted(compiled) if compiled is not None else None
-        if drift is None:
-            return
-        self._learn()
-        if drift and self._deployment.check is None:
-            self._planner.remeasure()
-            replanned = migrate(self._deployment, GAIN)
-            event = "placement.changed" if replanned.after < replanned.before else "placement.kept"
-            _log.tell(event, text=str(replanned))
 
     # State ------------------------------------------------------------------------------------
 
@@ -628,14 +590,7 @@ class Session:
         """
         with self._life.own_lock(), self._life.operation():
             if folder is not None:
-                state, step = self._state, self._steps
-
-                def write() -> None:
-                    values, copies = state.values(), state.copies()
-                    saved = Checkpoint(values, step.committed, state.unnamed_groups(), copies)
-                    save_in_shards(saved, state, folder)
-
-                self._recovery.retry_on_loss(write)
+                self._checkpoints.save(folder)
             else:
                 self._recovery.save()
 
@@ -670,29 +625,7 @@ class Session:
         """
         names = check_rename(strict, rename)
         with self._life.own_lock(), self._life.operation():
-            state = self._state
-            source, checkpoint = read_checkpoint(
-                state, folder, self.step, strict=strict, rename=names
-            )
-            kept = self._recovery.retry_on_loss(lambda: state.values_beyond(checkpoint))
-
-            def take() -> None:
-                with defer_signals():  # an interrupt must not leave a mixture of two states
-                    state.load(checkpoint, str(source), strict=strict)
-                    self._steps.committed = checkpoint.step
-
-            def reread() -> Checkpoint:
-                """Read the checkpoint again after a loss, when variables have no values to compare
-                with."""
-                _, same = read_checkpoint(
-                    state, source, checkpoint.step, strict=False, rename=names
-                )
-                return Checkpoint({**kept, **same.variables}, same.step, copies=same.copies)
-
-            self._recovery.load(take, reread)
-            report = state.report_loaded()
-            assert report is not None
-            return report
+            return self._checkpoints.load(folder, strict=strict, rename=names)
 
     @property
     def loaded(self) -> Loaded | None:
@@ -796,17 +729,9 @@ class Session:
             with passing_interrupts():
                 with self._lock:
                     self._steps.trace = None
-                    self._learn()
+                    self._placement.learn()
                 if path is not None:
                     trace.save(path)
-
-    def _learn(self) -> None:
-        """Learn from traced steps, for the next plans."""
-        if self._deployment.has_losses:
-            for compiled in self._compiled.values():
-                compiled.keep_measured()
-        else:
-            self._planner.learn(self._compiled.values())
 
     @passes_interrupts
     def close(self) -> None:

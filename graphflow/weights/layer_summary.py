@@ -15,8 +15,8 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor, error_location
 from graphflow.ir.spec import TensorSpec, show_shape
 from graphflow.ops.networks.layers.layer_base import Layer, LayerCall, record_calls
+from graphflow.placement.calibration.automatic_cluster import measured_cluster
 from graphflow.placement.calibration.cluster_rates import is_described
-from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.plans.building.plan_builder import plan_graph
 from graphflow.placement.plans.building.plan_fetches import known_of, sizes_of

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Dim, Size, TensorSpec, equate, kind, product, show_shape, spec
@@ -272,8 +273,7 @@ def _has_no_head_axis(*inputs: Tensor) -> bool:
 
 
 def _require_positive(what: str, value: Any) -> float:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise ArgumentError(f"{what} must be a positive finite number, not {value!r}")
     return float(value)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import Shape, Size, TensorSpec, normalize_shape, show_shape, spec
@@ -22,6 +23,7 @@ from graphflow.ops.kernels.images.resample import (
     slice_table,
     table_for,
 )
+from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows import sharding_rules as window_sharding
 from graphflow.ops.windows.window_arguments import spatial_axes
 
@@ -67,7 +69,8 @@ def _resize_into(
         if parts:
             rows = slice_table(rows, first, size, low, x.shape[axis])
         shape = (*source.shape[:axis], size, *source.shape[axis + 1 :])
-        target = out if position == len(order) - 1 else xp.empty(shape, x.dtype)
+        is_last = position == len(order) - 1
+        target = out if is_last else scratch(xp, f"resized {position}", shape, x.dtype)
         resample(xp, target, source, axis, rows)
         source = target
     if not order:
@@ -121,6 +124,7 @@ resize_op: Op = register(
         infer=_infer,
         kernel=_kernel,
         into=_resize_into,
+        records=True,
         vjp=_vjp,
         batch=batching.along("axes"),
         sharding=window_sharding.resize,
@@ -271,9 +275,7 @@ def _new_sizes(x: Tensor, axes: Ints, size: Any, scale: Any) -> tuple[Shape, lis
 
 
 def _is_factor(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return False
-    return 0 < float(value) < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
 def _scale_size(n: Size, factor: float) -> Size:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError, DTypeError
 from graphflow.ir.spec import as_dtype, kind
 
 
 def require_finite(what: str, value: Any) -> float:
     """Return a finite number as a float."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise ArgumentError(f"{what} must be a finite number, got {value!r}")
     return float(value)
 
@@ -29,8 +29,7 @@ def require_scale(what: str, value: Any) -> float:
 
 def require_bound(what: str, value: Any) -> float:
     """Return a number that may be infinite."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if number and not np.iscomplexobj(value) and abs(value) == math.inf:
+    if is_number(value) and math.isinf(value):
         return float(value)
     return require_finite(what, value)
 

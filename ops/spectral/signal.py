@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError, DTypeError, ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import (
@@ -381,7 +382,7 @@ def mel_weight_matrix(
         _require_positive("dft_length", dft_length),
     )
     numbers = (sample_rate, lower_edge_hertz, upper_edge_hertz)
-    if any(isinstance(v, bool) or not isinstance(v, int | float | np.number) for v in numbers):
+    if not all(map(is_number, numbers)):
         raise ArgumentError(f"the rate and the edges must be numbers, got {numbers}")
     if not 0 <= lower_edge_hertz < upper_edge_hertz <= sample_rate / 2 < math.inf:
         raise ArgumentError(

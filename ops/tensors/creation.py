@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, promote_inputs, register, sample
 from graphflow.ir.spec import (
@@ -156,9 +157,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, *, dtype: Any = None) ->
     if stop is None:
         start, stop = 0, start
     numbers = (start, stop, step)
-    if any(
-        isinstance(b, bool) or not isinstance(b, int | float | np.number | Dim) for b in numbers
-    ):
+    if not all(is_number(b) or isinstance(b, Dim) for b in numbers):
         raise ArgumentError(f"bounds and step must be numbers, got {numbers}")
     if not all(isinstance(b, Dim) or math.isfinite(b) for b in numbers):
         raise ArgumentError(f"bounds and step must be finite numbers, got {numbers}")
@@ -194,7 +193,7 @@ def linspace(
         ArgumentError: num is no int >= 0 or too large for a graph, or start or stop is no number.
     """
     for bound in (start, stop):
-        if isinstance(bound, bool) or not isinstance(bound, int | float | np.number):
+        if not is_number(bound):
             raise ArgumentError(f"start and stop must be numbers, got {bound!r}")
     if isinstance(num, bool) or not isinstance(num, int | np.integer) or num < 0:
         raise ArgumentError(f"the number of points must be an int >= 0, got {num!r}")

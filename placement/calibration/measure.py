@@ -26,7 +26,7 @@ from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
 from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.thread_pool import Pool
 from graphflow.placement.calibration.roofline import interpolate_seconds, op_class, work
-from graphflow.placement.clusters.machine.host_facts import cache_bytes, cores
+from graphflow.placement.clusters.machine.host_facts import cache_bytes, cores, numa_nodes
 
 SIDE = 192
 """Rows and columns of the larger samples: some hundred KiB, which second-level caches hold."""
@@ -362,13 +362,17 @@ def measure_handoff(rounds: int = 200) -> float:
     return lower_quartile(times) / 2
 
 
+_MOST_THREADS = 16
+
+
 def _contention() -> dict[str, list[float]]:
     """Measure how many times longer each of several busy threads takes than one alone.
 
-    Measured for two threads and for all cores (eight at most). Threads of one process stand for
-    processes, because the kernels hold no interpreter lock.
+    Measured for two threads, for a NUMA node's cores and for all cores (16 at most). Threads of
+    one process stand for processes, because the kernels hold no interpreter lock.
     """
-    counts = sorted({n for n in (1, 2, min(cores(), 8)) if n <= cores()})
+    most = min(cores(), _MOST_THREADS)
+    counts = sorted({min(n, most) for n in (1, 2, len(numa_nodes()[0]), most)})
     products = [_matmul_call() for _ in range(counts[-1])]
     streams = [_stream_call() for _ in range(counts[-1])]
     return {

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
-import tempfile
-import time
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from graphflow._version import __version__
+from graphflow.base.atomic_write import write_atomically
 from graphflow.ops.kernels.jit.object_cache import cache_folder
 from graphflow.placement.calibration.held_out import is_scatter
-from graphflow.placement.clusters.machine.host_facts import cores
+from graphflow.placement.clusters.machine.host_facts import cores, numa_nodes
 
-_DRAFT = ".part"  # suffix of a file that is being written
-_STALE_SECONDS = 3600.0  # since its last change: its writer was killed
 FORMAT = 4
 Profile = dict[str, Any]
 """{"format", "key", "devices": {kind: speeds}, "links": {kind: [seconds, bytes/s or None]},
@@ -91,6 +86,7 @@ def machine_key() -> dict[str, Any]:
         "processor": model,
         "features": features,
         "cores": cores(),
+        "numa": [len(node) for node in numa_nodes()],
         "numpy": np.__version__,
         "blas": _blas(),
         "graphflow": __version__,
@@ -170,26 +166,7 @@ def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale_drafts(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_DRAFT)
+        write_atomically(path, json.dumps(data, indent=indent))
     except OSError as error:
         return error
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(data, file, indent=indent)
-        os.replace(name, path)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        return error
-    except BaseException:  # Ctrl-C
-        Path(name).unlink(missing_ok=True)
-        raise
     return None
-
-
-def _remove_stale_drafts(path: Path) -> None:
-    """Remove the drafts of processes that were killed while they wrote a file."""
-    for draft in path.parent.glob(f".{path.name}.*{_DRAFT}"):
-        with suppress(OSError):  # another process removes them, too
-            if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
-                draft.unlink()

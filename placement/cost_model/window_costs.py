@@ -7,6 +7,7 @@ from math import fsum
 from typing import Any, NamedTuple
 
 from graphflow.ir.graph import Body, bind_attrs
+from graphflow.ir.graph_fingerprint import fingerprint
 from graphflow.ir.op import Node
 from graphflow.ops.communication.channels import CHANNEL_OPS
 from graphflow.ops.control_flow.concurrent import parties_of
@@ -15,7 +16,6 @@ from graphflow.ops.control_flow.turn_rules import TurnRules
 from graphflow.placement.calibration.node_bucket import TURN, Bucket, half_octaves
 from graphflow.placement.calibration.roofline import Rates
 from graphflow.placement.cost_model.channel_bytes import has_channels
-from graphflow.placement.plans.graph_fingerprint import fingerprint
 
 
 class PartyWork(NamedTuple):

@@ -19,11 +19,11 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import PlanError
 from graphflow.ir.graph import Graph
+from graphflow.ir.graph_fingerprint import fingerprint
 from graphflow.ir.op import Node, Tensor
 from graphflow.placement.clusters.devices import CLIENT
 from graphflow.placement.plans.device_choice import BITS, describe_choice
 from graphflow.placement.plans.explanations import explain
-from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan_data import PlanData
 from graphflow.placement.plans.plan_records import MeasuredSteps
 

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from graphflow.base.atomic_write import write_atomically
 from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import LaunchError
@@ -117,10 +118,8 @@ class RecordFile:
         Raises:
             LaunchError: the folder cannot be written.
         """
-        draft = self._path.with_suffix(".new")
         try:
-            draft.write_text(json.dumps(asdict(record)))
-            draft.replace(self._path)
+            write_atomically(self._path, json.dumps(asdict(record)))
         except OSError as error:
             raise LaunchError(f"{self._path} cannot be written: {error.strerror}") from error
 

@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
+from graphflow.base.addresses import is_ip_address
 from graphflow.base.formatting import show_bytes, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
@@ -225,7 +226,7 @@ class MetricsServer:
         if parts is None:
             return False
         host = parts["host"].strip("[]").lower()
-        return host in self._names or (self._is_open and _is_number(host))
+        return host in self._names or (self._is_open and is_ip_address(host))
 
 
 def _parse_address(address: str) -> tuple[str, int]:
@@ -271,14 +272,6 @@ def _listen(address: str, host: str, port: int) -> socket.socket:
             f"cannot serve metrics at {address}: {error.strerror}; give an address of this machine"
         ) from error
     return made
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _read_request(connection: socket.socket, until: float) -> _HttpRequest | _HttpResponse:

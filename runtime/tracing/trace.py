@@ -11,12 +11,10 @@ link between the devices.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from graphflow.base.atomic_write import check_atomic_write, write_atomically
 from graphflow.base.formatting import show_count, show_seconds
 from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, SessionError
@@ -210,20 +209,11 @@ class Trace:
             SessionError: the file cannot be written.
         """
         target = Path(path)
-        scratch = None
+        text = json.dumps(self.to_dict(), allow_nan=False)
         try:
-            handle, scratch = _scratch(target)
-            with open(handle, "w", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file, ensure_ascii=True, allow_nan=False)
-            os.chmod(scratch, 0o666 & ~_umask())
-            os.replace(scratch, target)
-        except BaseException as error:
-            if scratch is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(scratch)
-            if isinstance(error, OSError):
-                raise _unwritable(target, error) from None
-            raise
+            write_atomically(target, text)
+        except OSError as error:
+            raise _unwritable(target, error) from None
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -239,16 +229,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        handle, scratch = _scratch(target)
-        os.close(handle)
-        os.unlink(scratch)
+        check_atomic_write(target)
     except OSError as error:
         raise _unwritable(target, error) from None
-
-
-def _scratch(target: Path) -> tuple[int, str]:
-    """Make a temporary file beside the target, which replaces it once it is whole."""
-    return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
 
 
 def _unwritable(target: Path, error: OSError) -> SessionError:
@@ -256,13 +239,6 @@ def _unwritable(target: Path, error: OSError) -> SessionError:
         f"cannot write the trace to {str(target)!r}: {error.strerror or error}; "
         "give a path in a folder that exists and is writable"
     )
-
-
-def _umask() -> int:
-    """Return the process's umask. POSIX only lets us read it by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _sort_events(events: Iterable[TraceEvent]) -> list[TraceEvent]:

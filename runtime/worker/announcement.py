@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from graphflow import _version
+from graphflow.base.atomic_write import write_atomically
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 
@@ -85,13 +86,9 @@ def keep_announced(place: str | None, output: TextIO, announcement: Announcement
         yield
         return
     path = Path(place)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        draft.write_text(line + "\n")
-        draft.replace(path)
+        write_atomically(path, line + "\n")
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         raise ArgumentError(f"--announce {place} cannot be written: {error.strerror}") from error
     try:
         yield

@@ -104,6 +104,13 @@ def test_a_key_that_others_can_read_is_a_failure(
     assert "1 that must be mended" in told
 
 
+def test_cores_of_several_numa_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "graphflow.placement.clusters.machine.host_facts.numa_nodes", lambda: ((0, 1), (2, 3))
+    )
+    assert "in 2 NUMA nodes" in find("processor")[0].text
+
+
 def test_a_check_that_raises_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "CHECKS", (("one", _fail), ("two", dict(CHECKS)["clock"])))
     first, second = machine_checks.run_checks()

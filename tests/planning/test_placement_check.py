@@ -31,6 +31,7 @@ from graphflow.placement.plans.building.plan_builder import FixedAssignment
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import StepQuartiles
 from graphflow.planning import deployment
+from graphflow.planning.migration.placement_improvement import PlacementImprovement
 from graphflow.planning.placement_check import (
     HORIZON,
     SAMPLES,
@@ -375,7 +376,7 @@ def test_the_automatic_mode_goes_back_once(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphflow.planning.migration.replanning.shows_drift", lambda *a: True)
-    monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
+    monkeypatch.setattr(PlacementImprovement, "learn", lambda self: None)
     model = towers()
     bench.one, bench.two = 1e-3, 2e-3
     with gf.Session(TWO, replan="auto") as s, caplog.at_level(logging.INFO, "graphflow.session"):

@@ -24,6 +24,7 @@ from graphflow.ir.op import Tensor
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.planning import planner
+from graphflow.planning.migration.placement_improvement import PlacementImprovement
 from graphflow.runtime.client import cluster_survey as survey
 from tests.placement.speeds import profile
 
@@ -242,7 +243,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that always count as drifted, and teach nothing: how long they really take here is a
     matter of what else runs on this machine."""
     monkeypatch.setattr("graphflow.planning.migration.replanning.shows_drift", lambda *a: True)
-    monkeypatch.setattr(gf.Session, "_learn", lambda self: None)
+    monkeypatch.setattr(PlacementImprovement, "learn", lambda self: None)
     monkeypatch.setattr("graphflow.planning.planner.learn_steps", lambda *a: False)
 
 

@@ -96,7 +96,7 @@ def test_more_replicas_than_hosts_or_workers_are_refused_with_both_numbers() -> 
 
 def read_mirror(s: gf.Session, variable: gf.Tensor) -> Any:
     state = s._state
-    name, place = state.names[variable.node], state.mirror_homes[variable.node]
+    name, place = state.names[variable.node], state.mirrors.homes[variable.node]
     return s._life.hosts.read(int(place.split(":")[1].split("/")[0]), "<mirror>/" + name)
 
 

@@ -20,6 +20,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import LinearModelError
 from graphflow.linear.cocoa.local_steps import check_local_steps
 from graphflow.linear.fit_history import CertifiedModel, FitHistory, zero_model
@@ -80,8 +81,7 @@ class LinearEstimator(BaseEstimator):  # type: ignore[misc]
         """
         numbers = {"tol": (self.tol, 0.0), "max_iter": (self.max_iter, 1), **least}
         for name, (value, low) in numbers.items():
-            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not is_number or not value >= low:
+            if not is_number(value) or not value >= low:
                 raise LinearModelError(f"{name} must be a number of at least {low}, not {value!r}")
         if not isinstance(self.solver, Duhl) and self.solver not in SOLVERS:
             raise LinearModelError(

@@ -14,6 +14,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import _ovr_decision_function, check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import LinearModelError
 from graphflow.linear.fit_history import FitHistory
 from graphflow.linear.problem import Certificate
@@ -107,7 +108,7 @@ class SVC(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         for name, low in (("C", 0.0), ("tol", 0.0), ("cache_size", 0.0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float | np.number) or not value > low:
+            if not is_number(value) or not value > low:
                 raise LinearModelError(f"{name} must be a positive number, not {value!r}")
         if self.decision_function_shape not in ("ovr", "ovo"):
             raise LinearModelError(

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import LinearModelError
 
 _SOLVERS = ("auto", "full", "covariance", "randomized")
@@ -56,7 +57,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # 
         n, d = x.shape
         least = min(n, d)
         wanted = least if self.n_components is None else self.n_components
-        if isinstance(wanted, bool) or not isinstance(wanted, int | float | np.number):
+        if not is_number(wanted):
             raise LinearModelError(f"n_components is a number or None, not {wanted!r}")
         is_share = isinstance(wanted, float) and 0 < wanted < 1
         if not is_share and (wanted != int(wanted) or not 0 <= wanted <= least):

@@ -7,7 +7,6 @@ become `dim_param`s of the inputs. Where an op needs such a size, nodes compute 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from onnx import (
 
 from graphflow import _version
 from graphflow.base.argument_checks import checks_argument_names, did_you_mean
+from graphflow.base.atomic_write import write_atomically
 from graphflow.base.formatting import show_count
 from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, OnnxError, UnsupportedOnnxError
@@ -261,7 +261,10 @@ def save(
         raise OnnxError(f"the model has {size} bytes, protobuf takes {LIMIT}")
     checker.check_model(model)
     if path is not None:
-        _write_file(Path(path), model.SerializeToString())
+        try:
+            write_atomically(Path(path), model.SerializeToString())
+        except OSError as error:
+            raise OnnxError(f"{path} cannot be written: {error.strerror}") from None
     return model
 
 
@@ -341,13 +344,3 @@ def _variable_reader(
         return convert(tensor.node, found, OnnxError)
 
     return read_given
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        Path(file.name).replace(path)
-    except OSError as error:
-        raise OnnxError(f"{path} cannot be written: {error.strerror}") from None

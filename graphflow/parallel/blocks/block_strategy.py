@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self, cast
 
-import numpy as np
-
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ShardingError
 from graphflow.frontend.builders import assign
 from graphflow.ir.graph import Graph, substitute_tensors
@@ -129,8 +128,7 @@ class BlockStrategy:
                 f"{self._where}: penalty must have a method prox(weights, step), such as "
                 f"gf.linear.L1(0.1), not {penalty!r}"
             )
-        number = isinstance(bound, int | float | np.number) and not isinstance(bound, bool)
-        if bound is not None and not (number and 0 < bound < float("inf")):
+        if bound is not None and not (is_number(bound) and 0 < bound < float("inf")):
             raise ShardingError(
                 f"{self._where}: curvature must be a positive number, a bound on the second "
                 f"derivative of the loss by each prediction, not {bound!r}"
@@ -159,8 +157,7 @@ class BlockStrategy:
             ShardingError: it is not.
         """
         given = getattr(self, name)
-        number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
-        if not number or not 0 <= given < float("inf"):
+        if not is_number(given) or not 0 <= given < float("inf"):
             raise ShardingError(f"{self._where}: {name} must be a number from 0, not {given!r}")
         set_frozen_fields(self, **{name: float(given)})
 

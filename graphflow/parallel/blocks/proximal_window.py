@@ -15,7 +15,7 @@ import numpy as np
 from graphflow import init
 from graphflow.ir.op import FUNCTIONS, RandomStreams, Tensor
 from graphflow.ops.randomness.random import permutation
-from graphflow.optim.state_variables import state_variable
+from graphflow.optim.state_variables import state_variables
 from graphflow.parallel.blocks.block_window import (
     APPLIES,
     COMPUTES,
@@ -85,9 +85,7 @@ def make_proximal_state(weights: Tensor, settings: ProximalSettings) -> dict[str
             "sent": init.zeros((), "int64"),
             "level": init.full((), LEVEL_STEP, kind),
         }
-    return {
-        name: state_variable(f"{weights.node.name}/{name}", each) for name, each in initial.items()
-    }
+    return state_variables(weights, initial)
 
 
 class ProximalWindow(BlockWindow):

@@ -15,7 +15,7 @@ from graphflow import init
 from graphflow.ir.graph import substitute_tensors
 from graphflow.ir.op import FUNCTIONS, RandomStreams, Tensor
 from graphflow.ops.randomness.random import uniform
-from graphflow.optim.state_variables import state_variable
+from graphflow.optim.state_variables import state_variables
 from graphflow.parallel.blocks.block_window import (
     COMPUTES,
     BlockWindow,
@@ -56,9 +56,7 @@ def make_scheduled_state(weights: Tensor, settings: ScheduledSettings) -> dict[s
         "moves": init.full(columns, NEVER_MOVED, kind),
         "moved": init.zeros((), "int64"),
     }
-    return {
-        name: state_variable(f"{weights.node.name}/{name}", each) for name, each in initial.items()
-    }
+    return state_variables(weights, initial)
 
 
 class ScheduledWindow(BlockWindow):

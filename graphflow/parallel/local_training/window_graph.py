@@ -22,6 +22,7 @@ from graphflow.parallel.local_training.replica_unroller import (
 from graphflow.parallel.mesh.layouts import SentTensor, whole
 from graphflow.parallel.resharding.communication_log import CommunicationLog, user_name
 from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
+from graphflow.parallel.update_fetches import find_updated_variables
 
 Updates = Mapping[Node, Sequence[Tensor]]
 """The assignments of each variable."""
@@ -83,7 +84,7 @@ def _fetch(unroller: ReplicaUnroller, user: Tensor, own: Tensor, updates: Update
     node = user.node
     match node.op.name:
         case "group":
-            members = [t for v in _find_assigned(user) for t in updates.get(v, ())]
+            members = [t for v in find_updated_variables(user) for t in updates.get(v, ())]
             with origin_scope(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
@@ -159,18 +160,6 @@ def _record_fetch(
     }
     log = CommunicationLog(unroller.builder, node, user_name(node), unroller.builder.fetched)
     log("fetch", (REPLICA,), sent)
-
-
-def _find_assigned(tensor: Tensor) -> dict[Node, None]:
-    """Return the variables that a group updates, directly or through groups in it."""
-    node = tensor.node
-    if node.op.name == "assign":
-        return {node.inputs[0].node: None}
-    found: dict[Node, None] = {}
-    if node.op.name == "group":
-        for member in node.inputs:
-            found |= _find_assigned(member)
-    return found
 
 
 __all__ = ["finish_window"]

@@ -9,13 +9,14 @@ import numpy as np
 from graphflow.errors import ShardingError
 from graphflow.ir.device_name import DeviceName
 from graphflow.ir.graph import Graph
-from graphflow.ir.op import FUNCTIONS, REGISTRY, Node, Tensor, origin_scope
+from graphflow.ir.op import FUNCTIONS, REGISTRY, Tensor, origin_scope
 from graphflow.ir.spec import is_inexact, show_shape, sole_symbol
 from graphflow.parallel.served_tables.table_pieces import gather_whole
 from graphflow.parallel.servers.traffic import record_traffic
 from graphflow.parallel.servers.window import ServedWindow
 from graphflow.parallel.servers.window_history import WindowRecords
 from graphflow.parallel.sharding.emission.sharded_graph import ShardedGraph
+from graphflow.parallel.update_fetches import find_updated_variables
 
 
 def finish_window(window: ServedWindow, source: Graph, **kept: Any) -> ShardedGraph:
@@ -62,7 +63,9 @@ def _fetch(window: ServedWindow, user: Tensor, own: Tensor) -> Tensor:
     node = user.node
     match node.op.name:
         case "group":
-            members = [window.updates[v] for v in _find_assigned(user) if v in window.updates]
+            members = [
+                window.updates[v] for v in find_updated_variables(user) if v in window.updates
+            ]
             with origin_scope(node, "", DeviceName()):
                 group: Tensor = REGISTRY["group"](*members, name=node.name)
             return group
@@ -134,18 +137,6 @@ def _fetch_error(window: ServedWindow, user: Tensor, each: str) -> ShardingError
         f"value {each}; fetch floats without axes, of which it gives the mean "
         "(x.astype('float32') of a count), or tensors of turns with the batch as first axis"
     )
-
-
-def _find_assigned(tensor: Tensor) -> dict[Node, None]:
-    """Return the variables that a group updates, directly or through groups in it."""
-    node = tensor.node
-    if node.op.name == "assign":
-        return {node.inputs[0].node: None}
-    found: dict[Node, None] = {}
-    if node.op.name == "group":
-        for member in node.inputs:
-            found |= _find_assigned(member)
-    return found
 
 
 __all__ = ["finish_window"]

@@ -42,7 +42,7 @@ class MirrorCopies:
     @property
     def is_done(self) -> bool:
         """True if every mirror has the value of its variable."""
-        return len(self._state.mirrored) == len(self._state.mirror_homes)
+        return self._state.mirrors.are_current
 
     def restart(self) -> None:
         """Forget what was begun, after workers were lost."""
@@ -68,18 +68,18 @@ class MirrorCopies:
         if large.is_done:
             self._large = None
             self._deployment.hosts.forget([large.compiled.program], {})
-            self._state.note_mirrored([large.variable])
+            self._state.mirrors.note_current([large.variable])
 
     def _homes(self, variable: Node) -> tuple[str | None, str | None]:
         home = self._state.homes.get(variable, "")
-        return self._mirrors.holder(home), self._state.mirror_homes.get(variable)
+        return self._mirrors.holder(home), self._state.mirrors.homes.get(variable)
 
     def _choose(self) -> list[Node]:
         """Return the variables to copy next: some small ones, a large one, or all that read each
         other's mirrors."""
-        state = self._state
-        waiting = [node for node in state.mirror_homes if node not in state.mirrored]
-        ready = [node for node in waiting if state.mirrored.issuperset(state.reads_of(node))]
+        mirrors = self._state.mirrors
+        waiting = [node for node in mirrors.homes if node not in mirrors.current]
+        ready = [node for node in waiting if mirrors.current.issuperset(mirrors.reads_of(node))]
         chosen, left = ready[:1], PIECE_BYTES
         for node in ready:
             left -= nbytes(node.specs[0])
@@ -90,15 +90,15 @@ class MirrorCopies:
     def _copy_whole(self, variables: Sequence[Node]) -> None:
         assigns, mirrors = [], {}
         for node in variables:
-            mirrors[node] = mirror = make_mirror(node, self._state.mirror_homes[node])
+            mirrors[node] = mirror = make_mirror(node, self._state.mirrors.homes[node])
             assigns.append(REGISTRY["assign"](mirror.outputs[0], node.outputs[0]))
         compiled = self._compile(assigns, mirrors)
         self._run(compiled, {})
         self._deployment.hosts.forget([compiled.program], {})
-        self._state.note_mirrored(variables)
+        self._state.mirrors.note_current(variables)
 
     def _begin_rows(self, variable: Node) -> _RowCopy:
-        mirror = make_mirror(variable, self._state.mirror_homes[variable])
+        mirror = make_mirror(variable, self._state.mirrors.homes[variable])
         rows = placeholder("int64", (None,), name="rows")
         read = take(variable.outputs[0], rows, 0)
         written: Tensor = REGISTRY["scatter_rows"](mirror.outputs[0], rows, read, reduction="none")
@@ -123,7 +123,7 @@ class MirrorCopies:
         source = Graph([group]).verify()
         compiled = CompiledFetches((group,), source, source)
         home = {node: self._mirrors.holder(state.homes[node]) for node in mirrors}
-        there = {mirror: state.mirror_homes[node] for node, mirror in mirrors.items()}
+        there = {mirror: state.mirrors.homes[node] for node, mirror in mirrors.items()}
         there |= {each.node: there[each.node.inputs[0].node] for each in assigns}
         there |= {node: there[mirror] for node, mirror in (beside or {}).items()}
         reads = {n: home[n.inputs[0].node] for n in source.of_op("take")}

@@ -53,12 +53,12 @@ def report_mirrors(mirrors: Mirrors, last: CompiledFetches | None) -> MirrorRepo
     """
     state = mirrors.state
     memory: Counter[str] = Counter()
-    for node, place in state.mirror_homes.items():
+    for node, place in state.mirrors.homes.items():
         memory[place] += nbytes(node.specs[0])
     return MirrorReport(
         {
-            state.names[node]: (mirrors.holder(state.homes[node]), state.mirror_homes[node])
-            for node in state.mirrored
+            state.names[node]: (mirrors.holder(state.homes[node]), state.mirrors.homes[node])
+            for node in state.mirrors.current
         },
         tuple(state.names[node] for node in mirrors.find_single_copies()),
         memory,

@@ -73,7 +73,7 @@ class Mirrors:
             for part, place in self._mirror_devices.items()
             if part in self._parts and worker_of(place) not in away
         }
-        self.state.drop_mirrors([n for n in self.state.mirror_homes if self._is_unmirrored(n)])
+        self._drop_unmirrored()
         self.replace_all()
 
     # Placing --------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Mirrors:
                 gone.append(state.names[node])
             elif twin is not None:
                 copied.setdefault(worker_of(place), {})[node] = twin
-            elif node in state.mirrored:
+            elif node in state.mirrors.current:
                 moved.setdefault(worker_of(place), []).append(node)
             else:
                 gone.append(state.names[node])
@@ -176,7 +176,7 @@ class Mirrors:
             )
         with defer_signals():
             self._move_parts(lost)
-            state.drop_mirrors([node for node in state.mirror_homes if self._is_unmirrored(node)])
+            self._drop_unmirrored()
 
     def _is_member(self, worker: int) -> bool:
         """Return True unless a worker has left the session, or never got a part."""
@@ -194,8 +194,11 @@ class Mirrors:
             elif place is not None and worker_of(place) in lost:
                 del self._mirror_devices[part]
 
-    def _is_unmirrored(self, node: Node) -> bool:
-        return self.state.homes[node] not in self._mirror_devices
+    def _drop_unmirrored(self) -> None:
+        """Drop the mirrors of variables whose parts have none any more."""
+        for node in [*self.state.mirrors.homes]:
+            if self.state.homes[node] not in self._mirror_devices:
+                self.state.mirrors.drop(node)
 
     def _present_homes(self) -> dict[Node, str]:
         """Return the devices that hold the variables."""
@@ -207,7 +210,7 @@ class Mirrors:
         return [
             node
             for node in homes
-            if node not in self.state.mirrored
+            if node not in self.state.mirrors.current
             and (
                 (place := self._mirror_devices.get(self.state.homes[node])) is None
                 or _find_twin(node, place, shards, homes) is None
@@ -261,15 +264,16 @@ class Mirrors:
         """
         state, names = self.state, self.state.names
         holder, place = self.holder(part), self._mirror_devices[part]
-        nodes = [n for n in state.mirror_homes if state.homes[n] == part]
+        nodes = [n for n in state.mirrors.homes if state.homes[n] == part]
         with defer_signals():
             self._hosts.adopt(worker_of(place), {names[n]: MIRROR + names[n] for n in nodes}, {})
             self._hosts.adopt(worker_of(holder), {MIRROR + names[n]: names[n] for n in nodes}, {})
             state.holders[part], self._mirror_devices[part] = place, holder
-            state.mirror_homes.update(dict.fromkeys(nodes, holder))
+            state.mirrors.homes.update(dict.fromkeys(nodes, holder))
             shards, homes = _by_shard(state.shards), self._present_homes()
             spare = [n for n in nodes if _find_twin(n, holder, shards, homes) is not None]
-            state.drop_mirrors(spare)
+            for node in spare:
+                state.mirrors.drop(node)
         self._hosts.forget([], {worker_of(holder): [MIRROR + names[n] for n in spare]})
 
 

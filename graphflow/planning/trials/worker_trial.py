@@ -25,6 +25,7 @@ from graphflow.base.progress import show_stage
 from graphflow.errors import WorkerLost
 from graphflow.execution.compiled_fetches import CompiledFetches, worker_of
 from graphflow.ir.graph import Graph
+from graphflow.ir.graph_fingerprint import fingerprint
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.cluster_rates import device_classes, link_matrices
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
@@ -33,7 +34,6 @@ from graphflow.placement.clusters.machine.host_facts import cores
 from graphflow.placement.cost_model.trace_observations import TraceObservation, trace_observations
 from graphflow.placement.placers.construction.execution_order import order_in_turns
 from graphflow.placement.plans.building.step_totals import session_kind
-from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.planning.feedback.node_observations import compute_seconds, observe_steps
 from graphflow.planning.trials.probe_steps import StepProbe, time_calls
 from graphflow.planning.trials.profiling_run import (

@@ -24,7 +24,7 @@ from graphflow.ops.kernels.conv import (
     winograd,
     winograd_weight_gradient,
 )
-from graphflow.ops.kernels.conv.direct import direct
+from graphflow.ops.kernels.conv.direct import direct, phases
 from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
 from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
@@ -186,6 +186,22 @@ def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
     direct.convolve(x, g, flip_weights(w, s.groups), windows, s.groups, s.windows.stride)
 
 
+# Phases of a stride -------------------------------------------------------------------------------
+
+
+def _fits_phases(s: ConvShape, target: Target) -> bool:
+    return (
+        target == "x"
+        and s.is_native
+        and len(s.space) <= 2
+        and s.groups == 1
+        and not s.has_unit_stride
+        and min(s.inputs, s.outputs) < _LEAST_ROW_CHANNELS
+        and not _tiles_input(s)
+        and phases.has_phases(s.windows)
+    )
+
+
 # A strided view -----------------------------------------------------------------------------------
 
 
@@ -215,14 +231,17 @@ def _has_products(s: ConvShape) -> bool:
 # Implicit GEMM ------------------------------------------------------------------------------------
 
 
+_LEAST_ROW_CHANNELS = 12
+"""Rows are 64 channels wide; of fewer than 12 channels most of a row is computed for nothing."""
+
+
 def _fits_implicit_gemm(s: ConvShape, target: Target) -> bool:
     return (
         s.is_native
         and s.groups == 1
         # Windows of one element need no table: `pointwise`.
         and math.prod(s.windows.kernel) > 1
-        # Rows are 64 channels wide; of fewer than 12 most of a row is computed for nothing.
-        and min(s.inputs, s.outputs) >= 12
+        and min(s.inputs, s.outputs) >= _LEAST_ROW_CHANNELS
         # The rows of an image, which each tap reads anew, should stay in the second cache.
         and max(math.prod(s.space), math.prod(s.windows.out)) <= 1 << 13
     )
@@ -323,6 +342,14 @@ TABLE = (
         _direct_back_to_input,
         lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
         lambda s: direct.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.groups),
+    ),
+    # A direct convolution for each remainder by the stride. Other targets: the rows further down.
+    ConvKernel(
+        "phases",
+        _fits_phases,
+        lambda s, y, x, w: im2col.convolve(s.xp, y, x, w, s.windows, s.groups),
+        lambda s, x, g, w: phases.input_gradient(x, g, w, s.windows),
+        lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
     ),
     # No copies for each tap: products of rows whose addresses a table gives. For many channels.
     ConvKernel(

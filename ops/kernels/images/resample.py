@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.images.resample_text import resampled_columns, resampled_rows
+from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts, run_parts
 from graphflow.ops.kernels.sparse.scatter_rows import take_into
 
 Array = np.ndarray[Any, Any]
 _PART_ELEMENTS = 1 << 15  # elements of a part
+_THREADING_TERMS = 1 << 13  # terms of sums from which handing a part to another thread pays
+_MOST_BYTES = 1 << 31  # of a row whose elements have offsets of 32 bits
 COORDINATES = (
     "half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric",
     "tf_crop_and_resize",
@@ -186,12 +193,17 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
     index, weight = rows
     lead = int(np.prod(x.shape[:axis], dtype=np.int64))
     after = int(np.prod(x.shape[axis + 1 :], dtype=np.int64))
+    if not out.size:
+        return
+    # Outputs without inputs are 0, not 0 times an input that may be NaN.
+    empty = np.flatnonzero(~weight.any(axis=1))
+    native = xp is np and x.dtype == np.float32 and is_jit_enabled()
+    if native and not len(empty) and x.shape[axis] * 4 < _MOST_BYTES:
+        _resample_natively(out, x, lead, after, x.shape[axis], rows)
+        return
     flat = x.reshape(lead, x.shape[axis], after)
     sums = out.reshape(lead, out.shape[axis], after)
-    if not sums.size:
-        return
     places = xp.asarray(index)
-    empty = np.flatnonzero(~weight.any(axis=1))
     plain = index.shape[1] == 1 and bool((weight == 1).all())
     factors = None if plain else xp.asarray(weight.astype(x.dtype))[:, :, None]
     each = lead
@@ -201,13 +213,37 @@ def resample(xp: Any, out: Any, x: Any, axis: int, rows: WeightTable) -> None:
     def part(i: int) -> None:
         rows = slice(i * each, (i + 1) * each)
         _apply_weights(xp, sums[rows], flat[rows], places, factors)
-        if len(empty):  # outputs without inputs are 0, not 0 times an input that may be NaN
+        if len(empty):
             sums[rows, xp.asarray(empty)] = 0
 
     if xp is np:
         run_parts(part, -(-lead // each))
     else:
         part(0)
+
+
+def _resample_natively(out: Any, x: Any, lead: int, after: int, n: int, rows: WeightTable) -> None:
+    """Write a table applied to the middle axis of x (lead, n, after), all float32."""
+    index, weight = rows
+    outputs, entries = index.shape
+    x = as_contiguous(x)
+    if after == 1:
+        pitch = -(-outputs // vector_width()) * vector_width()
+        offsets = np.zeros((entries, pitch), np.int32)
+        weights = np.zeros((entries, pitch), np.float32)
+        offsets[:, :outputs], weights[:, :outputs] = index.T * 4, weight.T
+        function, sizes = resampled_columns(), (outputs, entries, pitch, n * 4)
+    else:
+        offsets = np.ascontiguousarray(index * (after * 4), np.int64)
+        weights = np.ascontiguousarray(weight, np.float32)
+        function, sizes = resampled_rows(), (outputs, entries, after, n * after * 4)
+    parts = min(lead, max(1, lead * outputs * after * entries // _THREADING_TERMS))
+    places = [operand_place(array) for array in (x, offsets, weights, out)]
+
+    def part(i: int) -> None:
+        call_native(function, places, sizes, lead * i // parts, lead * (i + 1) // parts)
+
+    run_native_parts(part, parts)
 
 
 def _apply_weights(xp: Any, sums: Any, x: Any, places: Any, factors: Any) -> None:

@@ -110,14 +110,47 @@ _unpinned_cores: set[int] = set()
 """The cores that this process could run on before it was pinned."""
 
 
+def numa_nodes(folder: Path | None = None) -> tuple[tuple[int, ...], ...]:
+    """Return the cores that this process may run on by NUMA node, in ascending order.
+
+    Memory of another node is slower to reach. It is one node with all cores where the system
+    names none, or where some core belongs to none.
+
+    Args:
+        folder: Where Linux describes the nodes. Default: `/sys/devices/system/node`.
+    """
+    allowed = set(_allowed_cores())
+    nodes = []
+    for file in (folder or _NUMA_NODES).glob("node[0-9]*/cpulist"):
+        try:
+            cores_of_node = allowed.intersection(_read_core_list(file.read_text()))
+        except (OSError, ValueError):
+            continue
+        if cores_of_node:
+            nodes.append(tuple(sorted(cores_of_node)))
+    if set().union(*nodes) != allowed:
+        return (tuple(sorted(allowed)),)
+    return tuple(sorted(nodes))
+
+
+_NUMA_NODES = Path("/sys/devices/system/node")
+
+
+def _read_core_list(text: str) -> Iterator[int]:
+    """Yield the numbers of a list as Linux writes it, "0-3,8"."""
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
 def divide_cores(processes: int, threads: int) -> list[list[int]]:
     """Return the cores that each of some processes is to be pinned to; [] for none.
 
     Processes are pinned if their threads are as many as there are cores. Then, with no core to
     spare, schedulers put two busy processes on one core now and then, and leave them there for
-    milliseconds.
+    milliseconds. A process gets cores of one NUMA node if they suffice.
     """
-    free = sorted(_allowed_cores())
+    free = [core for node in numa_nodes() for core in node]
     if processes < 2 or not processes * threads == len(free) == cores():
         return [[] for _ in range(processes)]
     return [free[i * threads : (i + 1) * threads] for i in range(processes)]

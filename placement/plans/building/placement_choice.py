@@ -29,13 +29,13 @@ from graphflow.placement.plans.building.memory_fit import (
     shrink,
     tighter,
 )
+from graphflow.placement.plans.building.memory_limit import memory_limit
 from graphflow.placement.plans.building.step_totals import count_busy_devices
 from graphflow.placement.plans.building.step_uncertainty import (
     Candidate,
     StepJudge,
     gains_surely,
 )
-from graphflow.placement.problems.infeasibility import memory_limit
 from graphflow.placement.problems.problem import Assignment, Problem
 from graphflow.placement.simulation.simulator import simulate
 

@@ -16,6 +16,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.base.process.gc_pause import without_collection
 from graphflow.base.progress import show_stage
 from graphflow.ir.graph import Graph
+from graphflow.ir.graph_fingerprint import fingerprint
 from graphflow.ir.op import Node
 from graphflow.placement.calibration.calibrate import StepCost
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
@@ -49,7 +50,6 @@ from graphflow.placement.plans.building.step_uncertainty import (
     StepJudge,
     rival_of,
 )
-from graphflow.placement.plans.graph_fingerprint import fingerprint
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_model import PlanModel
 from graphflow.placement.problems.problem import Assignment, Problem

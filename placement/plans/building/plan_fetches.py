@@ -15,11 +15,11 @@ from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import show_shape
 from graphflow.passes import optimize
 from graphflow.placement.calibration import calibrate
+from graphflow.placement.calibration.automatic_cluster import measured_cluster
 from graphflow.placement.calibration.calibrate import StepCost
 from graphflow.placement.calibration.cluster_rates import is_described
 from graphflow.placement.calibration.corrections_file import read_corrections
 from graphflow.placement.calibration.trace_corrections import TraceCorrections
-from graphflow.placement.clusters.automatic_cluster import measured_cluster
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.placers import Placer
 from graphflow.placement.plans.building.plan_builder import plan_graph

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graphflow.base.addresses import Address, parse_address
+from graphflow.base.addresses import Address, is_ip_address, parse_address
 from graphflow.errors import ClusterError
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import Worker
@@ -53,7 +52,7 @@ class AddressedWorkers(PipedLauncher):
         given = [*self._options_of(spec), *self._settings.options, *options]
         if host is None:
             return WorkerPlace(worker_command(str(address), given), "this host", address.host)
-        if not is_number(address.host) and address.host != "localhost":
+        if not is_ip_address(address.host) and address.host != "localhost":
             address = replace(address, host=EVERYWHERE)  # its name may mean loopback there
         remote = worker_command(str(address), given, self._settings.python)
         command = ssh_command(host, remote, env, self._settings.ssh)
@@ -104,7 +103,7 @@ def is_this_host(address: Address) -> bool:
     """Return True if an address is of this host; asks no name server."""
     if address.loopback or address.scheme != "tcp":
         return True
-    if not is_number(address.host):
+    if not is_ip_address(address.host):
         return address.host in {name := socket.gethostname(), name.partition(".")[0]}
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -112,13 +111,4 @@ def is_this_host(address: Address) -> bool:
             probe.bind((address.host, 0))
         except OSError:
             return False
-    return True
-
-
-def is_number(host: str) -> bool:
-    """Return True if a host is an IP address, not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
     return True

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from graphflow.base.atomic_write import write_atomically
 from graphflow.base.environment import setting
 from graphflow.errors import ArgumentError, LaunchError
 from graphflow.runtime.launch.engines.piped_launcher import EVERYWHERE, reachable
@@ -103,9 +104,8 @@ class Ranks:
         self._remove()
         try:
             self._folder.mkdir(mode=0o700)
-            draft = self._folder / ".start"
-            draft.write_text(json.dumps({"options": list(options), "env": dict(env)}))
-            draft.replace(self._folder / _START)
+            told = json.dumps({"options": list(options), "env": dict(env)})
+            write_atomically(self._folder / _START, told)
         except OSError as error:
             raise LaunchError(f"Ranks: {self._folder} cannot be made: {error.strerror}") from error
 

@@ -228,7 +228,7 @@ def test_trace_files_are_whole_or_not_there_after_an_interrupt(
     raised: list[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck = FunctionType(_strike.__code__, OWN)
-    monkeypatch.setattr("graphflow.runtime.tracing.trace.json.dump", struck)
+    monkeypatch.setattr("graphflow.base.atomic_write.Path.replace", struck)
     with pytest.raises(BaseException) as told:
         Trace().save(tmp_path / "trace.json")
     assert told.value is raised[0] and not [*tmp_path.iterdir()]

@@ -49,15 +49,7 @@ def solve_sparse_softmax(
     problem: SoftmaxProblem, tol: float, max_passes: float, history: FitHistory, *,
     w: Floats | None = None, b: Floats | None = None,
 ) -> CertifiedModel:  # fmt: skip
-    """Solve a problem with an l1 penalty; return (columns, classes) coefficients, certified.
-
-    Args:
-        problem: the problem.
-        tol: the relative gap that is enough.
-        max_passes: passes over the data, at most.
-        history: where certificates are noted.
-        w, b: the model to begin with.
-    """
+    """Solve a problem with an l1 penalty; arguments and result are those of `solve_softmax`."""
     columns = problem.x.shape[1]
     w, b = problem.begin(w, b)
     history.solver = "newton"

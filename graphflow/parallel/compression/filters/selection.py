@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TypeGuard
 
-import numpy as np
-
+from graphflow.base.argument_kinds import is_number
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import TensorSpec
@@ -87,7 +85,7 @@ def check_number(
     Raises:
         ArgumentError: it is no number from `least` to `most`.
     """
-    if not _is_number(value) or not least <= value <= most:
+    if not is_number(value) or not least <= value <= most:
         bounds = f"from {least:g}" + (f" to {most:g}" if most < float("inf") else "")
         raise ArgumentError(
             f"{name} at {user_location()}: {what} must be a number {bounds}, not {value!r}"
@@ -101,15 +99,11 @@ def check_share(name: str, what: str, value: object) -> float:
     Raises:
         ArgumentError: it is no number above 0, up to 1.
     """
-    if not _is_number(value) or not 0 < value <= 1:
+    if not is_number(value) or not 0 < value <= 1:
         raise ArgumentError(
             f"{name} at {user_location()}: {what} must be above 0 and at most 1, not {value!r}"
         )
     return float(value)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 __all__ = [

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from math import ceil
 
-import numpy as np
-
 from graphflow.base.argument_checks import check_flag, checks_argument_names
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError
 from graphflow.ir.op import FUNCTIONS, Tensor, user_location
 from graphflow.ir.spec import TensorSpec
 from graphflow.parallel.compression.filter import Parts, State
-from graphflow.parallel.compression.filters.selection import Selection, position_dtype, size_of
+from graphflow.parallel.compression.filters.selection import (
+    Selection,
+    check_share,
+    position_dtype,
+    size_of,
+)
 from graphflow.parallel.mesh.count_arguments import set_frozen_fields
 
 
@@ -37,12 +40,9 @@ class TopK(Selection):
 
     def __post_init__(self) -> None:
         where = f"TopK at {user_location()}"
-        given = self.share
-        number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
-        if not number or not 0 < given <= 1:
-            raise ArgumentError(f"{where}: share must be above 0 and at most 1, not {given!r}")
+        share = check_share("TopK", "share", self.share)
         check_flag(f"{where}: feedback", self.feedback)
-        set_frozen_fields(self, share=float(given))
+        set_frozen_fields(self, share=share)
 
     def _count(self, spec: TensorSpec) -> int:
         """Return how many numbers of a tensor travel."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import graphflow as gf
+from graphflow.placement.calibration.profile_file import machine_key
 from graphflow.placement.clusters.machine import host_facts as host
 from graphflow.runtime.host.host import DeviceHost
 from graphflow.runtime.launch import local
@@ -87,6 +88,44 @@ def test_processes_that_fill_the_machine_keep_to_cores_of_their_own(
     monkeypatch.setattr(host, "_CPU_LIMIT", tmp_path / "none")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: free, raising=False)
     assert host.divide_cores(processes, threads) == shares
+
+
+@pytest.mark.parametrize(
+    ("lists", "nodes"),
+    [
+        (["0-3,8-11\n", "4-7,12-15\n"], ((0, 2, 3, 8), (5, 6, 13))),
+        (["0-3,8-9\n", "4-7\n", "\n"], ((0, 1, 2, 3, 8, 9), (4, 5, 6, 7))),  # one has memory alone
+        (["0-9\n"], (tuple(range(10)),)),
+        (["0-3\n"], (tuple(range(10)),)),  # some cores are of no node
+        (["what"], (tuple(range(10)),)),
+        ([], (tuple(range(10)),)),
+    ],
+)
+def test_cores_are_known_by_numa_node(
+    lists: list[str],
+    nodes: tuple[tuple[int, ...], ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    free = {n for node in nodes for n in node}
+    for number, text in enumerate(lists):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: free, raising=False)
+    assert host.numa_nodes(tmp_path) == nodes
+
+
+def test_a_process_gets_cores_of_one_node_and_the_profile_names_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for number, text in enumerate(("0,2\n", "1,3\n")):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(text)
+    monkeypatch.setattr(host, "_NUMA_NODES", tmp_path)
+    monkeypatch.setattr(host, "_CPU_LIMIT", tmp_path / "none")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    assert host.divide_cores(2, 2) == [[0, 2], [1, 3]]
+    assert machine_key()["numa"] == [2, 2]
 
 
 def test_a_share_of_a_containers_time_is_no_core_of_ones_own(
