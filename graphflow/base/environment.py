@@ -46,6 +46,15 @@ def setting(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def thread_limit() -> int | None:
+    """Return the threads that `OMP_NUM_THREADS` allows a process; None if it holds no number.
+
+    Of a list such as "4,2", one number a level of nesting, the first one counts.
+    """
+    word = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(word) if word.isdecimal() and int(word) else None
+
+
 def given_names() -> list[str]:
     """Return the names of graphflow's variables that are set, sorted."""
     return sorted(name for name in os.environ if name.startswith("GRAPHFLOW_"))

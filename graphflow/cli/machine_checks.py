@@ -15,7 +15,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from graphflow._version import __version__
-from graphflow.base.environment import check_environment, given_names, is_on, setting
+from graphflow.base.argument_checks import did_you_mean
+from graphflow.base.environment import (
+    DESCRIPTIONS,
+    check_environment,
+    given_names,
+    is_on,
+    setting,
+    thread_limit,
+)
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import GraphflowError
@@ -63,23 +71,40 @@ def _check_versions() -> Iterator[Finding]:
 
 
 def _check_environment() -> Iterator[Finding]:
+    from graphflow.placement.clusters.machine.machine_devices import default_devices
+
     try:
         check_environment()
+        default_devices()
     except GraphflowError as error:
         yield Finding("environment", FAILURE, str(error), "unset or correct the variable")
+        return
+    unknown = [name for name in given_names() if name not in DESCRIPTIONS]
+    if unknown:
+        hints = (did_you_mean(name, DESCRIPTIONS) for name in unknown)
+        text = f"graphflow reads no {', '.join(unknown)}"
+        yield Finding("environment", WARNING, text, " ".join(filter(None, hints)) or "unset it")
         return
     text = ", ".join(given_names()) or "no GRAPHFLOW_… variable is set"
     yield Finding("environment", OK, text)
 
 
 def _check_processor() -> Iterator[Finding]:
-    from graphflow.placement.clusters.machine.host_facts import cores, host_memory, numa_nodes
+    from graphflow.placement.clusters.machine.host_facts import (
+        cores,
+        default_threads,
+        host_memory,
+        numa_nodes,
+    )
 
     usable, all_cores = cores(), os.cpu_count() or 1
     of_all = "" if usable == all_cores else f" of {all_cores} (affinity or the cgroup's cpu.max)"
     memory = host_memory()
     nodes = numa_nodes()
     of_nodes = f" in {len(nodes)} NUMA nodes" if len(nodes) > 1 else ""
+    limit = thread_limit()
+    if limit is not None:
+        of_nodes += f", {show_count(default_threads(), 'thread')} (OMP_NUM_THREADS={limit})"
     text = f"{show_count(usable, 'core')}{of_all}{of_nodes}, {show_bytes(memory)} of memory"
     if memory < _LOW_MEMORY:
         remedy = "raise the cgroup's memory limit: a worker with numpy and LLVM takes about 100 MiB"

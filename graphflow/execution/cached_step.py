@@ -26,8 +26,8 @@ class CachedStep:
         ready: runs the step on the host.
         feeds: for each placeholder that is fed: its tensor, its name on the worker (None if
             only its size matters), and the shape.
-        values: for each fetch, its index among the worker's results, or a function of the
-            feeds.
+        values: for each fetch, its index among the worker's results, None for a fetch without a
+            value, or a function of the feeds.
         bindings: sizes of the symbols.
     """
 
@@ -35,14 +35,15 @@ class CachedStep:
         self,
         ready: DirectStep,
         feeds: Sequence[tuple[Tensor, str | None, tuple[int, ...]]],
-        values: Sequence[int | Callable[[Mapping[Node, Array]], Any]],
+        values: Sequence[int | Callable[[Mapping[Node, Array]], Any] | None],
         bindings: dict[str, int],
     ) -> None:
         self.ready = ready
         self.bindings = bindings
         self._feeds = tuple((t, name, shape, t.dtype) for t, name, shape in feeds)
         self._values = tuple(values)
-        self._plain = all(isinstance(v, int) for v in values)
+        self._fed = any(callable(v) for v in values)
+        self._whole = self._values == tuple(range(len(values)))
 
     def match_feeds(self, given: Any) -> dict[str, Array] | None:
         """Return the feeds by the worker's names; None if they do not fit this step.
@@ -70,9 +71,12 @@ class CachedStep:
                 result[name] = value
         return result
 
-    def values(self, fetched: Sequence[Array], given: Any) -> list[Any]:
+    def values(self, fetched: list[Array], given: Any) -> list[Any]:
         """Return the value of each fetch."""
-        if self._plain:
-            return [fetched[i] for i in self._values]  # type: ignore[index]
-        arrays = convert_feeds(given)
-        return [fetched[v] if isinstance(v, int) else v(arrays) for v in self._values]
+        if self._whole:
+            return fetched
+        arrays = convert_feeds(given) if self._fed else {}
+        return [
+            None if v is None else fetched[v] if isinstance(v, int) else v(arrays)
+            for v in self._values
+        ]

@@ -290,7 +290,9 @@ class CompiledFetches:
             ready,
             [(node.outputs[0], named.get(node), shape) for node, shape in shapes.items()],
             [
-                numbers[str(i)] if str(i) in numbers else partial(_client_value, output)
+                numbers.get(str(i))
+                if str(i) in numbers or output.node.op.name == "group"
+                else partial(_client_value, output)
                 for i, output in enumerate(self.outputs)
             ],
             names,

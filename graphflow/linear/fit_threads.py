@@ -19,7 +19,7 @@ from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import LinearModelError
 from graphflow.linear.losses import LOGISTIC, Loss
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
-from graphflow.placement.clusters.machine.host_facts import cores
+from graphflow.placement.clusters.machine.host_facts import default_threads
 
 ROW_NS, LOGISTIC_NS = 30.0, 220.0
 """The time of a step beside its numbers, and what a logistic one takes more, in nanoseconds."""
@@ -37,17 +37,17 @@ def blas_threads() -> int:
 
 
 def count_threads(threads: int | None) -> int:
-    """Return how many threads a fit may use: `threads`, by default the cores of this process.
+    """Return how many threads a fit may use: `threads`, by default as many as a CPU device has.
 
     Raises:
         LinearModelError: it is no whole number of at least 1.
     """
     if threads is None:
-        return cores()
+        return default_threads()
     if not isinstance(threads, int | np.integer) or isinstance(threads, bool) or threads < 1:
         raise LinearModelError(
-            f"threads must be a whole number of at least 1, or None for the {cores()} cores of "
-            f"this process, not {threads!r}"
+            f"threads must be a whole number of at least 1, or None for {default_threads()} on "
+            f"this machine, not {threads!r}"
         )
     return int(threads)
 

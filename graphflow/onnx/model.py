@@ -35,6 +35,7 @@ from graphflow.onnx.loading.reading.value_kinds import (
     is_native,
 )
 from graphflow.onnx.loading.reading.value_kinds import onnx_dtype as dtype_of
+from graphflow.onnx.loading.repeated_run import RepeatedRun
 from graphflow.onnx.loading.segmented_program import ModelRun, SegmentedProgram
 from graphflow.onnx.loading.translation.function_expansion import function_body, schema_with_body
 from graphflow.onnx.loading.translation.operator_registry import handler_of
@@ -75,6 +76,7 @@ class Model:
         self._optional = {name for name in inputs if name in body.initializers}
         self._fixed = {name for name, value in first.given.items() if isinstance(value, Known)}
         self._session: Session | None = None
+        self._repeated: RepeatedRun | None = None
 
     @property
     def session(self) -> Session:
@@ -114,10 +116,14 @@ class Model:
                 f"{self.file} at {user_location()}: a deadline is a number of seconds above 0, "
                 f"not {deadline!r}"
             )
+        session = session or self.session
+        if self._repeated is not None:
+            found = self._repeated.run(feeds, session)
+            if found is not None:
+                return found
         values = self._values(feeds)
-        results = self._program.run(
-            ModelRun(self._importer, session or self.session, deadline), values
-        )
+        results = self._program.run(ModelRun(self._importer, session, deadline), values)
+        self._repeated = self._program.repeated_run(values)
         return dict(zip(self.output_names, results, strict=True))
 
     def _values(self, feeds: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphflow.errors import ArgumentError, ShapeError
-from graphflow.ir.op import FUNCTIONS, Op, Tensor, as_tensor, function, register, sample
+from graphflow.ir.op import (
+    FUNCTIONS,
+    Op,
+    Tensor,
+    as_tensor,
+    error_location,
+    function,
+    register,
+    sample,
+)
 from graphflow.ir.spec import TensorSpec, equate, show_shape, spec
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.composite import composite
@@ -309,8 +318,15 @@ def batch_norm(
     wide, scale, bias = _cast_to_widest(x, scale, bias, *running)
     attrs: dict[str, Any] = {"channel": channel, "epsilon": epsilon}
     if not training:
-        there = (astype(s, wide.dtype) for s in running)
-        return astype(_channel_affine(wide, scale, bias, *there, **attrs, name=name), x.dtype)
+        average, spread = (astype(s, wide.dtype) for s in running)
+        given = wide, scale, bias, average, spread
+        if channel < x.ndim - 1 or wide.dtype.itemsize < 4:
+            return astype(_channel_affine(*given, **attrs, name=name), x.dtype)
+        with error_location("batch_norm"):
+            _channel_affine.infer(*(t.spec for t in given), **attrs)
+        factor = scale * rsqrt(spread + epsilon)  # fused with the ops around
+        shifted = FUNCTIONS["add"](wide * factor, bias - average * factor, name=name)
+        return astype(shifted, x.dtype)
     items = element_count(x.shape, _reduced_axes(x.ndim, channel))
     y, centre, spread = _batch_norm(wide, scale, bias, **attrs, unbiased=unbiased, name=name)
     spread = _require_enough_values(spread, items, 2 if unbiased else 1, x)

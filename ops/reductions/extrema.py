@@ -18,6 +18,7 @@ from graphflow.ops.base.shape_rules import (
     restore_reduced_axes,
 )
 from graphflow.ops.kernels.fusion.row_ops import over_axes, row_kernel
+from graphflow.ops.kernels.moves.arg_extrema import position_task
 from graphflow.ops.pointwise.comparison import equal, isinf
 from graphflow.ops.pointwise.convert import astype
 from graphflow.ops.pointwise.select import minimum, where
@@ -120,6 +121,7 @@ def _arg(name: str) -> Op:
             infer=_infer_arg,
             kernel=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
             into=partial(_extremum_into, name),
+            native=partial(position_task, largest=name == "argmax"),
             batch=batching.first_index,
             sharding=row_sharding.arg_extremum_rule(name.removeprefix("arg")),
             cost=per_element(1),

@@ -16,8 +16,9 @@ from graphflow.errors import ShapeError
 from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, as_tensor, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base import batching_rules as batching
-from graphflow.ops.kernels.compiled_loops.loop_compiler import native
-from graphflow.ops.kernels.jit.thread_pool import run_ranges
+from graphflow.ops.kernels.compiled_loops.loop_compiler import native_rows
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.pointwise import arithmetic, comparison, select
 from graphflow.ops.reductions import extrema, pair_coupling_loops, reduce
 from graphflow.ops.sharding import rules as sharding
@@ -33,7 +34,8 @@ _ITERATION_NANOSECONDS = 3.0
 """Nanoseconds of an iteration for each element of Q."""
 _ITERATIONS = 10
 """Iterations that rows take, about."""
-_THREADING_NANOSECONDS = 200_000
+_PART_NANOSECONDS = 50_000
+"""Nanoseconds of the rows that a thread takes at once, about."""
 
 
 def _most_iterations(count: int) -> int:
@@ -48,21 +50,24 @@ def _infer(chance: TensorSpec, count: int) -> TensorSpec:
 
 
 @cache
-def _loop() -> Callable[..., Any]:
-    return native(pair_coupling_loops, "couple")
+def _loop() -> Callable[..., None]:
+    return native_rows(pair_coupling_loops, "couple")
 
 
 def _couple_into(xp: Any, out: Any, chance: Any, count: int) -> None:
     rows = len(chance)
     given, found = chance.reshape(-1), out.reshape(-1)
     numbers = (count, _LARGEST_RESIDUAL / count, _most_iterations(count))
+    of_row = count * count * _ITERATIONS * _ITERATION_NANOSECONDS
+    step = max(1, int(_PART_NANOSECONDS / of_row))
 
-    def part(start: int, stop: int) -> None:
-        q, qp = np.empty(count * count), np.empty(count)
-        _loop()(start, stop, given, *numbers, q, qp, found)
+    def part(i: int) -> None:
+        q, qp = (
+            scratch(np, slot, (n,), np.float64) for slot, n in (("q", count * count), ("qp", count))
+        )
+        _loop()(i * step, min((i + 1) * step, rows), given, *numbers, q, qp, found)
 
-    work = rows * count * count * _ITERATIONS * _ITERATION_NANOSECONDS
-    run_ranges(part, rows, None if work > _THREADING_NANOSECONDS else 1)
+    run_native_parts(part, -(-rows // step))
 
 
 def _kernel(xp: Any, chance: Any, count: int) -> Any:
@@ -132,6 +137,7 @@ couple_pairs: Op = register(
         infer=_infer,
         kernel=_kernel,
         into=_couple_into,
+        records=True,
         vjp=_vjp,
         batch=batching.merge_batches,
         sharding=sharding.equation_rule("b.->b."),

@@ -204,6 +204,10 @@ def refuse_labels(xp: Any, *inputs: Any) -> None:
         )
 
 
+def _label_bounds(*specs: TensorSpec) -> tuple[int, int, int]:
+    return len(specs) - 1, 0, int(specs[-2].shape[-1])
+
+
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -252,6 +256,7 @@ cross_entropy_grad = register(
         expr=_cross_entropy_grad_of,
         rows=_grad_along_classes,
         refuse=refuse_labels,
+        bounds=_label_bounds,
         vjp=_cross_entropy_grad_vjp,
         batch=batching.rows,
         sharding=row_sharding.cross_entropy_grad_rule,
@@ -272,6 +277,7 @@ cross_entropy_op = register(
         expr=_cross_entropy_of,
         rows=_along_classes,
         refuse=refuse_labels,
+        bounds=_label_bounds,
         vjp=lambda g, y, logits, labels: (cross_entropy_grad(g, logits, labels), None),
         batch=batching.rows,
         sharding=row_sharding.cross_entropy_rule,

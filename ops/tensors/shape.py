@@ -25,6 +25,8 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, normalize_axis, require_list
+from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.moves.strided_copies import row_major_strides, strided_task
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.sharding.reshapes import reshape_rule
 
@@ -198,12 +200,18 @@ def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
+def _native_permute(x: TensorSpec, axes: Sequence[int]) -> KernelTask | None:
+    strides = row_major_strides(x.shape)
+    return strided_task(x, 0, tuple(x.shape[i] for i in axes), [strides[i] for i in axes])
+
+
 permute_dims_op = register(
     Op(
         "permute_dims",
         infer=lambda x, axes: x.with_shape(x.shape[i] for i in axes),
         kernel=lambda xp, x, axes: xp.transpose(x, axes).copy(order="C"),
         into=lambda xp, out, x, axes: xp.copyto(out, xp.transpose(x, axes)),
+        native=_native_permute,
         vjp=lambda g, y, x, axes: (permute_dims(g, _inverse(axes)),),
         batch=batching.permute_dims,
         sharding=sharding.permute_rule,

@@ -29,6 +29,12 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axes, normalize_axis, require_list
+from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.moves.strided_copies import (
+    join_task,
+    row_major_strides,
+    strided_task,
+)
 from graphflow.ops.sharding import slicing as slice_sharding
 from graphflow.ops.tensors.shape import expand_dims, reshape, squeeze
 
@@ -72,6 +78,12 @@ def _into_slice(xp: Any, out: Any, x: Any, start: Any, size: Any, step: Any) -> 
     xp.copyto(out, x[(*_windows(start, size, step), ...)])
 
 
+def _native_slice(x: TensorSpec, start: Any, size: Any, step: Any) -> KernelTask | None:
+    strides = row_major_strides(x.shape)
+    first = int(sum(at * n for at, n in zip(start, strides, strict=True)))
+    return strided_task(x, first, size, [s * n for s, n in zip(step, strides, strict=True)])
+
+
 # The elements at the indices start + i*step, i < size, of each axis.
 slice_op: Op = register(
     Op(
@@ -87,6 +99,7 @@ slice_op: Op = register(
         batch=batching.slice_window,
         sharding=slice_sharding.slice_rule,
         cost=lambda x, start, size, step: Cost(flops=0, bytes=product(size) * 2 * x.dtype.itemsize),
+        native=_native_slice,
         halves=True,
         samples=(
             sample(F, start=(1, 0), size=(2, 2), step=(1, 2)),
@@ -250,6 +263,7 @@ concat_op = register(
         infer=_infer_concat,
         kernel=lambda xp, *arrays, axis: xp.concatenate(arrays, axis),
         into=lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis, out=out),
+        native=join_task,
         vjp=_concat_vjp,
         batch=batching.along("axis"),
         sharding=slice_sharding.concat_rule,

@@ -28,6 +28,7 @@ from graphflow.ir.spec import (
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.row_costs import touched_bytes
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
+from graphflow.ops.kernels.moves.gathers import take_task
 from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import gather_scatter as gather_sharding
 
@@ -40,7 +41,7 @@ NUMBERS = ("int", "float", "complex")
 # take and scatter_add: whole slices along an axis -----------------------------------------------
 
 
-def _from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
+def from_front(xp: Any, indices: Any, n: int, axis: int) -> Any:
     """Return indices as int64, counted from the front.
 
     On a GPU they were checked before the step (`refuse`), since a check would wait for the device.
@@ -61,7 +62,7 @@ def _refuse_take(xp: Any, x: Any, indices: Any, axis: int) -> None:
 
 
 def _take_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
-    indices = _from_front(xp, indices, x.shape[axis], axis)
+    indices = from_front(xp, indices, x.shape[axis], axis)
     if out.size:
         take_into(xp, out, x, indices, axis)
 
@@ -90,6 +91,8 @@ take_op = register(
             None,
         ),
         refuse=_refuse_take,
+        bounds=lambda x, indices, axis: (1, -x.shape[axis], x.shape[axis]),
+        native=take_task,
         leading=lambda axis: None if axis else (1,),
         batch=batching.take,
         sharding=gather_sharding.take_rule,
@@ -233,7 +236,7 @@ def _take_grad_into(
     xp: Any, out: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int
 ) -> None:
     out[...] = 0
-    _add_slices(xp, out, _from_front(xp, indices, shape[axis], axis), g, axis)
+    _add_slices(xp, out, from_front(xp, indices, shape[axis], axis), g, axis)
 
 
 def _refuse_take_grad(xp: Any, g: Any, indices: Any, shape: tuple[int, ...], axis: int) -> None:

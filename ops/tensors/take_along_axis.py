@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import ShapeError
 from graphflow.ir.op import Cost, Op, Tensor, as_tensor, function, register, sample
 from graphflow.ir.spec import (
@@ -18,12 +20,13 @@ from graphflow.ir.spec import (
 )
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import normalize_axis, require_kind
-from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, take_into
+from graphflow.ops.kernels.moves.gathers import along_axis_task
+from graphflow.ops.kernels.sparse.scatter_rows import combine_rows, normalize_indices, take_into
 from graphflow.ops.sharding import gather_scatter as gather_sharding
 from graphflow.ops.tensors.creation import zeros
 from graphflow.ops.tensors.flat_indices import element_places, flat_elements
 from graphflow.ops.tensors.shape import reshape
-from graphflow.ops.tensors.take import CUBE, I64, F, require_like, take
+from graphflow.ops.tensors.take import CUBE, I64, F, from_front, require_like, take
 
 
 def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
@@ -37,10 +40,17 @@ def _infer_along(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
     return x.with_shape(indices.shape)
 
 
+def _refuse_along(xp: Any, x: Any, indices: Any, axis: int) -> None:
+    normalize_indices(xp, indices, x.shape[axis], axis)
+
+
 def _along_into(xp: Any, out: Any, x: Any, indices: Any, axis: int) -> None:
-    if out.size:
+    if out.size and xp is np:
         places = element_places(xp, indices, x.shape, axis)
         take_into(xp, out, x.reshape(-1), places)
+    elif out.size:
+        indices = from_front(xp, indices, x.shape[axis], axis)
+        xp.copyto(out, xp.take_along_axis(x, indices, axis))
 
 
 def _along_kernel(xp: Any, x: Any, indices: Any, axis: int) -> Any:
@@ -59,6 +69,9 @@ take_along_axis_op = register(
             scatter_add_along_axis(zeros(x.shape, x.dtype), indices, g, axis),
             None,
         ),
+        refuse=_refuse_along,
+        bounds=lambda x, indices, axis: (1, -x.shape[axis], x.shape[axis]),
+        native=along_axis_task,
         batch=batching.along("axis"),
         sharding=gather_sharding.take_along_axis_rule,
         cost=lambda x, indices, axis: Cost(

@@ -10,7 +10,7 @@ import re
 from typing import Literal
 
 from graphflow.base.addresses import HIGHEST_PORT, TCP, TCP_FORM, is_loopback, parse_address
-from graphflow.base.argument_checks import checks_arguments
+from graphflow.base.argument_checks import checks_arguments, to_builtin
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement.clusters.hardware_catalog import product
@@ -19,6 +19,8 @@ CLIENT = "/client"
 """The process of the session, which feeds and fetches."""
 MAX_DEVICES = 1024
 """Devices of a cluster. Each has a link to each other one."""
+MAX_THREADS = 4096
+"""Threads of a device: more than any machine has cores."""
 
 _DEVICE = re.compile(r"/worker:(0|[1-9]\d*)/(cpu|gpu):(0|[1-9]\d*)")
 _LOCAL = re.compile(r"(cpu|gpu):(0|[1-9]\d*)")
@@ -61,9 +63,11 @@ class Device:
             raise ClusterError(
                 f"device {self.name}: kind is {self.kind!r}, the name says {match[2]!r}"
             )
+        object.__setattr__(self, "memory", to_builtin(self.memory))
+        object.__setattr__(self, "threads", to_builtin(self.threads))
         check_count(f"device {self.name}: memory (bytes)", self.memory)
         if self.threads is not None:
-            check_count(f"device {self.name}: threads", self.threads)
+            check_count(f"device {self.name}: threads", self.threads, MAX_THREADS)
         for key, unit in (("flops", "flop/s"), ("bandwidth", "bytes/s")):
             check_number(f"device {self.name}: {key} ({unit})", getattr(self, key), zero=False)
         check_number(f"device {self.name}: launch (seconds)", self.launch, zero=True)
@@ -175,12 +179,14 @@ def local_kind(name: str) -> Literal["cpu", "gpu"]:
     return "cpu" if match[1] == "cpu" else "gpu"
 
 
-def check_count(what: str, value: object) -> None:
-    """Raise ClusterError unless `value` is a whole number from 1."""
+def check_count(what: str, value: object, most: int = (1 << 63) - 1) -> None:
+    """Raise ClusterError unless `value` is a whole number from 1 to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ClusterError(f"{what} must be a whole number >= 1, not {value!r}")
     if value.bit_length() > 63:
         raise ClusterError(f"{what} has {value.bit_length()} bits; it must be less than 2**63")
+    if value > most:
+        raise ClusterError(f"{what} must be at most {most}, not {value}")
 
 
 def check_device_count(what: str, devices: int) -> None:

@@ -10,7 +10,7 @@ from graphflow.placement.clusters.devices import Device, Worker, local_kind
 from graphflow.placement.clusters.hardware_catalog import product
 from graphflow.placement.clusters.machine.host_facts import (
     MEMORY_SHARE,
-    cores,
+    default_threads,
     device_memory,
     gpu_memory,
 )
@@ -23,7 +23,7 @@ def worker_on_this_host(
     names = as_names(names)
     kinds = [local_kind(name) for name in names]
     cpus = max(1, kinds.count("cpu"))
-    share = threads if threads is not None else max(1, cores() // (processes * cpus))
+    share = threads if threads is not None else default_threads(processes * cpus)
     made = []
     for name, kind in zip(names, kinds, strict=True):
         full = f"/worker:{index}/{name}"

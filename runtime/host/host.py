@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import GraphflowError, SessionError
-from graphflow.placement.clusters.machine.host_facts import cores, on_all_cores
+from graphflow.placement.clusters.machine.host_facts import default_threads, on_all_cores
 from graphflow.runtime.host.device_backends import DeviceBackends
 from graphflow.runtime.host.session_state import SessionState
 from graphflow.runtime.memory.backend import ResultExporter
@@ -44,7 +44,7 @@ class DeviceHost:
     Args:
         worker: this process's index in the cluster.
         devices: full names, "/worker:0/cpu:0".
-        threads: per device; None: an equal share of the cores.
+        threads: per device; None: see `default_threads`.
         outbox: takes a tensor for another worker; must not block.
         limits: on programs from the wire.
         alone: nothing else in this process uses BLAS, whose thread count programs may then set.
@@ -64,7 +64,7 @@ class DeviceHost:
         self._alone = alone
         self._limits = limits or GraphLimits()
         self.devices = tuple(devices)
-        self._count = threads or max(1, cores() // max(1, len(self.devices)))
+        self._count = threads or default_threads(max(1, len(self.devices)))
         self._outbox = outbox
         self._sessions: dict[str, SessionState] = {}
 

@@ -318,7 +318,7 @@ class LocalHosts:
         found = self._host.direct_program("", program, bindings)
         if found is None:
             return None
-        compiled, host = found, self._host
+        compiled, host, compute = found, self._host, found.direct
 
         def run(
             step: int, draws: int, feeds: Mapping[str, Array], deadline: float
@@ -326,7 +326,7 @@ class LocalHosts:
             if compiled.is_free:
                 return None
             host.set_deadline("", deadline)
-            values = compiled.run(feeds, step, draws)
+            values = compute(feeds, step, draws)
             if compiled.commits_in_one_call:
                 compiled.commit()
             elif compiled.commits:

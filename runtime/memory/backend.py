@@ -138,6 +138,8 @@ class CpuBackend:
 
     def to_hosts(self, arrays: Sequence[Any], export: ResultExporter | None = None) -> list[Array]:
         """Return copies that the caller owns, or that `export` makes."""
+        if export is None:
+            return [np.array(array, order="C") for array in arrays]
         return [export_or_copy(array, export) for array in arrays]
 
     def write(self, memory: Any, value: Any) -> None:

@@ -145,3 +145,5 @@ class ParallelBranches:
                 segment.run()
         else:
             pool.run_entries(self._entries, len(self.segments))
+            for segment in self.segments:
+                segment.look_at_checks()

@@ -32,6 +32,7 @@ from graphflow.ops.kernels.jit.thread_team import ThreadTeam
 from graphflow.runtime.native_calls.gemm_epilogues import (
     interleave_epilogues,
 )
+from graphflow.runtime.native_calls.integer_checks import IntegerCheck, raise_if_wrong
 from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerTable, RuntimeOperand
 from graphflow.runtime.native_calls.work_sharing import CallPart, WorkSharing, scratch_bytes
 
@@ -43,6 +44,14 @@ WAKE_NANOSECONDS = 60_000.0
 
 _SPREAD_NANOSECONDS = 1e6
 """Nanoseconds of work from which threads are moved off the caller's processor before it."""
+
+
+def _run_checked(
+    run: Callable[[], None], alarm: ctypes.c_int64, checks: Sequence[IntegerCheck]
+) -> None:
+    run()
+    if alarm.value:
+        raise_if_wrong(checks)
 
 
 def _run_spread(team: ThreadTeam, run: Callable[[], None]) -> None:
@@ -85,12 +94,20 @@ class NativeSegment:
             if self.nanoseconds > GIL_RELEASE_NANOSECONDS
             else function.holding_gil
         )
+        self._checks = [call.check for call in calls if call.check is not None]
         self.run: Callable[[], None] = partial(
             self._walk, ctypes.c_void_p(self._table_address), None, ctypes.c_int64(0),
             ctypes.c_int64(len(self._table) // WORDS),
         )  # fmt: skip
         if sharing is not None and self.shares_work and self.nanoseconds > _SPREAD_NANOSECONDS:
             self.run = partial(_run_spread, sharing.team, self.run)
+        if self._checks:
+            self.run = partial(_run_checked, self.run, self._checks[0].alarm, self._checks)
+
+    def look_at_checks(self) -> None:
+        """Raise the error of the first node whose integers its op does not accept, if there is
+        one."""
+        raise_if_wrong(self._checks)
 
     def _plan_jobs(self) -> list[list[list[CallPart]]]:
         """Return the entries in order, each as its shares; an entry of one thread has one share.
@@ -217,6 +234,7 @@ class NativeSegment:
     def run_call(self, i: int) -> None:
         """Run call `i` by itself, for a step that is traced by a clock of Python."""
         self._walk(address(self.entries), None, i, i + 1)
+        self.look_at_checks()
 
     def run_timed(self, clock: int) -> np.ndarray[Any, Any]:
         """Run as `run` does, and return the nanoseconds of each call, (calls,).
@@ -230,6 +248,7 @@ class NativeSegment:
         timed = driver().timed
         long = self.nanoseconds > GIL_RELEASE_NANOSECONDS
         (timed.releasing_gil if long else timed.holding_gil)(address(frame), None, 0, count)
+        self.look_at_checks()
         took = np.maximum(np.diff(times) - clock_nanoseconds(clock), 0)
         spent = np.zeros(len(self.calls))
         for job, nanoseconds in zip(self._jobs, took.tolist(), strict=True):

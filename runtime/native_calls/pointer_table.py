@@ -13,6 +13,7 @@ from graphflow.ops.kernels.jit.array_address import address, align_up
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.kernel_recording import KernelRecording, region, region_number
 from graphflow.runtime.native_calls.gemm_epilogues import KernelAccess, MemoryRange
+from graphflow.runtime.native_calls.integer_checks import IntegerCheck
 from graphflow.runtime.native_calls.work_sharing import CallPart
 
 RuntimeOperand = Tensor | tuple[str, int]
@@ -34,6 +35,7 @@ class KernelCall:
         recording: the calls that the kernel consists of, instead of one call of `task`. Their
             pointers are in regions: number 1 is scratch memory, `pointers` follow.
         scratch: the scratch memory of a recording.
+        check: what a check of integers notes, if it is one.
     """
 
     node: Node
@@ -43,6 +45,7 @@ class KernelCall:
     first_written: int = 0
     recording: KernelRecording | None = None
     scratch: Any = None
+    check: IntegerCheck | None = None
 
     @property
     def access(self) -> KernelAccess:

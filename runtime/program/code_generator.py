@@ -58,6 +58,8 @@ from graphflow.runtime.program.slot_emitter import SlotEmitter
 from graphflow.runtime.program.source_text import ProgramSource
 
 _EDGES = ("send", "recv")
+_COPIED_FEED = 4096
+"""Bytes of a feed that is copied."""
 
 
 class CpuCode:
@@ -209,10 +211,15 @@ class CpuCode:
         tensor = node.outputs[0]
         if tensor in self.layout.outside:  # a loop's state
             return
-        fed = self._operands.feeds[tensor] = FeedBinding(
-            self.layout.specs[tensor], self.backend.to_device
-        )
+        spec = self.layout.specs[tensor]
+        fed = FeedBinding(spec, self.backend.to_device)
         self.scope[f"k{number}"] = fed
+        if self._keys is None and self.backend.xp is np and nbytes(spec) <= _COPIED_FEED:
+            self._feeds.append(
+                (node, self._operands.copy_feed(tensor, self.graph.names[node], fed))
+            )
+            return
+        self._operands.feeds[tensor] = fed
         name = self._operands.names[tensor] = f"b{number}_0"
         if self._keys is None:
             self.scope[f"f{number}"] = self.graph.names[node]

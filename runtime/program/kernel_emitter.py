@@ -15,7 +15,7 @@ import numpy as np
 
 from graphflow.ir.declarations.half_precision import has_half
 from graphflow.ir.graph import bind_attrs
-from graphflow.ir.op import Cost, Node, Tensor
+from graphflow.ir.op import Cost, Node, Tensor, owner_module
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.ops.communication.rows_in_use import RowsInUse, aligned_inputs
 from graphflow.ops.kernels.fusion.fusion import FusedRegion
@@ -26,6 +26,7 @@ from graphflow.ops.kernels.fusion.region_kernels import (
     is_jit_enabled,
     kernel_of,
 )
+from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.call_table_driver import copy_task
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.kept_layouts import (
@@ -48,10 +49,15 @@ from graphflow.runtime.program.generated_call_support import (
 )
 from graphflow.runtime.program.operand_table import OperandTable
 from graphflow.runtime.program.program_part import ProgramSection
+from graphflow.runtime.program.value_checks import ValueChecks
 from graphflow.runtime.transport.nontemporal_copy import bypasses_cache
 
 _FLOPS_IN_A_NANOSECOND = 50.0
 """A rough rate of recorded kernels on one thread."""
+
+
+_MOST_FIXED = 4096
+"""Bytes of results without inputs that are computed once, and copied in each step."""
 
 
 class KernelEmitter:
@@ -96,12 +102,15 @@ class KernelEmitter:
         self._records = records and not self._plain and isinstance(backend, CpuBackend)
         self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
         self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
+        self._checks = ValueChecks(
+            layout, bindings, backend.xp, operands, scope, compute, native=self._records
+        )
 
     def emit_region(self, node: Node, number: int) -> None:
         """Emit a node of a fused region; the region's last node emits the kernel."""
         fused = self._layout.regions[node]
         if node.op.refuse is not None:
-            self._emit_value_check(node, number)
+            self._checks.emit(node, number)
         if node is not fused.last:
             return
         task = self._task_of(fused)
@@ -157,21 +166,6 @@ class KernelEmitter:
         self._scope["sweep"] = MultiTensorUpdate(calls, self._backend.threads)
         self._commit.add_line(self._sweep_updates[-1][0], "sweep()")
 
-    def _emit_value_check(self, node: Node, number: int) -> None:
-        """Emit a line that refuses values that the op does not accept, such as class labels
-        beyond the number of classes."""
-        assert node.op.refuse is not None
-        attrs = bind_attrs(node.attrs, self._bindings)
-        arrays = []
-        for i, tensor in enumerate(node.inputs):
-            if tensor.dtype.kind == "f":  # only its shape matters
-                self._scope[f"c{number}_{i}"] = self._layout.specs[tensor]
-                arrays.append(f"c{number}_{i}")
-            else:
-                arrays.append(self._operands.name(tensor))
-        self._scope[f"c{number}"] = partial(node.op.refuse, self._backend.xp, **attrs)
-        self._compute.add_line(node, f"c{number}({', '.join(arrays)})")
-
     def _is_split_over_threads(self, task: KernelTask) -> bool:
         """Return True if threads share the work of a task."""
         return task.nanoseconds > THREADING_NANOSECONDS and self._backend.threads > 1
@@ -210,8 +204,14 @@ class KernelEmitter:
 
     def emit_kernel(self, node: Node, number: int) -> None:
         """Emit the node's kernel, which writes to its buffers."""
+        if not node.inputs and self._emit_fixed_value(node, number):
+            return
         deferred = self._layout.deferred.get(node)
         task = self._layout.tasks.get(node)
+        if task is not None and node.op.bounds is not None:
+            short = any(t in self._rows_in_use for t in (*node.inputs, *node.outputs))
+            if short or deferred is not None or not self._checks.emit_native(node):
+                task = None
         split = task is not None and task.cut is None and self._is_split_over_threads(task)
         if task is not None and deferred is None and not split:
             tensors = (*node.inputs, *node.outputs)
@@ -245,6 +245,19 @@ class KernelEmitter:
             self._commit.add_line(node, line)
         else:
             self._compute.add_line(node, line)
+
+    def _emit_fixed_value(self, node: Node, number: int) -> bool:
+        """Compute a small result that is the same in every step, and emit a native copy of it;
+        return False for others."""
+        op, size = node.op, self._nbytes(self._layout.specs[node.outputs[0]])
+        varies = op.random or not op.pure or owner_module(op) is not None
+        if varies or not self._records or len(node.outputs) > 1 or not 0 < size <= _MOST_FIXED:
+            return False
+        (value,) = op.run(np, [], bind_attrs(node.attrs, self._bindings))
+        value = self._scope[f"v{number}"] = np.ascontiguousarray(value)
+        places = (address(value), self._operands.pointer_source(node.outputs[0]))
+        self._compute.add_calls([KernelCall(node, copy_task(size), places, (size, size), 1)])
+        return True
 
     def _emit_recording(self, node: Node, number: int, kept: KeptLayouts | None) -> bool:
         """Emit a kernel of several native calls as these calls; return False if there are none.

@@ -14,12 +14,15 @@ import numpy as np
 from graphflow.errors import OpError
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import nbytes
-from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.array_address import address, empty_aligned
 from graphflow.runtime.memory.backend import DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.native_calls.native_segments import FeedBinding
 from graphflow.runtime.native_calls.pointer_table import PointerSource
 from graphflow.runtime.program.generated_call_support import Reshaped
+
+_BOUND = ("constant", "variable", "placeholder")
+"""Ops whose results lie outside the arena at a fixed address, unless a step supplies it."""
 
 
 class OperandTable:
@@ -75,6 +78,21 @@ class OperandTable:
         self.feeds[tensor] = FeedBinding(self._layout.specs[tensor], self._to_device)
         return buffer
 
+    def copy_feed(self, tensor: Tensor, key: str, otherwise: FeedBinding) -> str:
+        """Return a line that copies a feed to a buffer, which is quicker for small ones than to
+        bind their addresses.
+
+        Args:
+            key: of the feed.
+            otherwise: called for a feed of another shape or dtype; converts or refuses it.
+        """
+        spec, number = self._layout.specs[tensor], self._numbers[tensor.node]
+        buffer = empty_aligned(nbytes(spec)).view(spec.dtype).reshape(spec.shape)
+        self.scope |= {f"f{number}": key, f"s{number}": spec.shape, f"d{number}": spec.dtype}
+        self.scope[f"k{number}"] = otherwise
+        fits = f"(v := feeds[f{number}]).shape == s{number} and v.dtype == d{number}"
+        return f"{self.bind(tensor, buffer)}[...] = v if {fits} else k{number}(v)"
+
     def pointer_source(self, tensor: Tensor) -> PointerSource:
         """Return a tensor's address, or the operand that supplies it in each step."""
         deferred = self._layout.deferred.get(tensor.node)
@@ -86,7 +104,7 @@ class OperandTable:
             return root
         if root in self._layout.outside:
             return address(self._outside[self._layout.outside[root]])
-        if kind in ("constant", "variable"):
+        if kind in _BOUND:
             place = self._places.get(root)
             if place is None:
                 place = self._places[root] = address(self.scope[self.names[root]])
@@ -121,7 +139,7 @@ class OperandTable:
         if root in self._layout.outside:
             buffer = self._outside[self._layout.outside[root]]
             return self.bind(tensor, buffer if buffer.shape == shape else buffer.reshape(shape))
-        if kind in ("constant", "variable"):
+        if kind in _BOUND:
             return self.bind(tensor, self.scope[self.names[root]].reshape(shape))
         return self.bind(tensor, self._buffer(tensor))
 

@@ -153,6 +153,14 @@ class Program:
                 return self._run(feeds, step, draws, spans)
         return self._run(feeds, step, draws, spans)
 
+    @property
+    def direct(self) -> Callable[[Mapping[str, Any], int, int], list[np.ndarray[Any, Any]]]:
+        """The function `run` for steps that are not traced, without what this program does not
+        need."""
+        if self._flush is not None or self._rouse is not None or not self._is_native:
+            return self.run
+        return partial(self._run_compute, spans=None)
+
     def _run(
         self, feeds: Mapping[str, Any], step: int, draws: int, spans: list[Span] | None
     ) -> list[np.ndarray[Any, Any]]:

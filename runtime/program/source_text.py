@@ -9,6 +9,7 @@ from typing import Any
 from graphflow.ir.op import Node
 from graphflow.runtime.diagnostics.crash_recorder import is_generated_code, name_code
 from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches
+from graphflow.runtime.native_calls.integer_checks import refused_node
 from graphflow.runtime.native_calls.native_segments import NativeSegment
 from graphflow.runtime.program.program_part import Line
 
@@ -91,6 +92,8 @@ class ProgramSource:
 
     def failing_node(self, error: BaseException) -> Node | None:
         """Return the node of the line that raised an error; None if no generated line did."""
+        if (refused := refused_node(error)) is not None:
+            return refused
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f for f in frames if is_generated_code(f.filename)]
         if not lines or lines[0].lineno is None:

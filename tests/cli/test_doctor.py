@@ -50,6 +50,10 @@ def _little_address_space(patch: pytest.MonkeyPatch) -> None:
     ("check", "breaks", "state", "text", "remedy"),
     [
         ("environment", lambda p: p.setenv("GRAPHFLOW_JIT", "maybe"), FAILURE, "maybe", "unset"),
+        ("environment", lambda p: p.setenv("GRAPHFLOW_DEVICES", "gup"), FAILURE, "no 'gup'",
+         "correct"),
+        ("environment", lambda p: p.setenv("GRAPHFLOW_DEVICE", "cpu"), WARNING,
+         "reads no GRAPHFLOW_DEVICE", "'GRAPHFLOW_DEVICES'"),
         ("BLAS", lambda p: p.setenv("OPENBLAS_CORETYPE", "Prescott"), WARNING, "Prescott", "unset"),
         ("LLVM", lambda p: p.setenv("GRAPHFLOW_JIT", "off"), WARNING, "numpy computes", "unset"),
         ("shared memory", lambda p: p.setattr(os, "memfd_create", _fail), WARNING,

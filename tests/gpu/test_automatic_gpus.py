@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import graphflow as gf
+from benchmarks.random_models import draw
 from graphflow.cli.main import app
 from graphflow.errors import ArgumentError, DeviceError, SessionError
 from graphflow.placement.calibration import calibrate
@@ -289,6 +290,7 @@ def test_the_environment_restricts_what_is_taken(
     [
         ("gpu:2", r"no 'gpu:2': there is cpu:0, gpu:0, gpu:1; did you mean 'gpu:"),
         ("gup", r"'gup': there is cpu:0, gpu:0, gpu:1; did you mean 'gpu'"),
+        ("GPU", r"no 'GPU': there is .*; did you mean 'gpu'"),
         (",", "names no device; give 'cpu', 'gpu'"),
     ],
 )
@@ -372,6 +374,19 @@ def test_a_graph_of_more_memory_than_a_gpu_has_free_is_divided(
     with gf.Session(devices=["cpu:0"]) as session:
         wanted = [float(session.run(fetches, {x: X})[0]) for _ in range(2)]
     np.testing.assert_allclose(values, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("seed", "memory"), [(9105, 1 << 18), (9121, 1 << 21)])
+def test_plans_of_drawn_models_keep_to_the_memory_of_small_gpus(
+    seed: int, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The placer's own count is some percent too low for these."""
+    install(monkeypatch, devices=2, memory=memory)
+    step = draw(seed, 0).build()
+    shapes = {placeholder: array.shape for placeholder, array in step.feeds.items()}
+    cluster = gf.Cluster.here()
+    plan = gf.plan(list(step.fetches), cluster, shapes=shapes)
+    assert all(plan.peak_memory[name] <= cluster.device(name).memory for name in cluster.devices)
 
 
 def test_memory_that_other_processes_have_taken_is_not_planned_for(

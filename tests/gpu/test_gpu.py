@@ -203,6 +203,18 @@ def test_arrays_of_the_host_are_not_copied_in_graphs(
     assert here.code.steps.graphs == 2
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_strided_convolution_and_its_gradients(groups: int, world: fake_cupy.World) -> None:
+    rng = np.random.default_rng(0)
+    w = gf.constant(rng.normal(size=(8, 4 // groups, 3, 3)).astype("float32"))
+
+    def both(x: Tensor) -> tuple[Tensor, ...]:
+        y = gf.nn.conv(gf.reshape(x, (1, 4, 6, 10)), w, stride=2, padding=1, groups=groups)
+        return y, *gf.gradients(gf.sum(y * y), [x, w])
+
+    same(both)
+
+
 def test_spectra_are_not_captured(world: fake_cupy.World) -> None:
     """CuPy keeps some plans and what they work in, and lets go of the oldest."""
     here = same(lambda x: gf.real(gf.fft.fft(gf.tanh(x @ x.T))))

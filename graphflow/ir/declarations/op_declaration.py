@@ -185,6 +185,9 @@ class Op:
         refuse: (xp, *arrays, **attrs), which raises for values that the op does not take; programs
             call it before a generated kernel. On a GPU they call it before every kernel, with
             specs in place of float arrays.
+        bounds: (*specs, **attrs) -> (number of an input, low, high): `refuse` raises exactly if one
+            of these integers is outside [low, high). A CPU's programs check that natively, beside
+            a generated kernel that stays inside of its operands for any integers.
         records: where `into` has generated kernels, it consists of native calls, which a program
             records once and repeats (ops/kernels/jit/kernel_recording.py).
         layout: the input of which a CPU's kernel makes a layout, and its bytes. `into` then takes
@@ -236,6 +239,7 @@ class Op:
     expr: Callable[..., Any] | None = None
     rows: Callable[..., Rows] | None = None
     refuse: Callable[..., None] | None = None
+    bounds: Callable[..., tuple[int, int, int]] | None = None
     native: Callable[..., Any] | None = None
     records: bool = False
     layout: WeightLayout | None = None

@@ -23,6 +23,7 @@ from graphflow.ir.spec import Dim
 from graphflow.onnx.loading.host import host_nodes as host
 from graphflow.onnx.loading.importer import Importer
 from graphflow.onnx.loading.reading.value_kinds import Known, OnHost, Value, is_native
+from graphflow.onnx.loading.repeated_run import RepeatedRun
 from graphflow.onnx.loading.translation.segments import (
     FetchPlan,
     ImportedSegment,
@@ -128,6 +129,16 @@ class SegmentedProgram:
             if stop.kind == "host":
                 self._run_host_node(run, segment, stop, current)
             segment = self._next_segment(segment, stop, self._live_names(segment), current)
+
+    def repeated_run(self, values: Mapping[str, Any]) -> RepeatedRun | None:
+        """Return the fast path for inputs like those of a run that has ended; None if its program
+        is not one graph that takes all inputs and makes all outputs."""
+        if not self.whole or self._first is None or self._first.plan is None:
+            return None
+        wanted, placeholders = self._first.plan
+        if placeholders.keys() != values.keys() or not wanted.keys() >= set(self.body.outputs):
+            return None
+        return RepeatedRun(placeholders, values, {n: wanted[n] for n in self.body.outputs})
 
     # Steps ------------------------------------------------------------------------------------
 

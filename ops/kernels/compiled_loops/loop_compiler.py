@@ -26,8 +26,11 @@ from typing import Any
 import numpy as np
 
 from graphflow.errors import CompileError
+from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.compiled_loops.llvm_lines import ITEM
-from graphflow.ops.kernels.compiled_loops.python_to_llvm import program
+from graphflow.ops.kernels.compiled_loops.python_to_llvm import program, table_program
+from graphflow.ops.kernels.jit.compiler import NativeFunction
+from graphflow.ops.kernels.jit.kernel_recording import ArrayStandIn, operand_place
 
 
 def native(module: ModuleType, name: str) -> Callable[..., Any]:
@@ -42,6 +45,39 @@ def native(module: ModuleType, name: str) -> Callable[..., Any]:
         return _entry(module, name, kinds)(arguments)
 
     return call
+
+
+def native_rows(module: ModuleType, name: str) -> Callable[..., None]:
+    """A function (start, stop, arrays and numbers) of a module of loops as machine code.
+
+    It works on rows `start` to `stop`, and returns None. Calls of it can be recorded, so that
+    programs repeat them without Python (`jit/kernel_recording.py`).
+    """
+
+    def call(start: int, stop: int, *arguments: Any) -> None:
+        pointers, sizes = [], []
+        for value in arguments:
+            if hasattr(value, "shape"):
+                pointers.append(operand_place(value))
+                sizes.append(value.size)
+            else:
+                sizes.append(_bits(value))
+        kinds = "ii" + "".join(map(_kind, arguments))
+        call_native(_rows_entry(module, name, kinds), pointers, sizes, start, stop)
+
+    return call
+
+
+def _bits(value: float) -> int:
+    """The bits of a float, or an int itself."""
+    return value if isinstance(value, int) else int(np.float64(value).view(np.int64))
+
+
+@cache
+def _rows_entry(module: ModuleType, name: str, kinds: str) -> NativeFunction:
+    text, symbol = table_program(module, name, kinds)
+    with _LOCK:
+        return NativeFunction(_llvm().address(symbol, text))
 
 
 @cache
@@ -144,9 +180,13 @@ _ARRAYS = {
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | ArrayStandIn):
         letter = _ARRAYS.get(value.dtype)
-        if letter and value.ndim == 1 and value.flags.c_contiguous:
+        if (
+            letter
+            and value.ndim == 1
+            and (isinstance(value, ArrayStandIn) or value.flags.c_contiguous)
+        ):
             return letter
         raise CompileError(
             f"an array of shape {value.shape} and {value.dtype}: loops take flat arrays of "

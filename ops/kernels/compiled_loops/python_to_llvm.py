@@ -417,10 +417,7 @@ class _Body:
 
 def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
     """LLVM text for a function and all that it calls; the symbol to call, and what it returns."""
-    unit = _Unit(_trees(module))
-    inner, result = unit.function(name, kinds)
-    functions = "\n".join(unit.texts.values())
-    symbol = f"graphflow_{sha256((functions + inner).encode()).hexdigest()[:32]}"
+    functions, inner, symbol, result = _functions(module, name, kinds)
     outside, inside, lines = [], [], []
     for i, kind in enumerate(kinds):
         outside.append(f"{'i64' if kind == 'b' else LLVM[kind]} %a{i}")
@@ -438,11 +435,56 @@ def program(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str]:
         lines.append(f"  %r = {call}")
         lines += ["  %wide = zext i1 %r to i64"] if result == "b" else []
         lines.append(f"  ret {back} {'%wide' if result == 'b' else '%r'}")
-    declared = "\n".join(f"declare double @{f}(double)" for f in MATH)
-    declared += "\ndeclare i32 @sched_yield()"
-    declared += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
     entry = "\n".join([f"define {back} @{symbol}({', '.join(outside)}) {{", *lines, "}"])
-    return f"{declared}\n{functions}\n{entry}\n", symbol, result
+    return f"{_DECLARED}\n{functions}\n{entry}\n", symbol, result
+
+
+def table_program(module: ModuleType, name: str, kinds: str) -> tuple[str, str]:
+    """LLVM text for a function without a result, as entries of tables of native calls run it.
+
+    Its first two arguments are `start` and `stop`. The table of pointers holds its arrays. The
+    table of sizes holds its numbers and the lengths of its arrays, in the order of the arguments.
+
+    Returns:
+        The text, and the symbol to call.
+    """
+    functions, inner, symbol, result = _functions(module, name, kinds)
+    if kinds[:2] != "ii" or result != "v":
+        raise CompileError(f"{name} is no function of start, stop and more that returns None")
+    lines, given, pointers = [], ["i64 %start", "i64 %stop"], 0
+    for i, kind in enumerate(kinds[2:]):
+        if kind in ITEM:
+            lines += [
+                f"  %p{i} = getelementptr ptr, ptr %ptrs, i64 {pointers}",
+                f"  %a{i} = load ptr, ptr %p{i}, align 8",
+            ]
+            given.append(f"ptr %a{i}")
+            pointers += 1
+        stored = "i64" if kind in ITEM else LLVM[kind]
+        lines += [
+            f"  %q{i} = getelementptr i64, ptr %sizes, i64 {i}",
+            f"  %n{i} = load {stored}, ptr %q{i}, align 8",
+        ]
+        given.append(f"{stored} %n{i}")
+    lines += [f'  call void @"{inner}"({", ".join(given)})', "  ret void"]
+    head = f"define void @{symbol}(ptr %ptrs, ptr %sizes, i64 %start, i64 %stop) {{"
+    return "\n".join([_DECLARED, functions, head, *lines, "}", ""]), symbol
+
+
+_DECLARED = "\n".join(
+    [f"declare double @{f}(double)" for f in MATH]
+    + ["declare i32 @sched_yield()", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"]
+)
+
+
+def _functions(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str, str]:
+    """The texts of a function and all that it calls, its name in them, a symbol, and what it
+    returns."""
+    unit = _Unit(_trees(module))
+    inner, result = unit.function(name, kinds)
+    functions = "\n".join(unit.texts.values())
+    symbol = f"graphflow_{sha256((functions + inner).encode()).hexdigest()[:32]}"
+    return functions, inner, symbol, result
 
 
 @cache

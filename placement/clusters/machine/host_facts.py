@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from graphflow.base.environment import thread_limit
 from graphflow.errors import DeviceError
 from graphflow.ops.kernels.cuda.cupy_module import import_cupy
 
@@ -84,6 +85,16 @@ def cores() -> int:
     They are those of its affinity, or fewer if a container has a share of their time.
     """
     return max(1, min(len(_allowed_cores()), _quota(_CPU_LIMIT)))
+
+
+def default_threads(devices: int = 1) -> int:
+    """Return the threads of a CPU device unless it is given some.
+
+    They are its share of the cores, but no more than `OMP_NUM_THREADS` allows. People who run
+    several processes side by side set that.
+    """
+    share = max(1, cores() // devices)
+    return min(share, thread_limit() or share)
 
 
 def _allowed_cores() -> Collection[int]:
@@ -203,7 +214,8 @@ def gpu_memory(name: str) -> int:
         ) from None
     index = int(name.partition(":")[2])
     if index >= count:
-        raise DeviceError(f"{name!r}: this host has {count} GPU(s), numbered from gpu:0")
+        there = ", ".join(f"gpu:{i}" for i in range(count)) or "no GPU"
+        raise DeviceError(f"{name!r} is not here: CuPy finds {there}; 'cpu:0' is always there")
     total = int(runtime.getDeviceProperties(index)["totalGlobalMem"])
     # Not `memGetInfo`, which creates a context of some hundred MB there: planning needs none.
     free = None if (nvml := _load_nvml()) is None else _free_bytes(nvml, runtime, index)

@@ -108,7 +108,7 @@ def default_devices() -> tuple[str, ...]:
     chosen = dict.fromkeys(name for word in words for name in kinds.get(word, (word,)))
     for name in chosen:
         if name not in there.names and not _CPU_NAME.fullmatch(name):
-            hint = did_you_mean(name, [*kinds, CPU, *there.names])
+            hint = did_you_mean(name.lower(), [*kinds, CPU, *there.names])
             others = ", ".join((CPU, *there.names))
             raise ArgumentError(
                 f"{DEVICES} in the environment is {text!r}, and this machine has no {name!r}: "

@@ -22,7 +22,11 @@ ROUNDS = 5
 GROUP_SHARE = 1 / 16
 """Share of a device's room that nodes may take which are kept together."""
 SHRINK = 0.95
-"""Share of the room that follows from the last excess, for the next placement."""
+"""Share of the room that follows from the last excess, for the next placement; its square for the
+one after that, and so on."""
+SURE_SHARE = 0.5
+"""Share of a device's room up to which the bytes of all tensors leave no doubt: the runtime also
+takes workspaces, layouts of weights and scratch memory."""
 
 TakenMemory = Callable[[GraphProblem, Assignment], Sequence[int]]
 """Bytes of each device that the runtime takes for an assignment."""
@@ -32,14 +36,15 @@ def excess(made: GraphProblem, assignment: Assignment, taken: TakenMemory) -> di
     """Return the devices that lack memory, with bytes needed by bytes there."""
     problem = made.problem
     room = problem.capacity.tolist()
-    if all(need <= room[at] for at, need in enumerate(_most_memory(problem, assignment))):
-        return {}  # even without any reuse of memory: the exact layout takes a while
+    tensors = enumerate(_tensor_bytes(problem, assignment))
+    if all(need <= SURE_SHARE * room[at] for at, need in tensors):
+        return {}  # the exact layout takes a while
     needs = enumerate(taken(made, assignment))
     return {at: need / room[at] for at, need in needs if need > room[at]}
 
 
-def _most_memory(problem: Problem, assignment: Assignment) -> list[float]:
-    """Return the bytes of each device if no memory was used twice in a step."""
+def _tensor_bytes(problem: Problem, assignment: Assignment) -> list[float]:
+    """Return the bytes of all tensors of each device, each in memory of its own."""
     device = assignment.device
     own = (
         problem.memory if problem.output_memory is None else problem.memory + problem.output_memory
@@ -59,11 +64,18 @@ def tighter(made: GraphProblem, groups: Ints, capacity: NDArray[np.float64]) -> 
     return replace(made, problem=replace(made.problem, groups=groups, capacity=capacity))
 
 
-def shrink(capacity: NDArray[np.float64], lacks: Mapping[int, float]) -> NDArray[np.float64]:
-    """Return less room for the devices that lack memory, by the result of `excess`."""
+def shrink(
+    capacity: NDArray[np.float64], lacks: Mapping[int, float], tries: int
+) -> NDArray[np.float64]:
+    """Return less room for the devices that lack memory, by the result of `excess`.
+
+    Args:
+        tries: placements that were tried; each further one gets even less, since placers may give
+            the same answer for a little less room.
+    """
     made = capacity.copy()
     for at, ratio in lacks.items():
-        made[at] *= SHRINK / ratio
+        made[at] *= SHRINK**tries / ratio
     return made
 
 

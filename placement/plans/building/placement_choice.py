@@ -139,7 +139,8 @@ def fit_in_memory(
 ) -> ChosenPlacement:
     """Return a placement that fits in memory as the runtime lays it out, if one is found.
 
-    Otherwise it is the given one, whose session raises MemoryLimitError.
+    If no division does, it is the fastest single device that does. Otherwise it is the given
+    placement, whose session raises MemoryLimitError.
     """
     is_free = isinstance(get_placer(placer), Greedy | Auto) and not _is_pinned(alone.problem)
     if shared is alone or not is_free:
@@ -152,7 +153,7 @@ def fit_in_memory(
     if not lacks:
         return placed
     groups, room = heavy_groups(alone.problem, lacks), alone.problem.capacity
-    for _ in range(ROUNDS):
+    for tries in range(1, ROUNDS + 1):
         tight = tighter(alone, groups, room), tighter(shared, groups, room)
         try:
             found = run_placer(*tight, placer, None, judge, taken).assignment
@@ -162,7 +163,11 @@ def fit_in_memory(
         lacks = measure_excess(made, found)
         if not lacks:
             return ChosenPlacement(made, found, is_tight=True)
-        room = shrink(room, lacks)
+        room = shrink(room, lacks, tries)
+    ones = [c for c in place_baselines(alone, shared)[:-1] if c.fits]
+    for one in sorted(ones, key=lambda c: judge.seconds(c.run.assignment(), c.run.makespan)):
+        if not measure_excess(alone, one.run.assignment()):
+            return ChosenPlacement(alone, one.run.assignment(), is_tight=True)
     return placed
 
 

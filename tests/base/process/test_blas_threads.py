@@ -1,6 +1,10 @@
 """BLAS has one thread wherever a graph's values are computed, and its own number afterwards."""
 
+import os
 import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -76,3 +80,43 @@ def test_a_handler_that_comes_in_between_waits_for_nobody_and_changes_no_number(
         signal.signal(signal.SIGALRM, before)
     assert _threads() == {2}
     assert all(threads == {1} for threads in seen)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes")
+@pytest.mark.parametrize("own_blocks", [0, 2])
+def test_a_fork_while_another_thread_is_inside_counts_only_its_own_blocks(own_blocks: int) -> None:
+    inside, forked = threading.Event(), threading.Event()
+    blas = one_blas_thread()
+
+    def hold() -> None:
+        with blas, blas._lock:
+            inside.set()
+            forked.wait(30)
+
+    def in_child() -> None:
+        with blas:
+            assert _threads() == {1}
+        assert _threads() == ({1} if own_blocks else {2})
+
+    with ExitStack() as own:
+        for _ in range(own_blocks):
+            own.enter_context(blas)
+        other = threading.Thread(target=hold)
+        other.start()
+        inside.wait(30)
+        threading.Timer(0.2, forked.set).start()
+        _run_in_fork(in_child)
+        other.join()
+    assert _threads() == {2}
+
+
+def _run_in_fork(test: Callable[[], None]) -> None:
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # a child that waits for a lock ends by this signal
+        try:
+            test()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0

@@ -13,7 +13,11 @@ import pytest
 from graphflow.errors import ClusterError, DeviceError
 from graphflow.placement import WIRES, Cluster, Device, Link, Worker
 from graphflow.placement.clusters.devices import MAX_DEVICES
-from graphflow.placement.clusters.machine.host_facts import cores, device_memory, host_memory
+from graphflow.placement.clusters.machine.host_facts import (
+    default_threads,
+    device_memory,
+    host_memory,
+)
 
 TWO = """
 insecure = true
@@ -74,7 +78,7 @@ def test_here_is_this_process_with_all_its_cores() -> None:
     assert cluster.kind == "here"
     assert cluster.devices == ("/worker:0/cpu:0",)
     device = cluster.device("/worker:0/cpu:0")
-    assert device.threads == cores()
+    assert device.threads == default_threads()
     assert device.memory == device_memory() < host_memory()
     assert device.flops is None
 
@@ -83,8 +87,16 @@ def test_several_devices_of_this_process_share_cores_and_memory() -> None:
     cluster = Cluster.here(["cpu:0", "cpu:1"])
     first, second = cluster.workers[0].devices
     assert (first.name, second.name) == ("/worker:0/cpu:0", "/worker:0/cpu:1")
-    assert first.threads == max(1, cores() // 2)
+    assert first.threads == default_threads(2)
     assert first.memory + second.memory <= host_memory()
+
+
+def test_threads_may_be_a_number_of_numpy_but_no_more_than_a_machine_has() -> None:
+    made = Cluster.local(2, threads=np.int64(3))  # type: ignore[arg-type]
+    assert Cluster.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    for threads in (4097, 2**31):
+        with pytest.raises(ClusterError, match="threads must be at most 4096, not"):
+            Cluster.here(["cpu:0"], threads=threads)
 
 
 def test_times_may_be_numbers_of_numpy() -> None:

@@ -36,7 +36,8 @@ def test_a_containers_share_of_time_limits_the_cores(
 def test_local_workers_share_the_cores_and_never_ask_for_more(
     cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphflow.placement.clusters.worker_devices.cores", lambda: cores)
+    monkeypatch.setattr(host, "cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cluster = gf.Cluster.local(workers=workers)
     counts = [d.threads for w in cluster.workers for d in w.devices]
     assert counts == [max(1, cores // workers)] * workers
@@ -46,10 +47,24 @@ def test_local_workers_share_the_cores_and_never_ask_for_more(
 
 
 def test_devices_of_one_process_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphflow.runtime.host.host.cores", lambda: 5)
+    monkeypatch.setattr(host, "cores", lambda: 5)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     devices = [f"/worker:0/cpu:{i}" for i in range(2)]
     assert DeviceHost(0, devices, None, lambda parcel: None)._count == 2
     assert DeviceHost(0, devices, 4, lambda parcel: None)._count == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [("1", 1), ("3,2", 3), (" 2 ", 2), ("64", 4), ("", 4), ("0", 4), ("-1", 4), ("two", 4)],
+)
+def test_openmps_variable_limits_the_threads_that_nobody_gave(
+    text: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "cores", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert gf.Cluster.here(devices=["cpu:0"]).workers[0].devices[0].threads == threads
+    assert gf.Cluster.here(devices=["cpu:0"], threads=5).workers[0].devices[0].threads == 5
 
 
 @pytest.mark.parametrize(
