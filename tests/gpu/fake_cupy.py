@@ -31,8 +31,8 @@ from tests.placement.speeds import profile, speeds
 
 _NOISE = 0xA5
 _VIEWS = (
-    np.broadcast_to, np.diagonal, np.expand_dims, np.flip, np.moveaxis, np.rollaxis, np.squeeze,
-    np.swapaxes, np.transpose,
+    np.diagonal, np.expand_dims, np.flip, np.moveaxis, np.rollaxis, np.squeeze, np.swapaxes,
+    np.transpose,
 )  # fmt: skip
 """Functions whose results are views of their argument, as CuPy's are."""
 
@@ -458,6 +458,8 @@ def _called(function: Any, args: Any, kwargs: Any) -> Any:
         _host_array(value)
     if function in _VIEWS:
         return function._implementation(*args, **kwargs)
+    if function is np.broadcast_to:
+        return function._implementation(*args, **kwargs, subok=True)
     out = kwargs.get("out")
     if out is None and function is not np.copyto:
         name = getattr(function, "__name__", str(function))
