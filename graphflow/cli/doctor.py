@@ -13,7 +13,7 @@ _MARKS = {OK: ("✓", "green"), FAILURE: ("✗", "red"), "warning": ("!", "yello
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check this machine: BLAS, LLVM, GPU, shared memory, ports, keys, limits; some seconds.
+    """Check this machine: BLAS, LLVM, AMX, GPU, shared memory, ports, keys, limits; some seconds.
 
     Each problem is shown with its remedy. The exit status is 1 if something fails.
     """
