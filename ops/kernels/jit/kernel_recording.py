@@ -208,7 +208,8 @@ class KernelRecording:
         Raises:
             NotRecordable: another pointer; its memory may be freed before the calls run.
         """
-        spans = sorted((address(a), address(a) + a.nbytes) for a in self.kept.values())
+        # Pointers to empty arrays are never read.
+        spans = sorted((address(a), address(a) + max(1, a.nbytes)) for a in self.kept.values())
         starts = [start for start, _ in spans]
         reach = list(accumulate((stop for _, stop in spans), max))
         for call in self.calls():
