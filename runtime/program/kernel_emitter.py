@@ -267,7 +267,7 @@ class KernelEmitter:
         assert isinstance(backend, CpuBackend)
         kernel = RecordableKernel(node, self._layout, self._bindings, kept is not None)
         reserved = None if kept is None else ReservedLayouts(kept)
-        recording = self._recording(kernel, backend.threads, reserved)
+        recording = self._record_kernel(kernel, backend.threads, reserved)
         if recording is None or kernel.into is None:
             return False
         if kept is not None and reserved is not None:
@@ -292,7 +292,7 @@ class KernelEmitter:
         self._compute.add_calls([call])
         return True
 
-    def _recording(
+    def _record_kernel(
         self, kernel: RecordableKernel, threads: int, reserved: ReservedLayouts | None
     ) -> KernelRecording | None:
         """Return a kernel's calls; equal kernels share theirs, unless they keep layouts."""
