@@ -206,7 +206,8 @@ def __getattr__(name: str) -> Any:
     A program that only builds graphs does not wait for them. `onnx` needs the package of that name.
     """
     if name not in _LATER:
-        text = f"module 'graphflow' has no attribute {name!r}{_elsewhere(name)}"
+        hint = "" if name.startswith("_") else _elsewhere(name)  # tools probe for such names
+        text = f"module 'graphflow' has no attribute {name!r}{hint}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])
     home = _LATER[name]
     try:

@@ -119,24 +119,33 @@ def _skip_most_cases(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a request or a GPU: of each test, one such case is reported and none runs."""
     without_gpu = None if config.getoption("--run-gpu") else _why_no_gpu()
     _skip_most_cases(items)
-    told: set[str] = set()
+    reported: set[str] = set()
     kept, dropped = [], []
     for item in items:
-        for marker, reason in _ON_REQUEST.items():
-            if item.get_closest_marker(marker) and not config.getoption(f"--run-{marker}"):
-                item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("gpu") and without_gpu is not None:
-            item.add_marker(pytest.mark.skip(reason=f"{without_gpu}: force with --run-gpu"))
-            test = item.nodeid.partition("[")[0]
-            if test in told:  # report one of a thousand samples
-                dropped.append(item)
-                continue
-            told.add(test)
+        reason = _reason_to_skip(item, without_gpu)
+        test = item.nodeid.partition("[")[0]
+        if reason and test in reported:
+            dropped.append(item)
+            continue
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+            reported.add(test)
         kept.append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=dropped)
+
+
+def _reason_to_skip(item: pytest.Item, without_gpu: str | None) -> str | None:
+    """Return why a test does not run here; None if it does. `without_gpu` says why no GPU is."""
+    if item.get_closest_marker("gpu") and without_gpu is not None:
+        return f"{without_gpu}: force with --run-gpu"
+    for marker, reason in _ON_REQUEST.items():
+        if item.get_closest_marker(marker) and not item.config.getoption(f"--run-{marker}"):
+            return reason
+    return None
 
 
 @pytest.fixture(autouse=True)

@@ -15,23 +15,27 @@ _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 def dashboard(
     session: Annotated[
-        str, typer.Argument(help="Where the session serves its metrics: 127.0.0.1:9100.")
+        str, typer.Argument(help="Address of the session's metrics, e.g. 127.0.0.1:9100.")
     ],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="Port of the page; 0: any free one.")
+        int,
+        typer.Option(
+            min=0, max=65535, metavar="N", help="Port of the page; 0 means any free port."
+        ),
     ] = 0,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Who gives it may look; default: a new random one."),
+        typer.Option(metavar="TEXT", help="Token that opens the page; default: a random one."),
     ] = None,
     key: OwnKey = None,
     insecure: AskInsecurely = False,
 ) -> None:
-    """Serve a page that follows a session: steps, loss, workers, memory, links, its plan.
+    """Serve a web page that follows a running session: loss, workers, memory, links, plan.
 
-    The page is on loopback, and opens with the token in the printed address only.
+    The session must serve metrics: gf.Session(metrics="127.0.0.1:9100"). The page is served on
+    loopback only. The printed address contains the token that opens it.
 
-    Example: graphflow dashboard 127.0.0.1:9100, with gf.Session(metrics="127.0.0.1:9100")
+    Example: graphflow dashboard 127.0.0.1:9100
     """
     if not _ADDRESS.fullmatch(session):
         raise ArgumentError(f"{session!r} is not an address such as 127.0.0.1:9100")

@@ -13,9 +13,10 @@ _MARKS = {OK: ("✓", "green"), FAILURE: ("✗", "red"), "warning": ("!", "yello
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check this machine: BLAS, LLVM, AMX, GPU, shared memory, ports, keys, limits; some seconds.
+    """Check this machine for problems: BLAS, LLVM, AMX, GPU, shared memory, ports, keys, limits.
 
-    Each problem is shown with its remedy. The exit status is 1 if something fails.
+    The checks take some seconds. Each problem is shown with its remedy. The exit code is 1 if a
+    check fails.
     """
     if as_json:
         findings = list(run_checks())
@@ -26,10 +27,7 @@ def doctor(as_json: AsJson = False) -> None:
             _print(finding)
             findings.append(finding)
         counts = {state: sum(each.state == state for each in findings) for state in _MARKS}
-        typer.echo(
-            f"{counts[OK]} fine, {counts['warning']} to improve, {counts[FAILURE]} that must be "
-            "mended"
-        )
+        typer.echo(f"{counts[OK]} fine, {counts['warning']} to improve, {counts[FAILURE]} to fix")
     if any(each.state == FAILURE for each in findings):
         raise typer.Exit(1)
 

@@ -23,7 +23,7 @@ from graphflow.runtime.security.keys import (
 
 app = typer.Typer(
     name="keys",
-    help="Make keys, and choose which to trust: for workers beyond this machine.",
+    help="Make and trust keys. Workers and sessions on different machines authenticate by them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -36,10 +36,13 @@ Name = Annotated[str, typer.Argument(help="The key's name: letters, digits, dots
 def new(
     name: Name,
     role: Annotated[
-        str, typer.Option(help="coordinator: opens sessions; worker: serves; client: may look.")
+        str,
+        typer.Option(
+            help="worker: runs workers; coordinator: opens sessions; client: shows status only."
+        ),
     ] = COORDINATOR,
 ) -> None:
-    """Make a key of this machine's user. The secret stays here; give NAME.public to the others.
+    """Make a key pair: NAME.secret, which stays here, and NAME.public, which others trust.
 
     Example: graphflow keys new box1 --role worker
     """
@@ -58,9 +61,11 @@ def new(
 
 @app.command()
 def add(
-    file: Annotated[str, typer.Argument(help="A file NAME.public, or - to read from stdin.")],
+    file: Annotated[str, typer.Argument(help="File NAME.public, or - for stdin.")],
 ) -> None:
-    """Trust a public key: workers accept its coordinator, and sessions its worker.
+    """Trust a public key of another machine.
+
+    Workers here accept sessions of a coordinator's key. Sessions here accept a worker's key.
 
     Example: graphflow keys add alice.public
     """
@@ -77,7 +82,7 @@ def add(
 
 @app.command("list")
 def list_keys() -> None:
-    """Show your own keys, and those that are trusted here."""
+    """List your own keys and the trusted keys."""
     from rich.console import Console
     from rich.table import Table
 
@@ -98,7 +103,7 @@ def list_keys() -> None:
 
 @app.command()
 def revoke(name: Name) -> None:
-    """Stop trusting a key. Running workers notice within a second, and end its sessions.
+    """Stop trusting a key: running workers end its sessions within a second.
 
     Example: graphflow keys revoke alice
     """

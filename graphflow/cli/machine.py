@@ -16,7 +16,7 @@ from graphflow.placement.plans.reports.tables import TextTable
 
 
 def devices_command(cluster: ClusterFile = None) -> None:
-    """List the devices of this machine, or of a cluster file, with their speeds."""
+    """List the devices of this machine or of a cluster file: memory, threads and speed."""
     from graphflow.runtime.program.vendor_libraries import describe_gpus
 
     if cluster is None:
@@ -50,7 +50,10 @@ def devices_command(cluster: ClusterFile = None) -> None:
 
 
 def calibrate() -> None:
-    """Measure this machine (some seconds), and keep the result for the cost model."""
+    """Measure the speed of this machine, and save the result for the cost model.
+
+    The measurement takes some seconds. Let no other program run meanwhile.
+    """
     from rich.console import Console
 
     from graphflow.placement.calibration.calibrate import link_of, profile
@@ -111,10 +114,13 @@ def _keep_step_costs() -> None:
 
 def cache(
     action: Annotated[
-        str, typer.Argument(help="info: show what is kept; clear: remove it.", metavar="info|clear")
+        str,
+        typer.Argument(
+            help="info: show the size; clear: remove all kernels.", metavar="info|clear"
+        ),
     ] = "info",
 ) -> None:
-    """Describe or remove the compiled kernels that are kept on disk."""
+    """Show the size of the cache of compiled kernels on disk, or clear it."""
     from graphflow.ops.kernels.jit.object_cache import LIMIT, ObjectCache
 
     if action not in ("info", "clear"):

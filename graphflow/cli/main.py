@@ -61,6 +61,7 @@ from graphflow.cli.options import (
     PlansToCompare,
     PrintReport,
     SearchSeconds,
+    ServedDevices,
     Shapes,
     Target,
     Threads,
@@ -110,7 +111,7 @@ INTERRUPTED = 130
 @app.command()
 def worker(
     listen: Listen,
-    devices: Devices = None,
+    devices: ServedDevices = None,
     threads: Threads = None,
     insecure: ListenInsecurely = False,
     allow_ops: AllowedOps = None,
@@ -129,11 +130,11 @@ def worker(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Serve this machine's devices to sessions until Ctrl-C.
+    """Start a worker: run graphs of sessions on this machine's devices until Ctrl-C.
 
     Example: graphflow worker --listen tcp://127.0.0.1:7001
 
-    Beyond loopback, with the key of this machine: graphflow worker --listen tcp://10.0.0.2:7001
+    On other addresses than loopback, worker and session authenticate by keys: see graphflow keys.
     """
     from graphflow.runtime.diagnostics.crash_recorder import supervise
     from graphflow.runtime.security.key_creation import find_or_create_pair
@@ -193,15 +194,17 @@ def worker(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A Python script that opens gf.Session().")],
+    script: Annotated[Path, typer.Argument(help="Python script that opens gf.Session().")],
     workers: Workers = None,
     cluster: ClusterFile = None,
     devices: Devices = None,
     threads: Threads = None,
 ) -> None:
-    """Run a script whose plain gf.Session() uses these workers; other arguments go to the script.
+    """Run a script on these workers: its gf.Session() without arguments uses them.
 
-    Example: graphflow run train.py --workers 2
+    All other arguments go to the script.
+
+    Example: graphflow run train.py --workers 2 -- --epochs 3
     """
     is_plain = all(option is None for option in (workers, cluster, devices, threads))
     chosen = None if is_plain else cluster_of(workers, cluster, devices, threads)
@@ -230,7 +233,7 @@ def plan_command(
     seconds: SearchSeconds = None,
     diff: PlansToCompare = None,
 ) -> None:
-    """Place a graph without running it: predict the step time, show the placement, draw a page.
+    """Place a graph without running it, and print the placement and the predicted step time.
 
     Example: graphflow plan train.py:fetches --workers 2 --shape x=128,64 -o plan.html
     """

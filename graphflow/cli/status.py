@@ -54,12 +54,12 @@ def status(
     worker_key: WorkersKeys = None,
     insecure: AskInsecurely = False,
 ) -> None:
-    """Ask workers what they do: sessions, step rate, memory, what they wait for.
+    """Show the state of workers: sessions, steps per second, memory, and what blocks a step.
 
     Example: graphflow status tcp://127.0.0.1:7001
 
-    Ends with 1 if a worker does not answer. Of a cluster that `graphflow up` has started here, it
-    also says by which process, and how often workers were restarted.
+    The exit code is 1 if a worker does not answer. If `graphflow up` started the cluster on this
+    machine, the output names its process and counts the restarts of workers.
     """
     from rich.console import Console
 

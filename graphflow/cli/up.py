@@ -38,16 +38,17 @@ def up(
     file: ClusterFileToStart,
     detach: Annotated[
         bool,
-        typer.Option("--detach", "-d", help="Return when all are up; supervise in background."),
+        typer.Option("--detach", "-d", help="Return when all workers listen; go on in background."),
     ] = False,
     log: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Start the workers of a cluster file and keep them up, until Ctrl-C or `graphflow down`.
+    """Start the workers of a cluster file, and restart those that end.
 
-    Addresses of this machine get processes here; ssh starts the others, without a password.
-    Workers that end are started again at the same address. Missing keys are made.
+    Workers run until Ctrl-C or `graphflow down`. Those at addresses of this machine are started
+    as processes, the others by ssh, which must not ask for a password. A restarted worker keeps
+    its address. Missing keys are made.
 
-    The table 'launch' of the file says how; see docs/deployment/launchers.md.
+    The table 'launch' of the file holds the settings; see docs/deployment/launchers.md.
 
     Example: graphflow up cluster.toml
     """
@@ -72,7 +73,9 @@ def up(
 
 
 def down(file: ClusterFileToStart) -> None:
-    """Stop what `graphflow up` has started for a cluster file. Nothing to stop is no error.
+    """Stop the workers that `graphflow up` started for a cluster file.
+
+    If none are running, the command says so and succeeds.
 
     Example: graphflow down cluster.toml
     """

@@ -108,7 +108,7 @@ def test_a_key_that_others_can_read_is_a_failure(
     assert main(["doctor"]) == 1
     told = capsys.readouterr().out
     assert "✗ keys" in told and "→ see docs/deployment/security.md" in told
-    assert "1 that must be mended" in told
+    assert "1 to fix" in told
 
 
 def test_cores_of_several_numa_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
