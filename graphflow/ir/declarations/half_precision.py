@@ -46,8 +46,8 @@ def upcast_into(
         if takes_half is not None and xp is np and takes_half(*arrays, **attrs):
             into(xp, out, *arrays, **attrs)
             return
-        if xp is np and _hooks.float32_runner is not None:
-            _hooks.float32_runner(into, out, arrays, attrs)
+        if xp is np and _installed.float32_runner is not None:
+            _installed.float32_runner(into, out, arrays, attrs)
             return
         outs = out if isinstance(out, tuple) else (out,)
         wide = tuple(xp.empty(o.shape, "float32") if is_half(o.dtype) else o for o in outs)
@@ -62,15 +62,15 @@ def upcast_into(
 Float32Runner = Callable[[Callable[..., None], Any, Sequence[Any], Mapping[str, Any]], None]
 
 
-class _Hooks:
-    """A function that a module above this one installs, since it imports this one."""
+class _RunnerSlot:
+    """Holds a function that a module above this one installs, since it imports this one."""
 
     float32_runner: Float32Runner | None = None
 
 
-_hooks = _Hooks()
+_installed = _RunnerSlot()
 
 
 def set_float32_runner(run: Float32Runner) -> None:
     """Set the function (into, out, arrays, attrs) that runs kernels on a CPU in float32."""
-    _hooks.float32_runner = run
+    _installed.float32_runner = run
