@@ -31,7 +31,7 @@ class Source:
         """All nodes of the syntax tree; a dozen tests iterate over them."""
         return tuple(ast.walk(self.tree))
 
-    def at(self, node: ast.stmt | ast.expr) -> str:
+    def locate(self, node: ast.stmt | ast.expr) -> str:
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
 
 
