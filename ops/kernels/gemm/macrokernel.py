@@ -283,16 +283,19 @@ class _BlockWriter:
         either = f.write(f"or i1 {copied}, {self._not(panel.whole)}")
         moved = f.write(f"or i1 {exchanged}, {either}")
         here = f.gep(y, f.mul(k, size[GemmSize.Y_K]))
+        # Transposing writes only the columns that exist. Zeros come before it: what was left in the
+        # other lanes might be denormal, and would make each of their products slow.
+        with f.when(either):
+            self._call(
+                "%copy", ("ptr", here), ("i64", size[GemmSize.Y_K]),
+                ("ptr", self.panel), ("i64", self.wide), ("i64", terms),
+                ("i64", f.select(exchanged, "i64", "0", panel.columns)),
+            )  # fmt: skip
         with f.when(exchanged):
             self._call(
                 self.exchange, ("ptr", here), ("i64", size[GemmSize.Y_COLUMN]),
                 ("ptr", self.panel), ("i64", self.wide), ("i64", panel.columns), ("i64", terms),
                 ("i1", "false"), ("i64", 0),
-            )  # fmt: skip
-        with f.when(f.write(f"xor i1 {moved}, {exchanged}")):
-            self._call(
-                "%copy", ("ptr", here), ("i64", size[GemmSize.Y_K]),
-                ("ptr", self.panel), ("i64", self.wide), ("i64", terms), ("i64", panel.columns),
             )  # fmt: skip
         source = f.select(moved, "ptr", self.panel, here)
         step = f.select(moved, "i64", self.wide, size[GemmSize.Y_K])

@@ -208,7 +208,8 @@ def online_softmax(element: str, mask: str, more: bool) -> tuple[str, str]:
 
         def highest(key: str, lanes: str | None, top: str) -> list[str]:
             place = flow.gep(line, element, key)
-            z, lanes = rows.apply_mask(flow.load(kind, place, item), r, key, lanes)
+            z = flow.load_vector(rows.width, element, place, lanes)
+            z, lanes = rows.apply_mask(z, r, key, lanes)
             z = rows.select_visible(lanes, z, least)
             flow.store(kind, z, place, item)
             return [_larger(f, z, top)]
@@ -283,7 +284,8 @@ def normalize_rows(element: str) -> tuple[str, str]:
         target = flow.gep(y, element, flow.mul(r, to_row))
 
         def vector(j: str, mask: str | None = None) -> None:
-            value = f.mul(flow.load(kind, flow.gep(source, element, j), item), share)
+            given = flow.load_vector(width, element, flow.gep(source, element, j), mask)
+            value = f.mul(given, share)
             flow.store_vector(width, element, value, flow.gep(target, element, j), mask)
 
         flow.loop("0", whole, (), vector, width)
@@ -321,10 +323,11 @@ def score_gradients(element: str, mask: str) -> tuple[str, str]:
 
         def vector(key: str, lanes: str | None) -> None:
             place, other = (flow.gep(line, element, key) for line in lines)
-            z, lanes = rows.apply_mask(flow.load(kind, place, item), r, key, lanes)
+            z, given = (flow.load_vector(rows.width, element, x, lanes) for x in (place, other))
+            z, lanes = rows.apply_mask(z, r, key, lanes)
             p = rows.select_visible(lanes, _exp(f, f.sub(z, level)), zero)
             flow.store(kind, p, place, item)
-            d = f.mul(f.mul(p, f.sub(flow.load(kind, other, item), delta)), rows.scale)
+            d = f.mul(f.mul(p, f.sub(given, delta)), rows.scale)
             flow.store(kind, rows.select_visible(lanes, d, zero), other, item)
 
         rows.loop_visible(seen, (), vector)
