@@ -52,7 +52,9 @@ def raised(request: pytest.FixtureRequest) -> Iterator[list[BaseException]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def _handler_ends(act: Callable[[], object], seconds: float, raised: list[BaseException]) -> bool:
+def _is_ended_by_handler(
+    act: Callable[[], object], seconds: float, raised: list[BaseException]
+) -> bool:
     """Whether the handler ended `act`, which must show the same error."""
     raised.clear()
     try:
@@ -101,7 +103,7 @@ def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
             began = time.perf_counter()
             acts[name](s)
             lasts = time.perf_counter() - began  # so that the alarm comes in its midst
-            ended += _handler_ends(
+            ended += _is_ended_by_handler(
                 lambda name=name: acts[name](s), draw.uniform(0.05, 0.8) * lasts, raised
             )
             before = s.run(v)
@@ -136,7 +138,7 @@ def test_an_interrupted_step_counts_if_its_updates_happened(
             act(s)
             lasts = time.perf_counter() - began
             happened, steps, returned = float(s.get(v)[0]), s.step, 0
-            _handler_ends(lambda act=act: act(s), draw.uniform(0.05, 0.9) * lasts, raised)
+            _is_ended_by_handler(lambda act=act: act(s), draw.uniform(0.05, 0.9) * lasts, raised)
             happened = float(s.get(v)[0]) - happened
             assert returned <= happened <= returned + 1
             assert s.step - steps == happened

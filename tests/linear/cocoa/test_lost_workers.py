@@ -49,7 +49,7 @@ class Watch:
         """Act after some certificates, numbered from 1."""
         take, count = FitMonitor.take, 0
 
-        def count_and_act(own: FitMonitor, *found: Any) -> bool:
+        def take_and_act(own: FitMonitor, *found: Any) -> bool:
             nonlocal count
             count += 1
             is_good = take(own, *found)
@@ -57,7 +57,7 @@ class Watch:
                 act()
             return is_good
 
-        self.monkeypatch.setattr(FitMonitor, "take", count_and_act)
+        self.monkeypatch.setattr(FitMonitor, "take", take_and_act)
 
     def kill(self) -> None:
         """Kill a worker of the last fit, unless the fit has ended."""
