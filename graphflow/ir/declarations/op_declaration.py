@@ -294,13 +294,16 @@ class Op:
             plain: use no generated kernel; the last bits of exp and similar functions may differ.
         """
         if has_half(arrays) and not self._takes_as_they_are(xp, arrays, attrs):
+            may_generate = self.elementwise and not plain
+            made = self._run_generated(xp, arrays, attrs) if may_generate else None
+            if made is not None:
+                return (made,)
             specs = self.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
             specs = (specs,) if isinstance(specs, TensorSpec) else specs
             return round_to_specs(self.run(xp, upcast_half(arrays), attrs, step, plain=True), specs)
         result = None
-        run_elementwise = _hooks.elementwise_runner
-        if (self.elementwise or self.rows is not None) and not plain and run_elementwise:
-            result = run_elementwise(self, xp, arrays, attrs)
+        if (self.elementwise or self.rows is not None) and not plain:
+            result = self._run_generated(xp, arrays, attrs)
         if result is not None:
             pass
         elif self.expr is not None and self.rows is None:
@@ -312,6 +315,11 @@ class Op:
         else:
             result = self.kernel(xp, *arrays, **attrs)
         return result if isinstance(result, tuple) else (result,)
+
+    def _run_generated(self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """Run the generated kernel of an elementwise op or one over rows; None without one."""
+        run = _hooks.elementwise_runner
+        return None if run is None else run(self, xp, arrays, attrs)
 
     def into_for(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
         """Return `into` for inputs of these dtypes; None if the op has none."""

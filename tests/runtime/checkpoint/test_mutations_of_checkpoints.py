@@ -310,7 +310,7 @@ def lose_workers(test: Any, *given: Any, patches: bool = False) -> Test:
 
     def run(place: Path, patch: pytest.MonkeyPatch) -> None:
         more = {"monkeypatch": patch} if patches else {}
-        test(*given, lose_workers=sessions.Losing(patch), tmp_path=place, **more)
+        test(*given, losing=sessions.Losing(patch), tmp_path=place, **more)
 
     return run
 
