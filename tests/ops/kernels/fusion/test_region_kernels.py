@@ -265,9 +265,9 @@ def test_values_between_ops_of_halves_are_rounded_wherever_a_region_is_cut(
 ) -> None:
     x = np.random.default_rng(size).normal(size=size).astype(half)
     operand = Operand(half, (size > 1,))
-    whole = launched(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
-    first = launched(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
-    second = launched(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
+    whole = launch_region(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
+    first = launch_region(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
+    second = launch_region(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
     assert has_same_bits(whole[0], first[0]) and has_same_bits(whole[1], second[0])
     step = x
     for name in CHAIN:
