@@ -8,7 +8,7 @@ rounding errors. Kernels that only move numbers (`Op.halves`), or round once by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,9 @@ def upcast_into(
         if takes_half is not None and xp is np and takes_half(*arrays, **attrs):
             into(xp, out, *arrays, **attrs)
             return
+        if xp is np and _installed.float32_runner is not None:
+            _installed.float32_runner(into, out, arrays, attrs)
+            return
         outs = out if isinstance(out, tuple) else (out,)
         wide = tuple(xp.empty(o.shape, "float32") if is_half(o.dtype) else o for o in outs)
         into(xp, wide if isinstance(out, tuple) else wide[0], *upcast_half(arrays), **attrs)
@@ -54,3 +57,20 @@ def upcast_into(
                 xp.copyto(target, result, casting="unsafe")
 
     return narrow
+
+
+Float32Runner = Callable[[Callable[..., None], Any, Sequence[Any], Mapping[str, Any]], None]
+
+
+class _RunnerSlot:
+    """Holds a function that a module above this one installs, since it imports this one."""
+
+    float32_runner: Float32Runner | None = None
+
+
+_installed = _RunnerSlot()
+
+
+def set_float32_runner(run: Float32Runner) -> None:
+    """Set the function (into, out, arrays, attrs) that runs kernels on a CPU in float32."""
+    _installed.float32_runner = run
