@@ -57,12 +57,12 @@ def test_arrays_that_are_not_contiguous_and_empty_ones() -> None:
 def test_a_kernel_within_a_kernel_leaves_the_outer_ones_operands_alone() -> None:
     a, out = draw(1000, dtype="bfloat16"), np.empty(1000, "bfloat16")
 
-    def nested(xp: Any, result: Any, x: Any) -> None:
+    def run_inner_kernel(xp: Any, result: Any, x: Any) -> None:
         inner = np.empty_like(out)
         run_in_float32(add, inner, [-a, -a], {})
         xp.copyto(result, x)
 
-    run_in_float32(nested, out, [a], {})
+    run_in_float32(run_inner_kernel, out, [a], {})
     np.testing.assert_array_equal(out, a)
 
 
