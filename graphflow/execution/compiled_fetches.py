@@ -22,7 +22,9 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import evaluate
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, edges_of
+from graphflow.ops.kernels.jit.kernel_recording import MOST_SCRATCH
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.worker_devices import threads_by_device
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.plans.plan_records import MeasuredSteps, PlacementVerdict
 from graphflow.runtime.host.host_interface import Hosts
@@ -235,8 +237,9 @@ class CompiledFetches:
         key = tuple(sorted(bindings.items()))
         is_new = key not in self._fitting
         if is_new:
+            threads = threads_by_device(cluster.present_workers)
             for name, part in self.partitions.items():
-                _check_fit(part, bindings, cluster.device(name).memory)
+                _check_fit(part, bindings, cluster.device(name).memory, threads[name])
             if len(self._fitting) >= MAX_CHECKED_SIZES:
                 self._fitting.clear()
             self._fitting.add(key)
@@ -406,13 +409,13 @@ class CompiledFetches:
         ]
 
 
-def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int) -> None:
+def _check_fit(part: Partition, bindings: Mapping[str, int], limit: int, threads: int) -> None:
     counts = Counter([id(spec) for node in part.graph.nodes for spec in node.specs])
     known = {id(spec): spec for node in part.graph.nodes for spec in node.specs}
     every = sum([evaluate(known[i].nbytes, bindings) * n for i, n in counts.items()])
-    if every <= limit:  # fits even without reuse of buffers: skip the exact layout
+    if every + MOST_SCRATCH <= limit:  # fits without reuse of buffers: skip the exact layout
         return
-    need = memory_use(part, plan_layout(part, bindings)).peak
+    need = memory_use(part, plan_layout(part, bindings), bindings, threads).peak
     if need > limit:
         tensors = [t for node in part.graph.nodes for t in node.outputs]
         sizes = {t: evaluate(t.spec.nbytes, bindings) for t in tensors}

@@ -9,6 +9,7 @@ from graphflow.base.formatting import show_bytes
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.execution.compiled_fetches import CompiledFetches
 from graphflow.placement.clusters.cluster import Cluster
+from graphflow.placement.clusters.worker_devices import threads_by_device
 from graphflow.placement.plans.reports.tables import TextTable
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import MemoryUse, memory_use
@@ -20,8 +21,8 @@ class DeviceMemory:
 
     Attributes:
         use: predicted bytes by kind: arena (values of the step), variables, constants, feeds,
-            arrivals from other devices, layouts of weights that kernels keep, and the largest
-            workspace of a kernel.
+            arrivals from other devices, layouts of weights that kernels keep, scratch memory of
+            kernels, and the largest workspace of a kernel.
         recorded: the peak of traced steps; None before a step ran inside `s.trace`. Workspaces
             are measured only with `s.trace(memory=True)`, otherwise predicted.
         limit: the memory of the device.
@@ -57,7 +58,7 @@ class MemoryReport(Mapping[str, DeviceMemory]):
         """Return a table with a row for each device."""
         heads = (
             "device", "predicted", "recorded", "of", "arena", "variables", "constants", "feeds",
-            "arrivals", "layouts", "workspace",
+            "arrivals", "layouts", "scratch", "workspace",
         )  # fmt: skip
         rows = [
             (
@@ -66,7 +67,8 @@ class MemoryReport(Mapping[str, DeviceMemory]):
                 show_bytes(each.limit), show_bytes(each.use.arena),
                 show_bytes(each.use.variables), show_bytes(each.use.constants),
                 show_bytes(each.use.feeds), show_bytes(each.use.recvs),
-                show_bytes(each.use.layouts), show_bytes(each.use.workspace),
+                show_bytes(each.use.layouts), show_bytes(each.use.scratch),
+                show_bytes(each.use.workspace),
             )
             for name, each in self._devices.items()
         ]  # fmt: skip
@@ -84,12 +86,13 @@ class MemoryReport(Mapping[str, DeviceMemory]):
 def memory_report(compiled: CompiledFetches, cluster: Cluster) -> MemoryReport:
     """Report the memory of fetches on their devices, for the sizes for which they were placed."""
     bindings = compiled.bindings(compiled.sizes)
+    threads = threads_by_device(cluster.present_workers)
     measured = compiled.measured.peak_memory if compiled.measured is not None else {}
     return MemoryReport(
         {
             name: DeviceMemory(
                 name,
-                memory_use(part, plan_layout(part, bindings)),
+                memory_use(part, plan_layout(part, bindings), bindings, threads[name]),
                 measured.get(name),
                 cluster.device(name).memory,
             )

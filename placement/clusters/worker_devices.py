@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from graphflow.errors import ClusterError
@@ -34,6 +34,19 @@ def worker_on_this_host(
                 Device(full, kind, max(1, int(gpu_memory(name) * MEMORY_SHARE / processes)))
             )
     return Worker(index, None, tuple(made))
+
+
+def threads_by_device(workers: Iterable[Worker]) -> dict[str, int]:
+    """Return the threads of each device by full name; a GPU has one.
+
+    A CPU device that was given none takes as many as it would on this host.
+    """
+    found = {}
+    for worker in workers:
+        default = default_threads(max(1, sum(d.kind == "cpu" for d in worker.devices)))
+        for device in worker.devices:
+            found[device.name] = device.threads or (default if device.kind == "cpu" else 1)
+    return found
 
 
 def hypothetical_devices(

@@ -14,7 +14,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 
 MemoryPredictor = Callable[
-    [Graph, Mapping[Node, str], Sequence[Node], Mapping[str, int], Sequence[str]],
+    [Graph, Mapping[Node, str], Sequence[Node], Mapping[str, int], Mapping[str, int]],
     Mapping[str, int],
 ]  # fmt: skip
 _predictors: list[MemoryPredictor] = []  # one, once the runtime is loaded
@@ -23,8 +23,8 @@ _predictors: list[MemoryPredictor] = []  # one, once the runtime is loaded
 def register_predictor(function: MemoryPredictor) -> None:
     """Predict the memory of placed graphs by a function from now on.
 
-    It takes (graph, devices, order, bindings, names of the cluster's devices) and returns bytes by
-    device.
+    It takes (graph, devices, order, bindings, threads of each device of the cluster) and returns
+    bytes by device.
     """
     _predictors[:] = [function]
 
@@ -34,6 +34,7 @@ class MemoryPeaks(Mapping[str, int]):
 
     Args:
         known: Bytes by liveness alone, which count if no predictor is registered.
+        threads: Of each device of the cluster.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class MemoryPeaks(Mapping[str, int]):
         devices: Mapping[Node, str],
         order: Sequence[Node],
         bindings: Mapping[str, int],
-        available: Sequence[str],
+        threads: Mapping[str, int],
     ) -> None:
         self._known: Mapping[str, int] | None = None if _predictors else known
-        self._of: Any = (graph, devices, order, bindings, available)
+        self._of: Any = (graph, devices, order, bindings, threads)
 
     def _peaks(self) -> Mapping[str, int]:
         """Return the bytes by device."""

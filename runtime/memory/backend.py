@@ -115,8 +115,8 @@ class CpuBackend:
     def shared_scratch(self, nbytes: int) -> Array:
         """Return scratch memory for native calls, which run one at a time.
 
-        It grows by half at least, since earlier programs keep what they got. Plans of memory do not
-        count it.
+        A program asks for all that its kernels need (`scratch_use.py`) before it compiles them. The
+        buffer grows by half at least, since earlier programs keep what they got.
         """
         if self._scratch.nbytes < nbytes:
             self._scratch = self._allocate(max(nbytes, 3 * self._scratch.nbytes // 2))

@@ -1,8 +1,9 @@
 """Memory of a partition's program: predicted from its layout, and measured while it runs.
 
 The memory at fixed addresses follows from the layout: arena, variables, constants, feeds, received
-tensors. Kernels that are not generated code allocate a workspace besides: float32 copies of 16-bit
-floats, and results that they cannot write to a given buffer. `tracemalloc` measures the workspace.
+tensors. So does the scratch memory of kernels (`scratch_use.py`). Kernels that are not generated
+code allocate a workspace besides: float32 copies of 16-bit floats, and results that they cannot
+write to a given buffer. `tracemalloc` measures the workspace.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS, ed
 from graphflow.placement.cost_model.memory_peaks import register_predictor
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.memory.ring_sizes import slot_bytes, slot_count
+from graphflow.runtime.memory.scratch_use import kept_bytes, shared_bytes
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 
 _KERNELLESS_OPS = (
@@ -35,6 +37,8 @@ class MemoryUse:
 
     Attributes:
         layouts: layouts of weights that kernels keep.
+        shared_scratch: the scratch memory that native calls share; they run one at a time.
+        kept_scratch: the scratch memory that kernels keep besides.
         workspace: the largest workspace of a kernel.
     """
 
@@ -44,13 +48,20 @@ class MemoryUse:
     feeds: int
     recvs: int
     layouts: int = 0
+    shared_scratch: int = 0
+    kept_scratch: int = 0
     workspace: int = 0
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of scratch memory of kernels, which stay allocated between steps."""
+        return self.shared_scratch + self.kept_scratch
 
     @property
     def resident(self) -> int:
         """Bytes that are occupied throughout a step."""
         fixed = self.arena + self.constants + self.variables + self.feeds + self.recvs
-        return fixed + self.layouts
+        return fixed + self.layouts + self.scratch
 
     @property
     def peak(self) -> int:
@@ -58,8 +69,14 @@ class MemoryUse:
         return self.resident + self.workspace
 
 
-def memory_use(part: Partition, layout: MemoryLayout) -> MemoryUse:
-    """Predict the memory of a partition's program."""
+def memory_use(
+    part: Partition, layout: MemoryLayout, bindings: Mapping[str, int], threads: int
+) -> MemoryUse:
+    """Predict the memory of a partition's program.
+
+    Args:
+        threads: of its device.
+    """
 
     def total(op: str) -> int:
         return sum(nbytes(layout.specs[n.outputs[0]]) for n in part.graph.of_op(op))
@@ -71,6 +88,8 @@ def memory_use(part: Partition, layout: MemoryLayout) -> MemoryUse:
         feeds=total("placeholder"),
         recvs=total("recv") + _channel_bytes(part, layout),
         layouts=_kept_weights(layout),
+        shared_scratch=shared_bytes(part, layout, bindings, threads),
+        kept_scratch=kept_bytes(part, layout, bindings, threads),
         workspace=_workspace(part, layout),
     )
 
@@ -140,13 +159,13 @@ def footprints(
     devices: Mapping[Node, str],
     order: Sequence[Node],
     bindings: Mapping[str, int],
-    available: Sequence[str],
+    threads: Mapping[str, int],
 ) -> dict[str, int]:
     """Predict the peak bytes of each device, from the layouts that its programs will have."""
-    parts = partition(graph, devices, order, None, available)
-    peaks = dict.fromkeys(available, 0)
+    parts = partition(graph, devices, order, None, list(threads))
+    peaks = dict.fromkeys(threads, 0)
     for name, part in parts.items():
-        peaks[name] = memory_use(part, plan_layout(part, bindings)).peak
+        peaks[name] = memory_use(part, plan_layout(part, bindings), bindings, threads[name]).peak
     return peaks
 
 

@@ -15,6 +15,7 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.compiler import KernelTask, TaskShare
 from graphflow.ops.kernels.jit.thread_team import MOST_SHARES, ThreadTeam
+from graphflow.runtime.memory.scratch_use import shares_of
 from graphflow.runtime.native_calls.gemm_epilogues import BlockCall
 
 
@@ -46,10 +47,8 @@ class WorkSharing:
 
     def shares(self, number: int, task: KernelTask) -> list[list[CallPart]]:
         """Return each share of a call; one if threads do not share it."""
-        if task.cut is None or not task.is_divisible:
-            return [[CallPart(number, TaskShare(0, task.rows))]]
-        most = min(self.team.threads, MOST_SHARES, int(task.nanoseconds / task.share))
-        return [[CallPart(number, share, i)] for i, share in enumerate(task.cut(most))]
+        shares = shares_of(task, self.team.threads)
+        return [[CallPart(number, share, i)] for i, share in enumerate(shares)]
 
     def shares_of_blocks(self, blocks: Sequence[BlockCall]) -> list[list[CallPart]] | None:
         """Return shares of a product and its epilogue, blocks of which take turns; None if there

@@ -35,14 +35,10 @@ from graphflow.ops.kernels.jit.kept_layouts import (
     LayoutRefresh,
     ReservedLayouts,
 )
-from graphflow.ops.kernels.jit.kernel_recording import (
-    ArrayStandIn,
-    KernelRecording,
-    NotRecordable,
-    region,
-)
+from graphflow.ops.kernels.jit.kernel_recording import KernelRecording
 from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend
 from graphflow.runtime.memory.memory_layout import MemoryLayout
+from graphflow.runtime.memory.recorded_kernels import RecordableKernel
 from graphflow.runtime.native_calls.pointer_table import KernelCall, PointerSource
 from graphflow.runtime.program.generated_call_support import (
     out_kernel,
@@ -101,6 +97,7 @@ class KernelEmitter:
         self._plain = not is_jit_enabled()
         self._records = records and not self._plain and isinstance(backend, CpuBackend)
         self._sweep_updates: list[tuple[Node, KernelTask, Sequence[PointerSource]]] = []
+        self._recordings: dict[Any, KernelRecording | None] = {}
         self._sizes: dict[int, int] = {}  # id of a spec of the layout -> bytes
         self._checks = ValueChecks(
             layout, bindings, backend.xp, operands, scope, compute, native=self._records
@@ -264,45 +261,46 @@ class KernelEmitter:
 
         A line before them lays out the weights if these have changed.
         """
-        into = node.op.into_for([t.spec for t in node.inputs])
         backend = self._backend
-        if not (node.op.records and self._records) or into is None:
+        if not (node.op.records and self._records):
             return False
         assert isinstance(backend, CpuBackend)
-        tensors = (*node.inputs, *node.outputs)
-        specs = [self._layout.specs[t] for t in tensors]
-        arrays = [
-            ArrayStandIn(region(i + 2), [int(n) for n in s.shape], s.dtype)
-            for i, s in enumerate(specs)
-        ]
-        inputs, outs = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
-        attrs = bind_attrs(node.attrs, self._bindings)
-        recording = KernelRecording(backend.threads)
+        kernel = RecordableKernel(node, self._layout, self._bindings, kept is not None)
         reserved = None if kept is None else ReservedLayouts(kept)
-        given = attrs if reserved is None else {**attrs, "kept": reserved}
-        out = outs[0] if len(outs) == 1 else tuple(outs)
-        try:
-            recording.record(lambda: into(np, out, *inputs, **given))
-        except NotRecordable:
+        recording = self._record_kernel(kernel, backend.threads, reserved)
+        if recording is None or kernel.into is None:
             return False
         if kept is not None and reserved is not None:
-            run = partial(into, np, kept=kept, **attrs)
+            run = partial(kernel.into, np, kept=kept, **kernel.attrs)
             self._scope[f"l{number}"] = LayoutRefresh(kept, reserved.keys, run)
             names = ", ".join(self._operands.name(t) for t in (*node.outputs, *node.inputs))
             self._compute.add_line(node, f"l{number}({names})")
-        cost = node.op.cost(*specs[: len(inputs)], **attrs) if node.op.cost else Cost(0)
+        tensors = (*node.inputs, *node.outputs)
+        specs = [self._layout.specs[t] for t in tensors]
+        given = specs[: len(node.inputs)]
+        cost = node.op.cost(*given, **kernel.attrs) if node.op.cost else Cost(0)
         nanoseconds = float(cost.flops) / _FLOPS_IN_A_NANOSECOND
         call = KernelCall(
             node,
             KernelTask("", "", (), 1, nanoseconds),
             tuple(self._operands.pointer_source(t) for t in tensors),
             tuple(map(self._nbytes, specs)),
-            len(inputs),
+            len(node.inputs),
             recording,
             backend.shared_scratch(recording.scratch_nbytes),
         )
         self._compute.add_calls([call])
         return True
+
+    def _record_kernel(
+        self, kernel: RecordableKernel, threads: int, reserved: ReservedLayouts | None
+    ) -> KernelRecording | None:
+        """Return a kernel's calls; equal kernels share theirs, unless they keep layouts."""
+        if reserved is not None or kernel.key is None:
+            return kernel.record(threads, reserved)
+        if kernel.key not in self._recordings:
+            self._recordings[kernel.key] = kernel.record(threads, None)
+        return self._recordings[kernel.key]
 
     def _kept_layouts(self, node: Node) -> KeptLayouts | None:
         """Return the place where a node's kernel keeps the layout of its weights; None if it keeps

@@ -33,7 +33,7 @@ from graphflow.runtime.collectives.shared_memory_rings import LoopRings
 from graphflow.runtime.collectives.shared_memory_transport import has_mapped_collectives
 from graphflow.runtime.diagnostics.crash_recorder import is_generated_code
 from graphflow.runtime.memory.arenas import Arena, Arenas
-from graphflow.runtime.memory.backend import DeviceBackend
+from graphflow.runtime.memory.backend import CpuBackend, DeviceBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import WorkspaceMeter, memory_use
 from graphflow.runtime.partitioning.partition import Partition
@@ -84,7 +84,10 @@ class Program:
         self._fetched = tuple(partition.fetches)
         self._layouts = layouts or DeviceLayouts()
         write = partial(CpuCode, layouts=self._layouts) if backend.xp is np else _gpu_code_class()
+        self.memory = memory_use(partition, self._layout, bindings, backend.threads)
         try:
+            if isinstance(backend, CpuBackend):
+                backend.shared_scratch(self.memory.shared_scratch)  # once, for all kernels
             arena = (arenas or Arenas(backend)).reserve(
                 self._layout.arena.nbytes, has_mapped_collectives(partition.graph, bindings)
             )
@@ -96,7 +99,6 @@ class Program:
         except DeviceOutOfMemory as error:
             raise out_of_memory_error(error, self._layout, partition) from None
         self.arena: Arena | None = arena
-        self.memory = memory_use(partition, self._layout)
         self._assigned = frozenset(a.inputs[0].node.name for a in self._layout.commits)
         self._measured_workspace = 0  # bytes; 0 until measured
         self._code = code

@@ -290,8 +290,10 @@ def call_native(
     function: NativeFunction, pointers: Sequence[int], sizes: Sequence[int], start: int, stop: int
 ) -> None:
     """Run a native function without the GIL, or add it to the current recorder."""
-    table = array("q", (*pointers, *sizes))
     recorder = current_recorder()
+    if recorder is not None and not recorder.keeps_calls:
+        return
+    table = array("q", (*pointers, *sizes))
     if recorder is None:
         place = table.buffer_info()[0]
         function.releasing_gil(place, place + 8 * len(pointers), start, stop)

@@ -41,6 +41,7 @@ class Recording(Protocol):
 
     threads: int
     kept: dict[int, Any]
+    keeps_calls: bool
 
     def is_between_parts(self, recorder: CallRecorder) -> bool:
         """Return True if a recorder is not that of a share."""
@@ -78,6 +79,11 @@ class CallRecorder:
 
     def __exit__(self, *raised: object) -> None:
         _local.recorder = self._outer
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether the calls are of use; if not, the recording only counts scratch memory."""
+        return self.recording is None or self.recording.keeps_calls
 
     def slot(self, name: str, nbytes: int) -> str:
         """Return the name of this share's scratch memory of a name and size."""

@@ -65,10 +65,21 @@ def limit_compilation(characters: int) -> Iterator[None]:
 
 
 class NativeFunction:
-    """Native code by address: (operands, sizes, start, stop)."""
+    """Native code by address: (operands, sizes, start, stop).
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    Args:
+        address: the address, or a function that compiles the code and returns it.
+    """
+
+    def __init__(self, address: int | Callable[[], int]) -> None:
+        self._given = address
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the code, which is compiled when this is first read."""
+        if not isinstance(self._given, int):
+            self._given = self._given()  # drops the text
+        return self._given
 
     @cached_property
     def holding_gil(self) -> Any:
@@ -166,9 +177,12 @@ class _Compiler:
         self.compiled = 0
 
     def function(self, name: str, text: str) -> NativeFunction:
-        """Return the function of that name in a module's text."""
+        """Return the function of that name in a module's text, which is compiled when the function
+        is first used."""
         found = self._functions.get(name)
-        return self.functions({name: text})[name] if found is None else found
+        if found is None:
+            return NativeFunction(lambda: self.functions({name: text})[name].address)
+        return found
 
     def functions(self, texts: Mapping[str, str]) -> Mapping[str, NativeFunction]:
         """Return the functions of some modules, each by its name.

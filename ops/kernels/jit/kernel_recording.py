@@ -26,7 +26,7 @@ from graphflow.ops.kernels.jit.call_recorder import CallRecorder, RecordedCall, 
 
 _REGION = 1 << 48
 """Bytes between stand-ins. Addresses of a process are below half of it."""
-_MOST_SCRATCH = 1 << 28
+MOST_SCRATCH = 1 << 28
 """Bytes of scratch memory beyond which a kernel is not recorded."""
 
 Stage = tuple[tuple[RecordedCall, ...], ...]
@@ -125,18 +125,22 @@ def _refuse() -> NoReturn:
 class KernelRecording:
     """The native calls of a kernel, in stages.
 
-    Attributes:
+    Args:
         threads: shares of a stage, at most.
+        keeps_calls: False: only count the scratch memory, and compile nothing.
+
+    Attributes:
         stages: run one after the other; threads take a stage's shares.
         scratch_nbytes: size of the scratch memory; its region is number 1.
         kept: arrays that calls point to, by identity.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, keeps_calls: bool = True) -> None:
         self.stages: list[Stage] = []
         self.scratch_nbytes = 0
         self.kept: dict[int, Any] = {}
         self.threads = threads
+        self.keeps_calls = keeps_calls
         self._between = CallRecorder(-1, self)  # calls between parts
         self._scratch: dict[tuple[str, int], int] = {}
 
@@ -185,9 +189,17 @@ class KernelRecording:
         if key not in self._scratch:
             self._scratch[key] = self.scratch_nbytes
             self.scratch_nbytes += align_up(max(found.nbytes, 1))
-            if self.scratch_nbytes > _MOST_SCRATCH:
+            if self.scratch_nbytes > MOST_SCRATCH:
                 _refuse()
         found.place = region(1) + self._scratch[key]
+        return found
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """The bytes of each slot of scratch memory (`scratch_memory.py`), outside a recording."""
+        found: dict[str, int] = {}
+        for slot, nbytes in self._scratch:
+            found[slot] = max(nbytes, found.get(slot, 0))
         return found
 
     def _check_pointers(self) -> None:
@@ -196,7 +208,8 @@ class KernelRecording:
         Raises:
             NotRecordable: another pointer; its memory may be freed before the calls run.
         """
-        spans = sorted((address(a), address(a) + a.nbytes) for a in self.kept.values())
+        # Pointers to empty arrays are never read.
+        spans = sorted((address(a), address(a) + max(1, a.nbytes)) for a in self.kept.values())
         starts = [start for start, _ in spans]
         reach = list(accumulate((stop for _, stop in spans), max))
         for call in self.calls():

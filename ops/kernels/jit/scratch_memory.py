@@ -16,6 +16,7 @@ from graphflow.ops.kernels.jit.array_address import empty_aligned
 from graphflow.ops.kernels.jit.call_recorder import current_recorder
 
 _MOST_KEPT_BYTES = 1 << 26  # bytes; larger buffers are freed after use
+LEAST_SLOT_BYTES = 1 << 12
 _local = threading.local()
 
 
@@ -38,7 +39,7 @@ def scratch(xp: Any, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
     if nbytes > _MOST_KEPT_BYTES:
         buffer = empty_aligned(nbytes)
     elif buffer is None or buffer.nbytes < nbytes:
-        buffer = kept[slot] = empty_aligned(max(nbytes, 1 << 12))
+        buffer = kept[slot] = empty_aligned(max(nbytes, LEAST_SLOT_BYTES))
     if recorder is not None:
         recorder.keep(buffer)
     return buffer[:nbytes].view(dtype).reshape(shape)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from graphflow.ops.kernels.jit.kernel_recording import MOST_SCRATCH
 from graphflow.placement.cost_model.problem_builder import GraphProblem
 from graphflow.placement.problems.problem import Assignment, Ints, Problem
 
@@ -25,8 +26,8 @@ SHRINK = 0.95
 """Share of the room that follows from the last excess, for the next placement; its square for the
 one after that, and so on."""
 SURE_SHARE = 0.5
-"""Share of a device's room up to which the bytes of all tensors leave no doubt: the runtime also
-takes workspaces, layouts of weights and scratch memory."""
+"""Share of a device's room up to which the bytes of all tensors leave no doubt, with `MOST_SCRATCH`
+for its kernels: the runtime also takes workspaces and layouts of weights."""
 
 TakenMemory = Callable[[GraphProblem, Assignment], Sequence[int]]
 """Bytes of each device that the runtime takes for an assignment."""
@@ -37,7 +38,7 @@ def excess(made: GraphProblem, assignment: Assignment, taken: TakenMemory) -> di
     problem = made.problem
     room = problem.capacity.tolist()
     tensors = enumerate(_tensor_bytes(problem, assignment))
-    if all(need <= SURE_SHARE * room[at] for at, need in tensors):
+    if all(not need or need + MOST_SCRATCH <= SURE_SHARE * room[at] for at, need in tensors):
         return {}  # the exact layout takes a while
     needs = enumerate(taken(made, assignment))
     return {at: need / room[at] for at, need in needs if need > room[at]}

@@ -11,6 +11,7 @@ from graphflow.placement.calibration.calibrate import StepCost, step_overhead
 from graphflow.placement.calibration.trace_corrections import Evidence, TraceCorrections
 from graphflow.placement.clusters.cluster import Cluster
 from graphflow.placement.clusters.devices import CLIENT
+from graphflow.placement.clusters.worker_devices import threads_by_device
 from graphflow.placement.cost_model.memory_peaks import MemoryPeaks
 from graphflow.placement.cost_model.problem_builder import GraphProblem
 from graphflow.placement.plans.building.step_uncertainty import (
@@ -54,7 +55,8 @@ def memory_peaks(
         for name, peak in zip(cluster.devices, timeline.peak_memory, strict=False)
     }
     order = [*made.graph.of_op("constant"), *order, *made.graph.of_op("group")]
-    return MemoryPeaks(known, made.graph, devices, order, bindings, cluster.devices)
+    threads = threads_by_device(cluster.present_workers)
+    return MemoryPeaks(known, made.graph, devices, order, bindings, threads)
 
 
 def model_without_names(made: GraphProblem, assignment: Assignment) -> PlanModel:

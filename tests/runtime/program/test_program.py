@@ -114,7 +114,8 @@ def test_the_predicted_peak_is_what_is_allocated(seed: int) -> None:
     assert program.memory.variables == total("variable")
     assert program.memory.constants == total("constant")
     assert program.memory.feeds == total("placeholder")
-    assert program.memory.resident == program.memory.arena + sum(
+    assert backend.shared_scratch(0).nbytes == program.memory.shared_scratch
+    assert program.memory.resident == program.memory.arena + program.memory.scratch + sum(
         map(total, ("variable", "constant", "placeholder", "recv"))
     )
 

@@ -70,6 +70,7 @@ CASES = {
     "winograd of few tiles": lambda: convolution(2, 64, 256, 8, 3, padding=1),
     "winograd of one block": lambda: convolution(6, 64, 64, 32, 3, padding=1),
     "implicit product": lambda: convolution(4, 24, 72, 15, 3, stride=2, padding=1),
+    "no taps at some places": lambda: convolution(2, 24, 40, 17, 3, stride=2, dilation=2),
     "pointwise, strided": lambda: convolution(5, 24, 40, 16, 1, stride=2),
     "norm and pools": normalized_and_pooled,
     "sums of channels": lambda: [

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
+from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.conv.implicit.channel_rows import (
     BlockedWeights,
@@ -44,7 +45,7 @@ from graphflow.ops.kernels.jit.call_recorder import (
     current_recorder,
 )
 from graphflow.ops.kernels.jit.call_table_driver import driver
-from graphflow.ops.kernels.jit.compiler import vector_width
+from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
@@ -119,20 +120,26 @@ def convolve(
         run_native_parts(part, len(cuts) * groups * columns)
 
 
-class _ProductCalls(NamedTuple):
+@dataclass(frozen=True)
+class _ProductCalls:
     """All products of a block of columns as a table of native calls.
 
     Attributes:
-        entries: (function, unused, unused, 0, stop), int64.
+        functions: of each call, with its last row.
         pointers: of each call, from the first rows of x, weights and results.
         sizes: of each call.
         tables: what the pointers refer to, kept alive.
     """
 
-    entries: np.ndarray[Any, Any]
+    functions: tuple[tuple[NativeFunction, int], ...]
     pointers: np.ndarray[Any, Any]
     sizes: np.ndarray[Any, Any]
     tables: tuple[Any, ...]
+
+    @cached_property
+    def entries(self) -> np.ndarray[Any, Any]:
+        """The calls as (function, unused, unused, 0, stop), int64."""
+        return np.array([(f.address, 0, 0, 0, stop) for f, stop in self.functions], np.int64)
 
     def run(self, base: np.ndarray[Any, Any]) -> None:
         """Run the calls for the addresses from which pointers are counted."""
@@ -147,6 +154,8 @@ class _ProductCalls(NamedTuple):
         driver().walk.releasing_gil(address(entries), None, 0, len(entries))
 
     def _record(self, recorder: CallRecorder, pointers: np.ndarray[Any, Any]) -> None:
+        if not recorder.keeps_calls:
+            return
         for _, table, _ in self.tables:
             for part in (table.sources, table.targets, table.taps):
                 recorder.keep(part)
@@ -171,7 +180,7 @@ def _product_calls(
         depth: channels that are summed over.
         block, weight_block: bytes between blocks of channels, of pixels and of weights.
     """
-    entries, pointers, sizes = [], [], []
+    functions, pointers, sizes = [], [], []
     tables, pitch = block_tables(window_map, images), window_map.pitch_out
     for row in range(block_count(depth)):
         count = block_width(depth, row)
@@ -179,11 +188,11 @@ def _product_calls(
             for first, vectors in _vector_blocks(wide):
                 moved = first * vector_width() * 4
                 function = product(vectors, count <= _SHALLOW)
-                entries.append((function.address, 0, 0, 0, blocks))
+                functions.append((function, blocks))
                 pointers.append((row * block, row * weight_block + moved, moved, *addresses))
                 sizes.append((len(table.taps), count, tap_bytes(count, pitch), pitch, int(row > 0)))
-    arrays = [np.array(a, np.int64) for a in (entries, pointers, sizes)]
-    return _ProductCalls(arrays[0], arrays[1], arrays[2], tables)
+    arrays = [np.array(a, np.int64) for a in (pointers, sizes)]
+    return _ProductCalls(tuple(functions), arrays[0], arrays[1], tables)
 
 
 def _multiply(

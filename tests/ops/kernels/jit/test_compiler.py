@@ -84,7 +84,7 @@ def test_a_text_that_is_no_module_is_named_and_the_others_compile(fresh: _Compil
 def test_what_was_kept_of_something_else_is_compiled_anew(fresh: _Compiler) -> None:
     name, text = adding(3)
     other = _Compiler()
-    other.function(*adding(4))
+    other.functions(dict([adding(4)]))
     wrong = other.store.get(other._key(adding(4)[1]))
     assert wrong is not None
     fresh.store.put(fresh._key(text), wrong)
@@ -154,17 +154,24 @@ def test_processes_share_the_folder_while_entries_are_damaged_and_removed(tmp_pa
 def test_a_thread_compiles_no_more_than_it_may(fresh: _Compiler) -> None:
     texts = dict(adding(i) for i in range(4))
     names, size = list(texts), len(adding(0)[1])
-    fresh.function(names[0], texts[names[0]])
+    assert fresh.function(names[0], texts[names[0]]).address
     with limit_compilation(2 * size + 1):
         fresh.functions({name: texts[name] for name in names[:3]})  # the first one is there
         assert fresh.compiled == 3
         with pytest.raises(CompilationLimitExceeded, match=r"1 kernels of .* characters"):
-            fresh.function(names[3], texts[names[3]])
+            fresh.functions({names[3]: texts[names[3]]})
         assert fresh.compiled == 3
-        other = threading.Thread(target=fresh.function, args=(names[3], texts[names[3]]))
+        other = threading.Thread(target=fresh.functions, args=({names[3]: texts[names[3]]},))
         other.start()
         other.join()
     assert fresh.compiled == 4
+
+
+def test_a_function_is_compiled_when_it_is_first_used(fresh: _Compiler) -> None:
+    function = fresh.function(*adding(5))
+    assert fresh.compiled == 0
+    assert apply_to(function, 1) == apply_to(function, 1) == 6
+    assert fresh.compiled == 1
 
 
 def test_a_thread_writes_no_more_than_it_may() -> None:
