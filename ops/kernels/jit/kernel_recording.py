@@ -164,13 +164,13 @@ class KernelRecording:
         """Return True if a recorder is not that of a share."""
         return recorder is self._between
 
-    def add_parts(self, part: Callable[[int], None], parts: int) -> None:
+    def add_parts(self, part: Callable[[int], None], parts: int, keeps_sizes: bool = True) -> None:
         """Append a stage of part(0) to part(parts - 1), which threads may run in any order."""
         self._end_serial_stage()
         count = max(1, min(self.threads, parts))
         shares: list[CallRecorder] = []
         for share in range(count):
-            recorder = CallRecorder(share, self)
+            recorder = CallRecorder(share, self, keeps_sizes)
             with recorder:
                 for i in range(parts * share // count, parts * (share + 1) // count):
                     part(i)
