@@ -83,15 +83,9 @@ class SlotCount(KernelRecording):
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads, keeps_calls=False)
-        self._slots: dict[str, int] = {}
-
-    @property
-    def slots(self) -> dict[str, int]:
-        """The bytes of each slot of each thread."""
-        return self._slots
 
     def scratch(self, slot: str, shape: tuple[int, ...], dtype: Any) -> ShapeStandIn:
         """Return a stand-in for scratch memory."""
         found = ShapeStandIn(region(1), shape, dtype)
-        self._slots[slot] = max(found.nbytes, self._slots.get(slot, 0))
+        self._scratch[slot, found.nbytes] = 0
         return found
