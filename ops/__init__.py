@@ -1,8 +1,9 @@
 """The op families. Importing this package fills the registry with every op."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from graphflow.ir.declarations.half_precision import set_float32_runner
 from graphflow.ir.op import Op, set_elementwise_runner
 from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv
@@ -109,4 +110,13 @@ def _run_generated(op: Op, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, A
     return run_op(op, xp, arrays, attrs)
 
 
+def _run_in_float32(
+    into: Callable[..., None], out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]
+) -> None:
+    from graphflow.ops.kernels.fusion.half_conversion import run_in_float32  # for the same reason
+
+    run_in_float32(into, out, arrays, attrs)
+
+
 set_elementwise_runner(_run_generated)
+set_float32_runner(_run_in_float32)

@@ -12,6 +12,7 @@ from pathlib import Path
 from graphflow.errors import ArgumentError
 
 SWITCHES = (
+    "GRAPHFLOW_AMX",
     "GRAPHFLOW_JIT",
     "GRAPHFLOW_WINOGRAD",
     "GRAPHFLOW_CUDA_GRAPHS",
@@ -24,6 +25,7 @@ NCCL = "GRAPHFLOW_NCCL", ("off", "host", "on")
 DEVICES = "GRAPHFLOW_DEVICES"
 """The devices that sessions of a process take unless they are given some: "cpu", "cpu:0,gpu:1"."""
 DESCRIPTIONS = {
+    "GRAPHFLOW_AMX": "`off`: products of bfloat16 are computed in float32, without AMX tiles",
     "GRAPHFLOW_CACHE": "folder of compiled kernels and measurements; default: `~/.cache/graphflow`",
     "GRAPHFLOW_CUDA_GRAPHS": "`off`: GPUs run kernels one by one",
     "GRAPHFLOW_DEVICES": "devices of sessions that name none: `cpu`, `cpu:0,gpu:1`",

@@ -13,7 +13,7 @@ _MARKS = {OK: ("✓", "green"), FAILURE: ("✗", "red"), "warning": ("!", "yello
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check this machine for problems: BLAS, LLVM, GPU, shared memory, ports, keys, limits.
+    """Check this machine for problems: BLAS, LLVM, AMX, GPU, shared memory, ports, keys, limits.
 
     The checks take some seconds. Each problem is shown with its remedy. The exit code is 1 if a
     check fails.

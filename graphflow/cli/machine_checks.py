@@ -166,6 +166,21 @@ def _check_compiler() -> Iterator[Finding]:
     yield Finding("LLVM", OK, text)
 
 
+def _check_amx() -> Iterator[Finding]:
+    from graphflow.ops.kernels.jit.amx_permission import describe_obstacle, may_use_amx
+
+    if may_use_amx() and is_on("GRAPHFLOW_JIT"):
+        yield Finding("AMX", OK, "tiles multiply matrices of bfloat16")
+        return
+    obstacle = describe_obstacle()
+    slow = "products of bfloat16 are computed in float32"
+    if obstacle is not None:
+        yield Finding("AMX", OK, f"{obstacle}: {slow}")
+        return
+    switch = "GRAPHFLOW_JIT" if is_on("GRAPHFLOW_AMX") else "GRAPHFLOW_AMX"
+    yield Finding("AMX", WARNING, f"{switch}=off: {slow}", f"unset {switch}")
+
+
 def _check_gpu() -> Iterator[Finding]:
     from graphflow.placement.clusters.machine.machine_devices import find_gpus, has_cupy
     from graphflow.runtime.program.vendor_libraries import describe_gpus
@@ -348,6 +363,7 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("ulimit", _check_limits),
     ("BLAS", _check_blas),
     ("LLVM", _check_compiler),
+    ("AMX", _check_amx),
     ("GPU", _check_gpu),
     ("clock", _check_clock),
     ("cache", _check_cache),

@@ -19,12 +19,11 @@ from graphflow.ir.spec import Size, TensorSpec, show_shape, spec
 from graphflow.ops.base.shape_rules import require_kind
 from graphflow.ops.kernels.jit.compiler import KernelTask
 from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.matrices.blas_blocks import choose_blocks, sum_of_products
 from graphflow.ops.matrices.matmul import (
-    choose_blocks,
     matmul,
     matmul_into,
     native_matmul,
-    sum_of_products,
 )
 from graphflow.ops.tensors.shape import matrix_transpose
 

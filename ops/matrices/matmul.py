@@ -2,13 +2,13 @@
 
 `matmul` is the op that takes most of the time of typical steps. Small and medium products run
 generated kernels (`ops/kernels/gemm/gemm.py`). Large ones run BLAS on blocks, one thread each.
-Which of the two runs, and how a product is split, depends on shapes, flags and dtype alone, so
-results have the same bits for any number of threads.
+Which of the two runs, and how a product is split (`blas_blocks.py`), depends on shapes, flags and
+dtype alone, so results have the same bits for any number of threads. Products of bfloat16 run AMX
+tiles where the processor has them (`ops/kernels/gemm/amx_products.py`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -44,14 +44,14 @@ from graphflow.ops.base.shape_rules import (
     unbroadcast,
 )
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
+from graphflow.ops.kernels.gemm.amx_products import AmxProduct
 from graphflow.ops.kernels.gemm.contiguous_products import plan_if_faster_than_blas
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct
 from graphflow.ops.kernels.gemm.gemv import VectorProduct, plan_vector_product
 from graphflow.ops.kernels.gemm.tiny import tiny_task
 from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import KernelTask, vector_width
-from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_parts
+from graphflow.ops.matrices.blas_blocks import choose_blocks, multiply_blocks, sum_of_products
 from graphflow.ops.sharding import rules as sharding
 from graphflow.ops.tensors.shape import (
     expand_dims,
@@ -60,12 +60,6 @@ from graphflow.ops.tensors.shape import (
 )
 
 # matmul -----------------------------------------------------------------------------------------
-
-# (least flops, blocks). A block on another thread costs about 50 µs, and on one thread alone blocks
-# make the product 4 to 8 % slower (measured at MLP sizes). So products of less than about 0.3 ms
-# stay whole.
-_BLOCKS = ((8e9, 16), (2e9, 8), (4e8, 4), (4e7, 2))
-_SMALLEST_BLOCK = 32  # rows or columns
 
 
 def _matmul_sizes(
@@ -104,25 +98,6 @@ def _cost_matmul(
     return Cost(flops=out.size * each * _matmul_sizes(a, b, transpose_a, transpose_b)[1])
 
 
-def choose_blocks(batch: tuple[int, ...], m: int, k: int, n: int) -> tuple[int, int]:
-    """Return (axis, blocks) of a split, which depends on the shapes only.
-
-    The axis is one of the product's, or the one after them: the axis that is summed over.
-    """
-    flops = 2.0 * math.prod(batch) * m * k * n
-    wanted = next((blocks for least, blocks in _BLOCKS if flops >= least), 1)
-    if wanted == 1:
-        return 0, 1
-    longest = max(range(len(batch)), key=batch.__getitem__) if batch else 0
-    if batch and batch[longest] > 1:
-        return longest, min(wanted, batch[longest])
-    if not batch and k >= wanted * max(m, n):
-        return 2, wanted  # each block of rows or columns would read all of the other operand
-    # the longer side: a block of rows reads all of b, a block of columns all of a
-    size, axis = (m, len(batch)) if m >= n else (n, len(batch) + 1)
-    return axis, max(1, min(wanted, size // _SMALLEST_BLOCK))
-
-
 def native_matmul(
     a: TensorSpec, b: TensorSpec, transpose_a: bool = False, transpose_b: bool = False
 ) -> KernelTask | None:
@@ -142,7 +117,7 @@ def native_matmul(
 
 def _generated_product(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, added: bool = False
-) -> MatrixProduct | None:
+) -> MatrixProduct | AmxProduct | None:
     """Return the kernel for contiguous arrays (or their specs), or None if BLAS multiplies them."""
     if a.dtype != b.dtype or not is_jit_enabled():
         return None
@@ -156,6 +131,11 @@ def _generated_vector_product(
     if a.dtype != b.dtype or not is_jit_enabled() or vector_width() < 8:
         return None
     return plan_vector_product(a.shape, b.shape, a.dtype.name, transpose_a, transpose_b)
+
+
+def _is_half_product(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> bool:
+    """Return True if a kernel multiplies these 16-bit arrays without converting them."""
+    return is_half(a.dtype) and bool(_generated_product(a, b, transpose_a, transpose_b))
 
 
 def matmul_into(
@@ -187,42 +167,7 @@ def matmul_into(
     elif axis == out.ndim:
         sum_of_products(out, a, b, blocks)
     else:
-        _matmul_blocks(out, a, b, axis, blocks)
-
-
-def sum_of_products(out: Any, a: Any, b: Any, blocks: int) -> None:
-    """Multiply blocks of the summed axis one by one, and add their products in order."""
-    count = a.shape[1]
-    edges = [count * i // blocks for i in range(blocks + 1)]
-    products = scratch(np, "products", (blocks, *out.shape), out.dtype)
-
-    def part(i: int) -> None:
-        some = slice(edges[i], edges[i + 1])
-        np.matmul(a[:, some], b[some], out=products[i])
-
-    run_parts(part, blocks)
-    np.add(products[0], products[1], out=out)
-    for more in products[2:]:
-        np.add(out, more, out=out)
-
-
-def _matmul_blocks(out: Any, a: Any, b: Any, axis: int, blocks: int) -> None:
-    size, rank = out.shape[axis], out.ndim
-    edges = [size * i // blocks for i in range(blocks + 1)]
-
-    def rows(x: Any, skip: int, block: slice) -> Any:
-        """Return the block of an operand, which lacks axis `skip` of the product."""
-        own = axis - (rank - x.ndim)
-        if axis == skip or own < 0 or (axis < rank - 2 and x.shape[own] == 1):
-            return x
-        return x[(slice(None),) * own + (block,)]
-
-    def part(i: int) -> None:
-        block = slice(edges[i], edges[i + 1])
-        target = out[(slice(None),) * axis + (block,)]
-        np.matmul(rows(a, rank - 1, block), rows(b, rank - 2, block), out=target)
-
-    run_parts(part, blocks)
+        multiply_blocks(out, a, b, axis, blocks)
 
 
 def _matmul_kernel(
@@ -262,6 +207,7 @@ matmul_op = register(
         kernel=_matmul_kernel,
         into=matmul_into,
         native=native_matmul,
+        takes_half=_is_half_product,
         vjp=_matmul_vjp,
         batch=batching.matmul,
         sharding=sharding.matmul_rule,
@@ -302,7 +248,7 @@ def _infer_accumulate(
 
 def generated_accumulation(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool
-) -> MatrixProduct | None:
+) -> MatrixProduct | AmxProduct | None:
     """Return the kernel that adds the product to a tensor, or None if the product is made first."""
     if _generated_vector_product(a, b, transpose_a, transpose_b) is not None:
         return None

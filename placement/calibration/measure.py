@@ -23,6 +23,7 @@ from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.base.process.interrupts import is_interrupt
 from graphflow.ir.op import REGISTRY, Op, Sample, owner_module
 from graphflow.ir.spec import Size, TensorSpec, is_inexact, nbytes
+from graphflow.ops.kernels.jit.amx_permission import may_use_amx
 from graphflow.ops.kernels.jit.call_table_driver import driver
 from graphflow.ops.kernels.jit.thread_pool import Pool
 from graphflow.placement.calibration.roofline import interpolate_seconds, op_class, work
@@ -59,6 +60,8 @@ def measure_cpu() -> dict[str, Any]:
             "float64": clock.matmul("float64", MATRICES, launch, traffic),
             "other": clock.matmul("int32", MATRICES[:4], launch, traffic),
         }
+        if may_use_amx():
+            products["bfloat16"] = clock.matmul("bfloat16", MATRICES, launch, traffic)
         return {
             "launch": median(entry["launch"] for entry in ops.values()),
             "handoff": measure_job(),

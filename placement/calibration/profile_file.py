@@ -36,7 +36,7 @@ The speeds of a device kind:
     traffic: [[bytes, seconds], …] of passing over arrays of growing size, one thread;
     random_rows: how many times longer rows anywhere in a large array take than such a pass;
     matmul: {"float32", "float64", "other": [[flops, seconds beyond the launch], …]}, one thread;
-        "float16" as well where 16 bits are multiplied as such;
+        "float16" as well where 16 bits are multiplied as such, "bfloat16" where AMX does it;
     ops: {name: {"launch", "rate", "itemsize"}}, flop/s (bytes/s for ops without flops) in cache;
     classes: the same for classes of ops, medians;
     contention: {"threads": [1, 2, …], "compute": […], "memory": […]}: how many times longer each

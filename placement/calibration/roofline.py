@@ -221,6 +221,8 @@ class Rates:
         name = "float32" if is_half(dtype) else real_dtype(dtype).name  # what is computed in
         if is_half(dtype) and op.rate == "half_product" and "float16" in tables:
             name = "float16"
+        elif op.takes_half is not None and dtype.name in tables:
+            name = dtype.name
         return self._share_over_threads(
             interpolate_seconds(tables.get(name, tables["other"]), flops)
         )

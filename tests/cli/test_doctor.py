@@ -15,6 +15,7 @@ import pytest
 from graphflow.cli import machine_checks
 from graphflow.cli.machine_checks import CHECKS, FAILURE, OK, WARNING, Finding
 from graphflow.cli.main import main
+from graphflow.ops.kernels.jit import amx_permission
 
 
 def find(check: str) -> list[Finding]:
@@ -41,6 +42,11 @@ def _few_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resource, "getrlimit", limits.__getitem__)
 
 
+def _switch_amx_off(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(amx_permission, "describe_obstacle", lambda: None)
+    patch.setenv("GRAPHFLOW_AMX", "off")
+
+
 def _little_address_space(patch: pytest.MonkeyPatch) -> None:
     limits = {resource.RLIMIT_NOFILE: (9999, 9999), resource.RLIMIT_AS: (1 << 30, 1 << 30)}
     patch.setattr(resource, "getrlimit", limits.__getitem__)
@@ -56,6 +62,7 @@ def _little_address_space(patch: pytest.MonkeyPatch) -> None:
          "reads no GRAPHFLOW_DEVICE", "'GRAPHFLOW_DEVICES'"),
         ("BLAS", lambda p: p.setenv("OPENBLAS_CORETYPE", "Prescott"), WARNING, "Prescott", "unset"),
         ("LLVM", lambda p: p.setenv("GRAPHFLOW_JIT", "off"), WARNING, "numpy computes", "unset"),
+        ("AMX", _switch_amx_off, WARNING, "computed in float32", "unset GRAPHFLOW_AMX"),
         ("shared memory", lambda p: p.setattr(os, "memfd_create", _fail), WARNING,
          "Permission denied", "seccomp"),
         ("shared memory", lambda p: p.setenv("GRAPHFLOW_SHARED_MEMORY", "off"), WARNING,

@@ -1,14 +1,17 @@
 """16-bit floats: stored as float16 or bfloat16, computed in float32.
 
-No kernel computes in 16 bits. A kernel gets such arrays as float32, and its float results are
+No kernel adds in 16 bits. A kernel gets such arrays as float32, and its float results are
 rounded once, to nearest, when they are stored. So sums, products and norms do not accumulate
-rounding errors. Kernels that only move numbers (`Op.halves`) get 16-bit arrays as they are.
+rounding errors. Kernels that only move numbers (`Op.halves`), or round once by themselves
+(`Op.takes_half`), get 16-bit arrays as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from graphflow.ir.spec import TensorSpec, is_half
 
@@ -30,10 +33,22 @@ def round_to_specs(results: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple
     )
 
 
-def upcast_into(into: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the `into` of an op for 16-bit floats: compute in float32 buffers, then round."""
+def upcast_into(
+    into: Callable[..., None], takes_half: Callable[..., bool] | None = None
+) -> Callable[..., None]:
+    """Wrap the `into` of an op for 16-bit floats: compute in float32 buffers, then round.
+
+    Args:
+        takes_half: tells of which arrays `into` rounds by itself (`Op.takes_half`).
+    """
 
     def narrow(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
+        if takes_half is not None and xp is np and takes_half(*arrays, **attrs):
+            into(xp, out, *arrays, **attrs)
+            return
+        if xp is np and _installed.float32_runner is not None:
+            _installed.float32_runner(into, out, arrays, attrs)
+            return
         outs = out if isinstance(out, tuple) else (out,)
         wide = tuple(xp.empty(o.shape, "float32") if is_half(o.dtype) else o for o in outs)
         into(xp, wide if isinstance(out, tuple) else wide[0], *upcast_half(arrays), **attrs)
@@ -42,3 +57,20 @@ def upcast_into(into: Callable[..., None]) -> Callable[..., None]:
                 xp.copyto(target, result, casting="unsafe")
 
     return narrow
+
+
+Float32Runner = Callable[[Callable[..., None], Any, Sequence[Any], Mapping[str, Any]], None]
+
+
+class _RunnerSlot:
+    """Holds a function that a module above this one installs, since it imports this one."""
+
+    float32_runner: Float32Runner | None = None
+
+
+_installed = _RunnerSlot()
+
+
+def set_float32_runner(run: Float32Runner) -> None:
+    """Set the function (into, out, arrays, attrs) that runs kernels on a CPU in float32."""
+    _installed.float32_runner = run

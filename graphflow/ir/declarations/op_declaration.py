@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, GraphError
@@ -226,6 +228,8 @@ class Op:
         halves: the kernel takes float16 and bfloat16 as they are, since it only moves numbers or
             runs a body. Other kernels get float32, and their results are rounded (see
             half_precision.py).
+        takes_half: (*arrays or specs, **attrs) -> whether a CPU's `into` and `kernel` take these
+            16-bit floats as they are, compute in float32 and round once.
         autocast: under `gf.autocast`, "low" converts float32 inputs to 16 bits, "high" 16-bit
             inputs to float32; None converts nothing.
         device_kinds: the kinds of devices that have a kernel.
@@ -261,6 +265,7 @@ class Op:
     pure: bool = True
     random: bool = False
     halves: bool = False
+    takes_half: Callable[..., bool] | None = None
     autocast: Literal["low", "high"] | None = None
     device_kinds: tuple[str, ...] = ("cpu", "gpu")
     doc: str = ""
@@ -288,14 +293,17 @@ class Op:
         Args:
             plain: use no generated kernel; the last bits of exp and similar functions may differ.
         """
-        if not (self.halves or self.alias) and has_half(arrays):
+        if has_half(arrays) and not self._takes_as_they_are(xp, arrays, attrs):
+            may_generate = self.elementwise and not plain
+            made = self._run_generated(xp, arrays, attrs) if may_generate else None
+            if made is not None:
+                return (made,)
             specs = self.infer(*(TensorSpec(a.shape, a.dtype) for a in arrays), **attrs)
             specs = (specs,) if isinstance(specs, TensorSpec) else specs
             return round_to_specs(self.run(xp, upcast_half(arrays), attrs, step, plain=True), specs)
         result = None
-        run_elementwise = _hooks.elementwise_runner
-        if (self.elementwise or self.rows is not None) and not plain and run_elementwise:
-            result = run_elementwise(self, xp, arrays, attrs)
+        if (self.elementwise or self.rows is not None) and not plain:
+            result = self._run_generated(xp, arrays, attrs)
         if result is not None:
             pass
         elif self.expr is not None and self.rows is None:
@@ -308,11 +316,22 @@ class Op:
             result = self.kernel(xp, *arrays, **attrs)
         return result if isinstance(result, tuple) else (result,)
 
+    def _run_generated(self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """Run the generated kernel of an elementwise op or one over rows; None without one."""
+        run = _hooks.elementwise_runner
+        return None if run is None else run(self, xp, arrays, attrs)
+
     def into_for(self, inputs: Sequence[TensorSpec]) -> Callable[..., None] | None:
         """Return `into` for inputs of these dtypes; None if the op has none."""
         if self.into is None or self.halves or not has_half(inputs):
             return self.into
-        return upcast_into(self.into)
+        return upcast_into(self.into, self.takes_half)
+
+    def _takes_as_they_are(self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> bool:
+        """Return True if the kernel takes these 16-bit arrays without a conversion."""
+        if self.halves or self.alias or self.takes_half is None:
+            return self.halves or self.alias
+        return xp is np and self.takes_half(*arrays, **attrs)
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from graphflow.base.lazy_dataclass import dataclass
+from graphflow.ir.spec import as_dtype
 from graphflow.ops.kernels.codegen.expression_trace import (
-    ROWS,
-    XP,
     ExpressionTrace,
     ScalarStep,
     Symbol,
-    record_expression,
 )
+from graphflow.ops.kernels.codegen.half_trace import record_op
 from graphflow.ops.kernels.codegen.region import (
     KernelSource,
     Region,
@@ -40,14 +39,12 @@ def trace_region(region: Region) -> tuple[ExpressionTrace, list[ScalarStep], lis
         Untraceable: an op has no trace.
     """
     trace = ExpressionTrace()
-    inputs = [trace.input(i, np.dtype(o.dtype)) for i, o in enumerate(region.operands)]
+    inputs = [trace.input(i, as_dtype(o.dtype)) for i, o in enumerate(region.operands)]
     values: list[Symbol] = []
     for applied in region.ops:
-        assert applied.op.expr is not None
         given = [values[i] if inner else inputs[i] for inner, i in applied.inputs]
-        xp = XP if applied.op.rows is None else ROWS
         attrs = {k: v for k, v, _ in applied.attrs}
-        values.append(record_expression(trace, applied.op.expr, given, attrs, xp))
+        values.append(record_op(trace, applied.op, given, attrs))
     return trace, [s.step for s in inputs], [values[i].step for i in region.results]
 
 

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 
 from graphflow.ops.kernels.codegen.vector_writer import TYPE_SUFFIX
 
+_BYTES = {"i16": 2, "float": 4, "double": 8}
+
 
 class FunctionWriter:
     """Writes the LLVM IR of one function; values are their names.
 
     Args:
         parameters: in LLVM's notation, such as "ptr %a".
-        element: "float" or "double", the element of vectors.
+        element: "float", "double" or "i16", the element of vectors.
         width: elements of a vector.
         inner: whether the function is internal to its module.
     """
@@ -26,9 +28,10 @@ class FunctionWriter:
         self, name: str, parameters: Sequence[str], element: str, width: int, inner: bool = True
     ) -> None:
         self.element, self.width = element, width
-        self.bytes = 4 if element == "float" else 8
+        self.bytes = _BYTES[element]
         self.vector = f"<{width} x {element}>"
         self.mask = f"<{width} x i1>"
+        self._suffix = TYPE_SUFFIX.get(element, element)
         self.declared: dict[str, None] = {}
         scope = "internal " if inner else ""
         self._opening = f"define {scope}void @{name}({', '.join(parameters)}) {{"
@@ -108,7 +111,7 @@ class FunctionWriter:
 
     def fma(self, a: str, b: str, c: str) -> str:
         """Write a·b + c, rounded once."""
-        full = f"@llvm.fma.v{self.width}{TYPE_SUFFIX[self.element]}"
+        full = f"@llvm.fma.v{self.width}{self._suffix}"
         kind = self.vector
         self.declared[f"declare {kind} {full}({kind}, {kind}, {kind})"] = None
         return self.write(f"call {kind} {full}({kind} {a}, {kind} {b}, {kind} {c})")
@@ -124,7 +127,7 @@ class FunctionWriter:
 
     def masked_load(self, pointer: str, mask: str) -> str:
         """Load a vector with zeros in masked-out lanes, whose memory is not touched."""
-        full = f"@llvm.masked.load.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
+        full = f"@llvm.masked.load.v{self.width}{self._suffix}.p0"
         kind = self.vector
         self.declared[f"declare {kind} {full}(ptr, i32, {self.mask}, {kind})"] = None
         return self.write(
@@ -133,7 +136,7 @@ class FunctionWriter:
         )
 
     def masked_store(self, value: str, pointer: str, mask: str) -> None:
-        full = f"@llvm.masked.store.v{self.width}{TYPE_SUFFIX[self.element]}.p0"
+        full = f"@llvm.masked.store.v{self.width}{self._suffix}.p0"
         kind = self.vector
         self.declared[f"declare void {full}({kind}, ptr, i32, {self.mask})"] = None
         self.write_effect(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from graphflow.ir.spec import is_half
 from graphflow.ops.kernels.codegen.expression_trace import ScalarStep
 from graphflow.ops.kernels.codegen.functions import FUNCTIONS
 from graphflow.ops.kernels.codegen.vector_writer import ELEMENTS, Floats, VectorWriter
@@ -108,6 +109,10 @@ def _write_integer_step(
 
 
 def _convert(lanes: VectorWriter, x: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
+    if is_half(source):
+        return _widen_half(lanes, x, source)
+    if is_half(target):
+        return _round_to_half(lanes, x, target)
     have, want = ELEMENTS[source.name], ELEMENTS[target.name]
     if target.kind == "b":
         zero = lanes.constant(0, have)
@@ -122,3 +127,33 @@ def _convert(lanes: VectorWriter, x: str, source: np.dtype[Any], target: np.dtyp
     if source.kind != "b" and target.itemsize < source.itemsize:
         return lanes.convert("trunc", x, have, want)
     return lanes.convert("sext" if source.kind == "i" else "zext", x, have, want)
+
+
+def _widen_half(lanes: VectorWriter, x: str, source: np.dtype[Any]) -> str:
+    """Write 16-bit floats, which are the bits of integers, as float32."""
+    if source.name == "float16":
+        return lanes.convert("fpext", lanes.convert("bitcast", x, "i16", "half"), "half", "float")
+    wide = lanes.convert("zext", x, "i16", "i32")
+    wide = lanes.binary("shl", "i32", wide, lanes.constant(16, "i32"))
+    return lanes.convert("bitcast", wide, "i32", "float")
+
+
+def _round_to_half(lanes: VectorWriter, x: str, target: np.dtype[Any]) -> str:
+    """Write float32 rounded to the nearest 16-bit floats, of two equally near ones the even one.
+
+    Integer steps round to bfloat16, since AVX-512's instruction takes denormal numbers for zero.
+    """
+    if target.name == "float16":
+        return lanes.convert("bitcast", lanes.convert("fptrunc", x, "float", "half"), "half", "i16")
+
+    def step(instruction: str, a: str, b: str | int) -> str:
+        other = lanes.constant(b, "i32") if isinstance(b, int) else b
+        return lanes.binary(instruction, "i32", a, other)
+
+    bits = lanes.convert("bitcast", x, "float", "i32")
+    odd = step("and", step("lshr", bits, 16), 1)
+    rounded = step("lshr", step("add", bits, step("add", odd, 0x7FFF)), 16)
+    sign = step("and", step("lshr", bits, 16), 0x8000)
+    nan = lanes.binary("fcmp uno", "float", x, x)
+    chosen = lanes.select(nan, "i32", step("or", sign, 0x7FC0), rounded)
+    return lanes.convert("trunc", chosen, "i32", "i16")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 ELEMENTS = {
     "bool": "i1", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "i8",
     "uint16": "i16", "uint32": "i32", "uint64": "i64", "float32": "float", "float64": "double",
+    "float16": "i16", "bfloat16": "i16",
 }  # fmt: skip
 _BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "float": 32, "double": 64}
 TYPE_SUFFIX = {"float": "f32", "double": "f64"}

@@ -17,7 +17,7 @@ from functools import cache
 from math import prod
 
 from graphflow.base.lazy_dataclass import dataclass
-from graphflow.ops.kernels.codegen.elementwise_emitter import reachable_steps
+from graphflow.ops.kernels.codegen.elementwise_emitter import reachable_steps, trace_region
 from graphflow.ops.kernels.codegen.region import Region
 from graphflow.ops.kernels.cuda.module_prelude import PRELUDE
 from graphflow.ops.kernels.cuda.region_writer import (
@@ -25,7 +25,6 @@ from graphflow.ops.kernels.cuda.region_writer import (
     THREADS,
     CudaRegionWriter,
 )
-from graphflow.ops.kernels.fusion.cuda_expression_trace import trace_region
 
 _SHORT_ROW = 1024
 """Elements of a row up to which 32 threads share it; above, a whole block does."""
@@ -57,7 +56,7 @@ class CudaKernel:
 
     def __init__(self, region: Region, wide: bool = False) -> None:
         self.region = region
-        trace, results = trace_region(region)
+        trace, _, results = trace_region(region)
         writer = CudaRegionWriter(region, wide)
         for step in reachable_steps(trace, results):
             writer.add(step)

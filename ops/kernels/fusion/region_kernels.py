@@ -19,16 +19,14 @@ from graphflow.base.environment import is_on
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError, Untraceable
 from graphflow.ir.op import Op
-from graphflow.ir.spec import TensorSpec
+from graphflow.ir.spec import TensorSpec, is_half
 from graphflow.ops.kernels.codegen import elementwise_emitter
 from graphflow.ops.kernels.codegen.expression_trace import (
     APPROXIMATE,
     DTYPES,
-    ROWS,
-    XP,
     ExpressionTrace,
-    record_expression,
 )
+from graphflow.ops.kernels.codegen.half_trace import record_op
 from graphflow.ops.kernels.codegen.region import (
     KernelSource,
     Operand,
@@ -97,18 +95,24 @@ def trace_op(op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]) 
 def _trace_uncached(
     op: Op, dtypes: Sequence[np.dtype[Any]], attrs: Mapping[str, Any]
 ) -> TracedOp | None:
-    if not all(dtype in DTYPES for dtype in dtypes):
+    if not all(dtype in DTYPES or _is_convertible(dtype) for dtype in dtypes):
         return None
     trace = ExpressionTrace()
     inputs = [trace.input(i, dtype) for i, dtype in enumerate(dtypes)]
-    assert op.expr is not None
     try:
-        result = record_expression(trace, op.expr, inputs, attrs, XP if op.rows is None else ROWS)
+        result = record_op(trace, op, inputs, attrs)
     except Untraceable:
+        return None
+    if is_half(result.dtype) and not _is_convertible(result.dtype):
         return None
     kinds = {s.kind for s in trace.steps}
     reduces = any(kind.startswith("row_") for kind in kinds)
     return TracedOp(result.dtype, reduces or not kinds.isdisjoint(APPROXIMATE))
+
+
+def _is_convertible(dtype: np.dtype[Any]) -> bool:
+    """Return True for 16-bit floats that registers convert; float16 needs AVX2's instructions."""
+    return is_half(dtype) and (dtype.name == "bfloat16" or vector_width() >= 8)
 
 
 # Kernels --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Products of contiguous arrays: where generated kernels are faster than BLAS."""
+"""Products of contiguous arrays: where generated kernels are faster than BLAS, or than float32."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from graphflow.ir.spec import broadcast_shapes
+from graphflow.ops.kernels.gemm.amx_products import AmxProduct, plan_half_product
 from graphflow.ops.kernels.gemm.gemm import (
     MatrixProduct,
     effective_strides,
@@ -33,18 +34,28 @@ _UNCACHED_BYTES, _FEW_ELEMENTS = 32e6, 2048
 unless the result has so few elements that one pass over both operands computes it."""
 
 
-@lru_cache(maxsize=4096)
 def plan_if_faster_than_blas(
     a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool,
     added: bool = False,
-) -> MatrixProduct | None:  # fmt: skip
+) -> MatrixProduct | AmxProduct | None:  # fmt: skip
     """Plan the product of contiguous arrays of these shapes; None if BLAS is as fast.
 
-    It depends on shapes, flags and dtype alone, since bits follow from it.
+    It depends on shapes, flags and dtype alone, since bits follow from it. Arrays of bfloat16 are
+    multiplied by AMX tiles if there are some.
 
     Args:
         added: whether the product is added to an array of the result's shape.
     """
+    if dtype == "bfloat16":
+        return None if added else plan_half_product(a, b, transpose_a, transpose_b)
+    return _plan_if_faster(a, b, dtype, transpose_a, transpose_b, added)
+
+
+@lru_cache(maxsize=4096)
+def _plan_if_faster(
+    a: tuple[int, ...], b: tuple[int, ...], dtype: str, transpose_a: bool, transpose_b: bool,
+    added: bool,
+) -> MatrixProduct | None:  # fmt: skip
     if not is_supported(dtype):
         return None
     m, k = a[:-3:-1] if transpose_a else a[-2:]

@@ -15,11 +15,10 @@ the function's address, its table of sizes, and its bytes of scratch memory.
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Sequence
-from functools import cache, cached_property, lru_cache
-from itertools import pairwise, zip_longest
+from dataclasses import field
+from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ import numpy as np
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ShapeError
 from graphflow.ir.spec import broadcast_shapes
-from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.gemm import macrokernel
 from graphflow.ops.kernels.gemm.kernel_form import (
     ACCUMULATE,
@@ -39,29 +37,20 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     GemmForm,
     GemmSize,
 )
+from graphflow.ops.kernels.gemm.native_product import NativeProduct
 from graphflow.ops.kernels.gemm.tiling import ELEMENTS, choose_tiling
-from graphflow.ops.kernels.jit.array_address import address, align_up, empty_aligned
-from graphflow.ops.kernels.jit.call_recorder import current_recorder
+from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.compiler import (
-    KernelTask,
-    NativeFunction,
     TaskShare,
-    compiler,
     cut_rows,
     name_module,
     vector_width,
 )
 from graphflow.ops.kernels.jit.kernel_recording import operand_place
-from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import Pool, current_pool, run_native_parts
 
-_THREADING_NANOSECONDS = 20_000
-"""Nanoseconds of work from which threads share it."""
 _TURNED_ROWS = 128
 """Rows of a share below which transposing all columns of y costs more than reading all rows of x.
 """
-_GIL_RELEASE_NANOSECONDS = 20_000
-"""Nanoseconds of work from which the GIL is released."""
 
 Strides = tuple[int, ...]
 """Bytes from one element to the next along each axis."""
@@ -81,110 +70,18 @@ def _kernel(form: GemmForm) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
-    """A kernel with the sizes of a product; only addresses are left to give.
+class MatrixProduct(NativeProduct):
+    """A product of float32 or float64 matrices; `GemmSize` names its sizes.
 
-            void kernel(ptr* {x, y, out, scratch}, i64* sizes, i64 start, i64 stop)
-            void kernel(ptr* {x, y, addend, out, scratch}, …)  # with the flag APART
-
-    Attributes:
-        sizes: as `GemmSize` names them.
-        units: the kernel runs from 0 to this. Parts may run at once on any threads, each with
-            scratch memory of its own.
-        swapped: whether x is b, and y is a.
-        nanoseconds: a rough estimate of one thread's time.
-        scratch: bytes, 64-byte aligned.
-        blocks: as in `KernelTask`, if the result is contiguous and larger than what stays in a
-            cache.
+    With the flag APART it is added to another array.
     """
 
-    form: GemmForm
-    sizes: tuple[int, ...]
-    units: int
-    swapped: bool
-    nanoseconds: float
-    scratch: int
-    blocks: tuple[tuple[int, int], ...] = ()
+    form: GemmForm = field(kw_only=True)
 
     @property
-    def task(self) -> KernelTask:
-        """The product as an entry of a table of native calls."""
-        name, text = _kernel(self.form)
-        order = (1, 0) if self.swapped else ()
-        return KernelTask(
-            name, text, self.sizes, self.units, self.nanoseconds, self.scratch, order,
-            blocks=self.blocks, cut=self.cut,
-            share=_THREADING_NANOSECONDS / 2,
-        )  # fmt: skip
-
-    @cached_property
-    def function(self) -> NativeFunction:
-        return compiler().function(*_kernel(self.form))
-
-    @cached_property
-    def table(self) -> np.ndarray[Any, Any]:
-        """The sizes as the function takes them."""
-        return np.array(self.sizes, np.int64)
-
-    @cached_property
-    def _table_pointer(self) -> ctypes.c_void_p:
-        return ctypes.c_void_p(address(self.table))
-
-    def run(self, out: int, a: int, b: int, addend: int | None = None) -> None:
-        """Run the product for operands at these addresses, on the threads of the current pool.
-
-        With the flag APART it is added to `addend`.
-        """
-        x, y = (b, a) if self.swapped else (a, b)
-        given = (x, y, out) if addend is None else (x, y, addend, out)
-        if current_recorder() is not None:
-            self._record(given)
-            return
-        pool = current_pool() if self.nanoseconds > _THREADING_NANOSECONDS else None
-        if pool is None or pool.threads < 2:
-            function = (
-                self.function.holding_gil
-                if self.nanoseconds < _GIL_RELEASE_NANOSECONDS
-                else self.function.releasing_gil
-            )
-            function(_Pointers(*given, _scratch(self.scratch)), self._table_pointer, 0, self.units)
-            return
-        self._run_shared(pool, given)
-
-    def _record(self, given: Sequence[int]) -> None:
-        """Add the product's shares to the current recorder."""
-        recorder = current_recorder()
-        assert recorder is not None
-        count = 1 if recorder.recording is None else recorder.recording.threads
-        is_long = self.nanoseconds > _THREADING_NANOSECONDS
-        shares = self.cut(count) if is_long else [TaskShare(0, self.units)]
-
-        def part(i: int) -> None:
-            share = shares[i]
-            own = operand_place(scratch(np, "product", (self.scratch,), np.uint8))
-            places = [g + by for g, by in zip_longest(given, share.offsets, fillvalue=0)]
-            call_native(
-                self.function, (*places, own), share.sizes or self.sizes, share.start, share.stop
-            )
-
-        run_native_parts(part, len(shares))
-
-    def _run_shared(self, pool: Pool, given: Sequence[int]) -> None:
-        """Run the product on the threads of a pool."""
-        shares = self.cut(pool.threads)
-        own = align_up(self.scratch)
-        memory = address(scratch(np, "shares of products", (len(shares) * own,), np.uint8))
-        tables = [
-            np.array([*(g + by for g, by in zip_longest(given, share.offsets, fillvalue=0)),
-                      memory + i * own], np.int64)
-            for i, share in enumerate(shares)
-        ]  # fmt: skip
-        sizes = [np.array(share.sizes or self.sizes, np.int64) for share in shares]
-        words = [
-            (self.function.address, address(table), address(size), share.start, share.stop)
-            for table, size, share in zip(tables, sizes, shares, strict=True)
-        ]
-        pool.run_entries(np.array(words, np.int64), len(shares))
+    def kernel(self) -> tuple[str, str]:
+        """The kernel's name and the text of its module."""
+        return _kernel(self.form)
 
     def cut(self, count: int) -> list[TaskShare]:
         """Cut the product into at most `count` shares: some tiles of all columns, or all tiles of
@@ -209,20 +106,6 @@ class MatrixProduct:
         return shares
 
 
-_Pointers = ctypes.c_void_p * 5
-_thread_local = threading.local()
-
-
-def _scratch(nbytes: int) -> int:
-    """Return the address of the calling thread's scratch memory."""
-    if nbytes > getattr(_thread_local, "nbytes", -1):
-        _thread_local.memory = empty_aligned(nbytes)
-        _thread_local.place = address(_thread_local.memory)
-        _thread_local.nbytes = nbytes
-    place: int = _thread_local.place
-    return place
-
-
 @lru_cache(maxsize=4096)
 def plan_product(
     batch: tuple[int, ...],
@@ -244,7 +127,7 @@ def plan_product(
         out, a, b: strides along the axes of the batch (0 for broadcast ones), rows and columns; of
             transposed operands in reverse.
     """
-    axes = _join_batch_axes(batch, (a, b, out))
+    axes = join_batch_axes(batch, (a, b, out))
     item = np.dtype(dtype).itemsize
     choices = []
     for swapped in (False, True):
@@ -300,10 +183,11 @@ def plan_product(
     }
     units = count * cut.tiles if m and n else 0
     time = count * (cut.cycles / 2.8 + 50)
-    return MatrixProduct(form, tuple(sizes[s] for s in GemmSize), units, swapped, time, end)
+    table = tuple(sizes[s] for s in GemmSize)
+    return MatrixProduct(table, units, swapped, time, end, form=form)
 
 
-def _join_batch_axes(
+def join_batch_axes(
     batch: Sequence[int], operands: Sequence[Strides]
 ) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
     """Join the axes of a batch to two; None if that is impossible.

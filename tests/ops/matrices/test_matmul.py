@@ -20,7 +20,7 @@ from graphflow.ir.op import REGISTRY
 from graphflow.ir.spec import Dim, spec
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
-from graphflow.ops.matrices.matmul import choose_blocks
+from graphflow.ops.matrices.blas_blocks import choose_blocks
 from graphflow.placement import Cluster
 from graphflow.sessions.session import Session
 

@@ -20,6 +20,7 @@ from graphflow.errors import DeviceError
 from graphflow.ir import op
 from graphflow.ir.declarations import registry
 from graphflow.ir.op import REGISTRY
+from graphflow.ops.kernels.jit.amx_permission import may_use_amx
 from graphflow.placement.calibration import calibrate, measure, profile_file
 from graphflow.placement.calibration.calibrate import (
     DEFAULT_LINKS,
@@ -76,6 +77,7 @@ def test_a_measurement_is_plain_positive_and_covers_the_ops(measured: dict[str, 
     with_samples = {op.name for op in REGISTRY.values() if op.samples and (op.pure or op.random)}
     assert with_samples <= set(cpu["ops"])
     assert {"elementwise", "other", "random"} <= set(cpu["classes"])
+    assert ("bfloat16" in cpu["matmul"]) == may_use_amx()
 
 
 def test_measured_products_take_longer_the_larger_and_slowdowns_only_grow(

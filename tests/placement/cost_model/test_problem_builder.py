@@ -125,6 +125,18 @@ def test_products_of_16_bits_go_by_their_own_rate_where_a_library_computes_them(
     assert grams[0] == grams[1], "no library computes it"
 
 
+def test_products_of_bfloat16_go_by_their_own_rate_where_amx_computes_them() -> None:
+    x, f = spec("bfloat16", (256, 256)), spec("float16", (256, 256))
+    tables = {**speeds()["matmul"], "bfloat16": [[1e4, 1e-7], [1e9, 1e-3]]}
+    plain, amx = Rates(speeds()), Rates(speeds(matmul=tables))
+
+    def seconds(rate: Rates, name: str, x: TensorSpec) -> float:
+        return rate.seconds(REGISTRY[name], (x, x), (x,), {})
+
+    assert seconds(amx, "matmul", x) < seconds(plain, "matmul", x) / 3
+    assert seconds(amx, "matmul", f) == seconds(plain, "matmul", f)
+
+
 def test_an_op_that_was_not_measured_is_called_unless_its_kernel_is_generated() -> None:
     x = spec("float32", (4,))
     plain, gpu = Rates(speeds()), Rates(speeds(call=1e-3))

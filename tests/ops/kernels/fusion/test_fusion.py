@@ -218,11 +218,23 @@ def test_long_chains_are_cut_into_regions_of_bounded_size() -> None:
     same_as_reference(x, y)
 
 
-def test_halves_complex_numbers_and_other_devices_have_no_regions(
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_a_chain_of_halves_is_one_region_with_its_conversions(half: str) -> None:
+    x = gf.placeholder("float32", (6, 40), name="x")
+    y = (gf.tanh(x.astype(half)) * 3 + 1).astype("float32")
+    layout = layout_of(y)
+    (region,) = {id(r): r for r in layout.regions.values()}.values()
+    assert [n.op.name for n in region.nodes] == ["astype", "tanh", "multiply", "add", "astype"]
+    with gf.Session(gf.Cluster.here(threads=1)) as session:
+        found = session.run(y, {x: X})
+    np.testing.assert_array_equal(found, evaluate([y], {x: X})[0])
+
+
+def test_complex_numbers_and_other_devices_have_no_regions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    half = gf.tanh(gf.placeholder("float16", (3,), name="x"))
-    assert not layout_of(half).regions
+    numbers = gf.exp(gf.placeholder("complex64", (3,), name="x"))
+    assert not layout_of(numbers).regions
     y = gf.tanh(x_of())
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
     assert not layout_of(y).regions

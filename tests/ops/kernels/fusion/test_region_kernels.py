@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphflow.ir.op import REGISTRY, Op
+from graphflow.ir.spec import is_inexact
 from graphflow.ops.kernels.codegen.region import Operand, Region, RegionOp, freeze_attributes
 from graphflow.ops.kernels.fusion.region_kernels import KernelLaunch, kernel_of, trace_op
 from graphflow.ops.kernels.fusion.row_ops import collapse_axes
@@ -59,7 +60,7 @@ def exact_calls() -> list[Any]:
         for number, sample in enumerate(op.samples):
             dtypes = {s.dtype.name for s in sample.inputs} - {"bool"}
             swaps = {
-                "float32": ("float32", "float64"),
+                "float32": ("float32", "float64", "float16", "bfloat16"),
                 "int32": ("int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"),
             }
             others = {d for own in dtypes for d in swaps.get(own, (own,))} or {"bool"}
@@ -76,7 +77,7 @@ def values(dtype: np.dtype[Any], size: int, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(bool)
-    if dtype.kind == "f":
+    if is_inexact(dtype):
         with np.errstate(over="ignore"):
             pool = np.concatenate([FLOATS, rng.normal(size=20)]).astype(dtype)
         return rng.choice(pool, size)
@@ -86,7 +87,7 @@ def values(dtype: np.dtype[Any], size: int, seed: int) -> Array:
 
 
 def same(a: Array, b: Array) -> bool:
-    if a.dtype.kind == "f":
+    if is_inexact(a.dtype):
         a, b = (np.where(np.isnan(t), t.dtype.type("nan"), t) for t in (a, b))
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
@@ -232,6 +233,41 @@ def test_an_expression_that_does_anything_else_keeps_its_plain_kernel(expr: Any)
     assert trace_op(op, [np.dtype("float32")], {}) is None
 
 
-def test_halves_and_complex_numbers_keep_their_plain_kernels() -> None:
-    for dtype in ("float16", "complex64"):
-        assert trace_op(REGISTRY["exp"], [np.dtype(dtype)], {}) is None
+def test_complex_numbers_keep_their_plain_kernels() -> None:
+    assert trace_op(REGISTRY["exp"], [np.dtype("complex64")], {}) is None
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_reductions_and_bits_of_halves_keep_their_plain_kernels(half: str) -> None:
+    assert trace_op(REGISTRY["softmax"], [np.dtype(half)], {"axis": -1}) is None
+    assert trace_op(REGISTRY["bitcast"], [np.dtype(half)], {"dtype": "int16"}) is None
+    assert trace_op(REGISTRY["astype"], [np.dtype("float64")], {"dtype": half}) is None
+
+
+def test_every_float32_becomes_the_nearest_bfloat16_and_back() -> None:
+    low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    single = ((np.arange(1 << 16, dtype=np.uint32) << 16) | low[:, None]).view(np.float32).ravel()
+    with np.errstate(invalid="ignore"):
+        rounded = single.astype("bfloat16")
+    found = of_op(REGISTRY["astype"], [single], {"dtype": "bfloat16"})
+    np.testing.assert_array_equal(found.view(np.uint16), rounded.view(np.uint16))
+    wide = of_op(REGISTRY["astype"], [rounded], {"dtype": "float32"})
+    np.testing.assert_array_equal(wide.view(np.uint32) >> 16, rounded.view(np.uint16))
+    assert not (wide.view(np.uint32) & 0xFFFF).any()
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@given(st.integers(1, 4), st.integers(1, 70))
+def test_values_between_ops_of_halves_are_rounded_wherever_a_region_is_cut(
+    half: str, cut: int, size: int
+) -> None:
+    x = np.random.default_rng(size).normal(size=size).astype(half)
+    operand = Operand(half, (size > 1,))
+    whole = launched(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
+    first = launched(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
+    second = launched(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
+    assert same(whole[0], first[0]) and same(whole[1], second[0])
+    step = x
+    for name in CHAIN:
+        (step,) = REGISTRY[name].run(np, [step], {})
+    assert same(whole[1], step)
