@@ -21,13 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from html import escape
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
 from graphflow.base.addresses import is_ip_address
 from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
 from graphflow.placement.plans.reports.tables import TextTable
