@@ -43,6 +43,7 @@ from graphflow.runtime.program.bodies.body_routines import (
 from graphflow.runtime.program.bodies.loop_edge_flow_control import LoopEdgeChannel, copy_slot
 from graphflow.runtime.program.bodies.native_loops import NativeBody
 from graphflow.runtime.program.bodies.slot_results import find_slot_results
+from graphflow.runtime.program.direct_results import find_direct_results, take_memory
 from graphflow.runtime.program.generated_call_support import (
     EdgeChannel,
     annotate_error,
@@ -145,6 +146,11 @@ class CpuCode:
             self._emit_line,
         )  # fmt: skip
         slots.emit_after(None)
+        direct = not self.is_body and backend.xp is np
+        self._direct_results = find_direct_results(partition, layout) if direct else {}
+        self._opening = [
+            take_memory(tensor, layout, backend, self._operands) for tensor in self._direct_results
+        ]
         # Variables come first: a deferred update may write to a variable that comes after it.
         for node in sorted(self.graph.nodes, key=lambda n: n.op.name != "variable"):
             self._emit_node(node, variables)
@@ -381,7 +387,7 @@ class CpuCode:
         names = [self._operands.name(t) for t in self.partition.fetches.values()]
         result = "(" + "".join(f"{name}, " for name in names) + ")"  # may emit lines for aliases
         lines = [*self._feeds, *self.compute.lines]
-        return ProgramSource(self.scope, lines, self.commit.lines, result)
+        return ProgramSource(self.scope, lines, self.commit.lines, result, self._opening)
 
     @property
     def plain_kernel_nodes(self) -> list[Node]:
@@ -397,6 +403,14 @@ class CpuCode:
             or (isinstance(line, tuple) and line[0].op.name in _EDGES)
             for line in lines
         )
+
+    @property
+    def owned_results(self) -> list[bool]:
+        """For each fetch, whether the caller may keep the array that the compute section returns.
+
+        Buffers of the program have to be copied.
+        """
+        return [t in self._direct_results for t in self.partition.fetches.values()]
 
     @property
     def shares_work(self) -> bool:

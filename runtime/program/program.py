@@ -105,6 +105,7 @@ class Program:
         self._compute = code.compile_compute()
         self._commit = code.compile_commit()
         self._to_hosts = backend.to_hosts
+        self._owned = code.owned_results if isinstance(code, CpuCode) else []
         self._is_native = code.is_native
         flushes = partition.flush_denormals and backend.xp is np
         self._flush = FlushDenormals() if flushes else None
@@ -185,7 +186,13 @@ class Program:
             if is_interrupt(error):
                 raise
             raise self._code.annotate_error(error) from error
-        return self._to_hosts(values, self._backend.export_result)
+        export = self._backend.export_result
+        if export is not None or True not in self._owned:
+            return self._to_hosts(values, export)
+        return [
+            value if owned else self._backend.to_host(value)
+            for value, owned in zip(values, self._owned, strict=True)
+        ]
 
     def commit(self, spans: list[Span] | None = None) -> None:
         """Run the assignments in place; `spans` collects each node's share of the time."""

@@ -22,11 +22,18 @@ class ProgramSource:
         lines: lines of the compute section.
         commit: lines of the commit section.
         result: the Python expression of the fetched values.
+        opening: statements that run before the compute section and belong to no node.
     """
 
     def __init__(
-        self, scope: dict[str, Any], lines: Sequence[Line], commit: Sequence[Line], result: str
+        self,
+        scope: dict[str, Any],
+        lines: Sequence[Line],
+        commit: Sequence[Line],
+        result: str,
+        opening: Sequence[str] = (),
     ) -> None:
+        self._opening = list(opening)
         self._scope = scope
         self.lines = lines
         self._commit = commit
@@ -36,7 +43,7 @@ class ProgramSource:
         """Compile the compute section to a function (feeds, step, draws) -> fetched values."""
         lines = [self._line_source(line) for line in self.lines]
         of = (_describe_line(line) for line in self.lines)
-        return self._compile(name, "feeds, step, draws", lines, self._result, of)
+        return self._compile(name, "feeds, step, draws", self._open(lines), self._result, of)
 
     def compile_commit(self) -> Callable[[], None]:
         """Compile the commit section to a function."""
@@ -72,7 +79,14 @@ class ProgramSource:
             else:
                 add(*line)
         of = (_describe_node(node) for node in nodes)
-        return self._compile("traced", "feeds, step, draws, record", lines, self._result, of), nodes
+        arguments = "feeds, step, draws, record"
+        return self._compile("traced", arguments, self._open(lines), self._result, of), nodes
+
+    def _open(self, lines: list[str]) -> list[str]:
+        """Put the opening before the first line, as one line, so that line numbers stay."""
+        if not self._opening:
+            return lines
+        return ["; ".join([*self._opening, *lines[:1]]), *lines[1:]]
 
     def _line_source(self, line: Line) -> str:
         if not isinstance(line, NativeSegment | ParallelBranches):

@@ -56,8 +56,7 @@ def find_slot_results(partition: Partition, layout: MemoryLayout) -> list[SlotRe
         for edge in _edges_inside(node):
             uses.setdefault(edge, []).append(position[node])
     receives = [node for node in graph.nodes if node.op.name in RECEIVING_OPS]
-    # The last tensor that each buffer of the arena holds: a later one could read it there.
-    last = {layout.blocks[t]: t for t in _by_position(graph, layout) if t in layout.blocks}
+    last = last_tensors(graph, layout)
     results = {i: layout.roots[t] for i, t in partition.fetches.items()}
     found: dict[Tensor, SlotResult] = {}
     for node in graph.nodes:
@@ -70,7 +69,7 @@ def find_slot_results(partition: Partition, layout: MemoryLayout) -> list[SlotRe
         is_result = results.get(str(layout.outside.get(tensor))) is tensor
         if (
             nbytes(layout.specs[tensor]) >= MIN_BYTES
-            and _writes_anywhere(tensor, layout)
+            and writes_anywhere(tensor, layout)
             and (is_result or last.get(layout.blocks.get(tensor, -1)) is tensor)
             and all([p for p in uses[e] if p > begin] == [position[node]] for e in edges)
         ):
@@ -86,6 +85,14 @@ def _edges_inside(node: Node) -> set[int]:
     return {edge for each in sending for edge in edges_of(each)}
 
 
+def last_tensors(graph: Graph, layout: MemoryLayout) -> dict[int, Tensor]:
+    """Return the last tensor that each buffer of the arena holds.
+
+    An earlier one has to be there, since a later one may be computed in its place.
+    """
+    return {layout.blocks[t]: t for t in _by_position(graph, layout) if t in layout.blocks}
+
+
 def _by_position(graph: Graph, layout: MemoryLayout) -> list[Tensor]:
     """Return all tensors in the order in which they are written."""
     position = {node: number for number, node in enumerate(graph.nodes)}
@@ -94,7 +101,7 @@ def _by_position(graph: Graph, layout: MemoryLayout) -> list[Tensor]:
     return [tensor for node in nodes for tensor in node.outputs]
 
 
-def _writes_anywhere(tensor: Tensor, layout: MemoryLayout) -> bool:
+def writes_anywhere(tensor: Tensor, layout: MemoryLayout) -> bool:
     """Return True if the op that makes a tensor may write it to any memory."""
     node = tensor.node
     if node.op.name in OUTSIDE_ARENA or node.op.alias or node.op.in_place:
@@ -102,4 +109,4 @@ def _writes_anywhere(tensor: Tensor, layout: MemoryLayout) -> bool:
     return node not in layout.body_layouts
 
 
-__all__ = ["MIN_BYTES", "SlotResult", "find_slot_results"]
+__all__ = ["MIN_BYTES", "SlotResult", "find_slot_results", "last_tensors", "writes_anywhere"]
