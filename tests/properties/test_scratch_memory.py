@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.kernels.gemm import native_product
 from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.ops.kernels.jit.denormals import is_x86
 from graphflow.runtime.memory.backend import CpuBackend
@@ -40,7 +40,10 @@ def _met_a_denormal() -> bool:
 
 
 def _fill_scratch_with_denormals() -> None:
-    kept = [*vars(scratch_memory._local).values(), getattr(gemm._thread_local, "memory", None)]
+    kept = [
+        *vars(scratch_memory._local).values(),
+        getattr(native_product._thread_local, "memory", None),
+    ]
     kept += [each._scratch for each in gc.get_objects() if isinstance(each, CpuBackend)]
     for memory in kept:
         if memory is not None:

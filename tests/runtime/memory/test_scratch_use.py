@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
-from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.kernels.gemm import native_product
 from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
@@ -103,7 +103,7 @@ def test_kernels_that_run_as_python_keep_what_is_predicted(case: Convolution, dt
     def run() -> None:
         program.compute(feeds, 1, 0)
         kept.extend(buffer.nbytes for buffer in scratch_memory._local.__dict__.values())
-        kept.append(max(0, getattr(gemm._thread_local, "nbytes", 0)))
+        kept.append(max(0, getattr(native_product._thread_local, "nbytes", 0)))
 
     thread = Thread(target=run)
     thread.start()
