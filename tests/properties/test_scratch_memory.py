@@ -32,7 +32,7 @@ def _clear_flags() -> None:
     assert ctypes.CDLL(None).fesetenv(default) == 0
 
 
-def _met_a_denormal() -> bool:
+def _has_met_denormal() -> bool:
     environment = (ctypes.c_uint8 * 64)()
     assert ctypes.CDLL(None).fegetenv(environment) == 0
     (register,) = np.frombuffer(environment, np.uint32, 1, _MXCSR_OFFSET)
@@ -66,7 +66,7 @@ def _check(
             _fill_scratch_with_denormals()
             _clear_flags()
             session.run(fetched, feeds)
-            assert not _met_a_denormal(), (shapes, dtype)
+            assert not _has_met_denormal(), (shapes, dtype)
 
 
 def test_the_register_shows_a_denormal_operand() -> None:
@@ -78,7 +78,7 @@ def test_the_register_shows_a_denormal_operand() -> None:
             session.run(y, {x: fed})
             _clear_flags()
             session.run(y, {x: fed})
-            assert _met_a_denormal() is met
+            assert _has_met_denormal() is met
 
 
 @pytest.mark.parametrize("seed", range(12))

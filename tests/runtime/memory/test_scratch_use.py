@@ -17,7 +17,7 @@ from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import memory_use
-from tests.runtime.programs import alone, compiled
+from tests.runtime.programs import alone, compile_program
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ class AskedBackend(CpuBackend):
 @settings(max_examples=80)
 def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threads: int) -> None:
     backend = AskedBackend(threads)
-    program = compiled(alone(*case.fetches()), backend=backend)
+    program = compile_program(alone(*case.fetches()), backend=backend)
     predicted, *asked = backend.asked
     assert predicted == program.memory.shared_scratch == max(asked, default=0)
     assert backend.shared_scratch(0).nbytes == predicted
@@ -118,7 +118,9 @@ def test_products_take_no_more_than_is_predicted(threads: int, sizes: tuple[int,
     x = gf.placeholder("float32", (rows, depth))
     w = gf.placeholder("float32", (depth, columns))
     backend = AskedBackend(threads)
-    compiled(alone(gf.nn.relu(x @ w + 1.0), gf.matmul(x, x, transpose_a=True)), backend=backend)
+    compile_program(
+        alone(gf.nn.relu(x @ w + 1.0), gf.matmul(x, x, transpose_a=True)), backend=backend
+    )
     predicted, *asked = backend.asked
     most = max(asked, default=0)
     assert most <= predicted <= 2 * most
@@ -128,7 +130,8 @@ def test_products_take_no_more_than_is_predicted(threads: int, sizes: tuple[int,
 def test_kernels_share_the_largest_scratch_memory() -> None:
     small, large = (Convolution(4, 32, 32, 1, (n, n), 3, 1, 1, 1).fetches() for n in (8, 20))
     alone_bytes, together = (
-        compiled(alone(*fetches)).memory.shared_scratch for fetches in (large, [*small, *large])
+        compile_program(alone(*fetches)).memory.shared_scratch
+        for fetches in (large, [*small, *large])
     )
     assert alone_bytes == together > 0
 
@@ -139,7 +142,7 @@ def test_plans_count_the_scratch_memory_of_each_thread() -> None:
     for threads in (1, 8):
         (peak,) = gf.plan(fetches, gf.Cluster.here(["cpu:0"], threads=threads)).peak_memory.values()
         peaks.append(peak)
-        program = compiled(alone(*fetches), backend=CpuBackend(threads))
+        program = compile_program(alone(*fetches), backend=CpuBackend(threads))
         assert peak == pytest.approx(program.peak, rel=1e-4)
     assert peaks[1] > peaks[0] + (5 << 20)
 
@@ -156,7 +159,7 @@ def test_a_step_whose_scratch_memory_does_not_fit_is_refused() -> None:
     x = gf.placeholder("float32", (16, 64, 32, 32))
     w = gf.variable(np.ones((64, 64, 3, 3), "float32"))
     y = gf.nn.conv2d(x, w, padding=1)
-    use = compiled(alone(y), backend=CpuBackend(2)).memory
+    use = compile_program(alone(y), backend=CpuBackend(2)).memory
     short, feeds = use.peak - use.scratch // 2, {x: np.ones(x.shape, "float32")}
     with gf.Session(cpus(short)) as s, pytest.raises(gf.errors.MemoryLimitError):
         s.run(y, feeds)
