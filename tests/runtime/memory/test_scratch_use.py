@@ -93,7 +93,7 @@ def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threa
 @settings(max_examples=60)
 def test_kernels_that_run_as_python_keep_what_is_predicted(case: Convolution, dtype: str) -> None:
     part = alone(*case.fetches(dtype))
-    program = compiled(part)
+    program = compile_program(part)
     feeds = {
         part.graph.names[n]: np.ones(n.outputs[0].spec.shape, dtype)  # type: ignore[arg-type]
         for n in part.graph.of_op("placeholder")
